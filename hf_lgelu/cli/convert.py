@@ -32,13 +32,13 @@ from hf_lgelu.export.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.comparison import require_same_model
+from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
-from hf_lgelu.refit.target_gates import read_target
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.wording import summarize
 

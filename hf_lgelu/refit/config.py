@@ -1,22 +1,105 @@
-"""What a conversion is asked for. Nothing here imports torch: the command reads it before any library loads.
+"""What a conversion may be asked for: the targets, the rungs of its ladder, and its options.
 
-| effort | what is changed |
-|---|---|
-| refit | the maps behind the gates, by ridge |
-| place | before that, each ReLU's kink and slope, and in a wider network what the units added are for |
-| distill | at last all blocks together, by Adam on the whole network's outputs |
+Nothing here imports torch: the command reads it before any library loads.
 """
 
 import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
-from hf_lgelu.refit.target_gates import TargetGate, read_target
 
-Effort = Literal["refit", "place", "distill"]
-EFFORTS: tuple[Effort, ...] = get_args(Effort)
+@dataclass(frozen=True)
+class TargetGate:
+    """A gate by its name in transformers.
+
+    Args:
+        name: a key of ACT2FN.
+        title: what it is called.
+        formula: what it computes.
+        can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
+            it must be ReLU up to what is linear, and have no upper end.
+        slope: below 0, of a LeakyReLU that is another than transformers' own.
+    """
+
+    name: str
+    title: str
+    formula: str
+    can_be_placed: bool = False
+    slope: float | None = None
+
+
+TARGETS = {
+    gate.name: gate
+    for gate in (
+        TargetGate("relu", "ReLU", "max(z, 0)", can_be_placed=True),
+        TargetGate("relu6", "ReLU6", "min(max(z, 0), 6)"),
+        TargetGate("leaky_relu", "LeakyReLU", "max(z, 0) + 0.01·min(z, 0)"),
+        TargetGate("hardswish", "HardSwish", "z·min(max(z + 3, 0), 6)/6"),
+        TargetGate("relu2", "squared ReLU", "max(z, 0)²"),
+    )
+}
+
+
+def read_target(name: str) -> TargetGate:
+    """The row of TARGETS, or LeakyReLU with another slope: "leaky_relu:0.1".
+
+    Raises ValueError where there is none of that name.
+    """
+    if name in TARGETS:
+        return TARGETS[name]
+    kind, _, given = str(name).partition(":")
+    try:
+        slope = float(given)
+    except ValueError:
+        slope = math.nan
+    if kind == "leaky_relu" and 0 <= slope < 1:
+        title = f"LeakyReLU({slope:g})" + ("" if slope else " = ReLU")
+        return TargetGate("leaky_relu", title, f"max(z, 0) + {slope:g}·min(z, 0)", slope=slope)
+    raise ValueError(
+        f"target must be one of {', '.join(TARGETS)}, or leaky_relu:SLOPE with a slope from 0 to below 1, got {name!r}"
+    )
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A step of the ladder that a conversion climbs.
+
+    Args:
+        effort: its word among the options.
+        change: what it changes.
+        made_by: "module:class" whose `make` gives its network, loaded when the rung is tried.
+        usual_time: what it took on the networks that it was tried on, as a multiple of the refit's time.
+        moves_kinks: whether it needs a target whose kinks can be placed.
+        takes_steps: whether it takes steps from the nearest network so far, where others make all layers anew.
+    """
+
+    effort: str
+    change: str
+    made_by: str
+    usual_time: float = 1.0
+    moves_kinks: bool = False
+    takes_steps: bool = False
+
+
+RUNGS = {
+    rung.effort: rung
+    for rung in (
+        Rung("refit", "the maps behind the gates, by ridge", "hf_lgelu.refit.layerwise:Refit"),
+        Rung(
+            "place", "before that, each ReLU's kink and slope, and in a wider network what the units added are for",
+            "hf_lgelu.refit.place:Place", usual_time=1.3, moves_kinks=True,
+        ),
+        Rung(
+            "distill", "at last all blocks together, by Adam on the whole network's outputs",
+            "hf_lgelu.refit.distill:Distill", usual_time=4.0, takes_steps=True,
+        ),
+    )
+}  # fmt: skip
+"""In the order in which they are tried."""
+
+EFFORTS = tuple(RUNGS)
 
 FAR_KL = 0.1
 """Nats of mean KL to the original beyond which a result is called far from the original."""
@@ -78,7 +161,7 @@ class ConversionConfig:
     ('refit', 'place')
     """
 
-    effort: Effort | None = None
+    effort: str | None = None
     width: float = 1.0
     target: str = "relu"
     keep: int | Sequence[str] = ()
@@ -133,18 +216,18 @@ class ConversionConfig:
         return read_target(self.target)
 
     @property
-    def highest(self) -> Effort:
+    def highest(self) -> str:
         """The last rung that may be tried: with a tolerance alone, as far as needed."""
         if self.effort is not None:
             return self.effort
         return EFFORTS[0] if self.tolerance is None else EFFORTS[-1]
 
     @property
-    def rungs(self) -> tuple[Effort, ...]:
+    def rungs(self) -> tuple[str, ...]:
         """What is tried one after the other where there are samples enough."""
         highest = "place" if self.width > 1 and self.highest == "refit" else self.highest
         up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
-        return tuple(effort for effort in up_to_highest if effort != "place" or self.gate.can_be_placed)
+        return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON has them, functions by their names; a folder on this machine is left out."""

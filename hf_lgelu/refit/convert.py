@@ -21,10 +21,9 @@ from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit
-from hf_lgelu.refit.config import ConversionConfig, Effort
-from hf_lgelu.refit.distill import can_be_distilled
+from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
-from hf_lgelu.refit.ladder import build_rungs, climb, next_rung, possible_rungs
+from hf_lgelu.refit.ladder import build_rungs, can_take_steps, climb, next_rung, possible_rungs
 from hf_lgelu.refit.layerwise import Task
 from hf_lgelu.refit.plan import plan_exchange
 from hf_lgelu.refit.processes import known_processes
@@ -59,7 +58,7 @@ def convert_to_relu(
     model: nn.Module,
     data: Any,
     *,
-    effort: Effort | None = None,
+    effort: str | None = None,
     width: float | None = None,
     target: str | None = None,
     keep: int | Sequence[str] | None = None,
@@ -88,7 +87,7 @@ def convert_to_relu(
             than the others of their batch, where its outputs bear that.
         effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
         width: so many times the hidden units in every block; the larger, the nearer. 1 by default.
-        target: what the gates become, a row of `hf_lgelu.refit.target_gates.TARGETS`. "relu" by default.
+        target: what the gates become, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
         keep: names of gates that stay smooth, or how many. None by default.
         tolerance: distance to the original that is to be reached: rungs are climbed until it is.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
@@ -179,7 +178,7 @@ def require_convertible(model: nn.Module, config: ConversionConfig) -> None:
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     TemporaryRelu(model, kinds=config.kinds or SMOOTH_KINDS)  # raises where there is no gate
-    if config.highest == "distill" and not can_be_distilled(model):
+    if RUNGS[config.highest].takes_steps and not can_take_steps(model):
         raise ValueError(
             "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
             "(the result may be cast back), or stop at effort='place'"

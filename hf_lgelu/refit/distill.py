@@ -25,7 +25,6 @@ from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_examp
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
-from hf_lgelu.refit.config import Effort
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened
@@ -45,8 +44,7 @@ _CHOSEN_ON_THEM = 2.0  # standard errors for a network that was chosen on the sa
 class Distill:
     """The rung that moves all blocks of the nearest student together."""
 
-    effort: Effort = "distill"
-    usual_time = 4.0
+    effort = "distill"
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -72,11 +70,6 @@ class Distill:
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps, standard_errors=_CHOSEN_ON_THEM)
-
-
-def can_be_distilled(model: nn.Module) -> bool:
-    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
-    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
 def distill(

@@ -11,6 +11,7 @@ moves far away it says yes, and what is reported and bounded is the mean.
 """
 
 import math
+import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,38 +19,43 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from hf_lgelu.refit.config import EFFORTS, ConversionConfig, Effort
-from hf_lgelu.refit.distill import Distill, can_be_distilled
+from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
-from hf_lgelu.refit.layerwise import OutOfTimeError, Place, Refit, Student, Task
+from hf_lgelu.refit.layerwise import OutOfTimeError, Refit, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 
-RUNGS: dict[Effort, type[Refit] | type[Distill]] = {"refit": Refit, "place": Place, "distill": Distill}
-"""A new rung is a class as these are, a row here, and its word in `config.Effort`."""
+
+def can_take_steps(model: nn.Module) -> bool:
+    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
+    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
-def possible_rungs(task: Task) -> list[Effort]:
+def possible_rungs(task: Task) -> list[str]:
     """All rungs that the model can take and there are samples for."""
     if not task.folds.held_out_samples or len(task.folds.folds) == 1:
-        return ["refit"]
-    possible = {"place": task.config.gate.can_be_placed, "distill": can_be_distilled(task.model)}
-    return [effort for effort in EFFORTS if possible.get(effort, True)]
+        return [EFFORTS[0]]
+    can_be_placed, steps = task.config.gate.can_be_placed, can_take_steps(task.model)
+    return [
+        rung.effort
+        for rung in RUNGS.values()
+        if (can_be_placed or not rung.moves_kinks) and (steps or not rung.takes_steps)
+    ]
 
 
-def build_rungs(task: Task) -> list[Refit | Distill]:
+def build_rungs(task: Task) -> list[Refit]:
     """The rungs that were asked for. Raises ValueError where there are no samples for them."""
     asked = task.config.rungs
-    if len(asked) > 1 and possible_rungs(task) == ["refit"]:
+    if len(asked) > 1 and len(possible_rungs(task)) == 1:
         raise ValueError(
             f"more than the refit (effort={asked[-1]!r}) is only done where inputs can be held out for it: give "
             f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
         )
-    return [RUNGS[effort](task) for effort in asked]
+    return [pkgutil.resolve_name(RUNGS[effort].made_by)(task) for effort in asked]
 
 
 def climb(
-    rungs: Sequence[Refit | Distill], config: ConversionConfig, original: nn.Module
+    rungs: Sequence[Refit], config: ConversionConfig, original: nn.Module
 ) -> tuple[Student, tuple[StepTaken, ...]]:
     """The nearest student, and what each rung came to.
 
@@ -68,7 +74,7 @@ def climb(
             left, first = main_decides((deadline - begun, steps[0].seconds))
             if left <= 0:
                 break
-            if rung.effort != "distill" and first > left:
+            if first > left and not RUNGS[rung.effort].takes_steps:
                 continue
         try:
             student = rung.make(best, deadline if steps else math.inf)
@@ -94,7 +100,7 @@ def climb(
     return best, tuple(steps)
 
 
-def next_rung(steps: Sequence[StepTaken], possible: Sequence[Effort]) -> tuple[Effort, float] | None:
+def next_rung(steps: Sequence[StepTaken], possible: Sequence[str]) -> tuple[str, float] | None:
     """The first possible rung above those taken, and the seconds that it may take by what these took; None at the top.
 
     >>> next_rung([StepTaken("refit", 0.1, True, 10.0)], ("refit", "place"))

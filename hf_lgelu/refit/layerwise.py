@@ -16,20 +16,18 @@ from dataclasses import dataclass
 from torch import nn
 from tqdm.auto import tqdm
 
-from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
-from hf_lgelu.refit.config import ConversionConfig, Effort
+from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.layers import Layer, Layers, find_layers
+from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.plan import Plan
-from hf_lgelu.refit.preparation import Preparation
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, Evaluation, LayerRefit
@@ -37,7 +35,7 @@ from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
-from hf_lgelu.refit.widen import Room, make_room
+from hf_lgelu.refit.widen import Room
 
 
 class OutOfTimeError(Exception):
@@ -80,7 +78,7 @@ class Student:
     written. `standard_errors`: by so many of them it has to be nearer there than another student to be kept.
     """
 
-    effort: Effort
+    effort: str
     model: nn.Module
     layers: tuple[LayerRefit, ...]
     held_out: Evaluation | None
@@ -92,13 +90,9 @@ class Student:
 
 
 class Refit:
-    """The maps behind the gates, fitted layer after layer.
+    """The maps behind the gates, fitted layer after layer."""
 
-    `usual_time` is what the rung took on the networks that it was tried on, as a multiple of the refit's time.
-    """
-
-    effort: Effort = "refit"
-    usual_time = 1.0
+    effort = "refit"
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -121,16 +115,15 @@ class Refit:
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(student)]
         forget_checkpoint(student)
 
-        carrier = Carrier(programs, student, task.folds, gate_maps_change=self.effort == "place")
+        carrier = Carrier(programs, student, task.folds, gate_maps_change=RUNGS[self.effort].moves_kinks)
         program, found, names = carrier.trace.program, carrier.layers, carrier.site_names
         _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
-        preparation = self._preparation(room, programs, program, found)
+        self.prepare(programs, program, found)
         work = task.work.rung(self.effort)
         bar = tqdm(total=len(found.layers) * carrier.steps_per_layer, desc=self.effort, disable=not task.progress)
         done = [*_without_refit(found, names)]
         with carrier, bar:
-            if preparation is not None:
-                preparation.begin(student)
+            self.write_first(student)
             work.begin(student)
             for index, layer in enumerate(found.layers):
                 if deadline < math.inf and main_decides(time.perf_counter() > deadline):
@@ -147,8 +140,7 @@ class Refit:
                 fit = _fitted(layer, moments)
                 total = functools.reduce(operator.add, moments)
                 write_refit(student, program, layer, fit, total)
-                if preparation is not None:
-                    preparation.behind_layer(student, index)
+                self.write_behind(student, index)
                 done.append(_described(layer, fit, total, names, carrier.note(index)))
                 work.save(index, student, done[-1])
                 bar.update()
@@ -160,38 +152,14 @@ class Refit:
             self.effort, student, tuple(done), *task.compare(student), tuple(changes), room.share, tuple(moved)
         )
 
-    def _preparation(self, room: Room, programs: Programs, program: Program, found: Layers) -> Preparation | None:
-        return None
+    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+        """Find what the rung writes into the student beside the refits: here nothing."""
 
+    def write_first(self, student: nn.Module) -> None:
+        """Write what waits for no refit."""
 
-class Place(Refit):
-    """The same behind ReLUs whose slopes and kinks are fitted first, in blocks that may have more units."""
-
-    effort: Effort = "place"
-    usual_time = 1.3
-
-    def __init__(self, task: Task) -> None:
-        """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
-        super().__init__(task)
-        if task.config.width > 1:
-            _ = self.room  # known before the work
-
-    @functools.cached_property
-    def room(self) -> Room:
-        task, width = self.task, self.task.config.width
-        with evaluation_mode(task.model):
-            program, sites = task.programs.of(task.folds.first), task.programs.sites
-            found = find_layers(program, task.model, sites)
-            try:
-                return make_room(task.model, program, found.layers, len(sites), width)
-            except UnsupportedConfigError as error:
-                keep = task.plan.keep
-                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
-                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
-                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
-
-    def _preparation(self, room: Room, programs: Programs, program: Program, found: Layers) -> Preparation:
-        return Preparation(room.model, programs.sites, self.task.folds, program, found, room.extra)
+    def write_behind(self, student: nn.Module, index: int) -> None:
+        """Write what waited for the refit of a layer."""
 
 
 def _require_layers(model_class: str, found: Layers, allow_unrefitted: bool) -> None:

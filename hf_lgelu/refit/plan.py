@@ -13,10 +13,9 @@ from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.record import describe_sites, forget_sites, remember_sites
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu, put_relu
-from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig
+from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_costs import swap_costs
-from hf_lgelu.refit.target_gates import TargetGate
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hf_lgelu.formats import finite_or_none, significant
-from hf_lgelu.refit.config import Effort
 
 REPORT_FILE = "report.json"
 """Beside a converted checkpoint."""
@@ -163,7 +162,7 @@ class StepTaken:
             one that scores better.
     """
 
-    effort: Effort
+    effort: str
     distance: float | None
     is_kept: bool
     seconds: float

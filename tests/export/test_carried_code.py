@@ -12,8 +12,8 @@ from hf_lgelu.export.hub.loading import attach_model_code
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.surgery import replace_activations
+from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.plan import substitute_gates
-from hf_lgelu.refit.target_gates import read_target
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from hf_lgelu.export.int8.compare import compare_files
 from hf_lgelu.export.int8.quantize import products_saturate
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.refit.target_gates import TARGETS
+from hf_lgelu.refit.config import TARGETS
 
 GENERATOR = np.random.default_rng(0)
 WEIGHTS = [GENERATOR.normal(size=(6, 8)), GENERATOR.normal(size=(8, 4))]

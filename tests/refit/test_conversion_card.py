@@ -10,8 +10,8 @@ from report_by_hand import REPORT
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, stated_licence, write_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit.config import TARGETS
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.target_gates import TARGETS
 
 PROVENANCE = Provenance(
     model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,

@@ -18,11 +18,10 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.batches import read_batches
-from hf_lgelu.refit.config import EFFORTS, ConversionConfig
+from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb
 from hf_lgelu.refit.layerwise import OutOfTimeError
-from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.widen import make_room
 
 
@@ -159,7 +158,7 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
     inputs, saved, rooms = tokens(120), [], []
     make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
-    monkeypatch.setattr("hf_lgelu.refit.layerwise.make_room", make)
+    monkeypatch.setattr("hf_lgelu.refit.place.make_room", make)
     for build in (llama, bert):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())

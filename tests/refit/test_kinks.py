@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from hf_lgelu.refit.kinks import Kinks, PlacementSums, first_of, fit_kinks, knots
-from hf_lgelu.refit.preparation import share_out
+from hf_lgelu.refit.place import share_out
 
 
 def drawn(channels=3, count=500, seed=2):

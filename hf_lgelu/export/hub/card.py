@@ -31,9 +31,9 @@ from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.hardening import gate_names, mean_of_several, smallest_by_site
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
+from hf_lgelu.refit.config import TARGETS
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
 from hf_lgelu.refit.report import ConversionReport, evaluations
-from hf_lgelu.refit.target_gates import TARGETS
 from hf_lgelu.refit.wording import gates_in_words, how_far, what_was_done
 
 logger = logging.get_logger(__name__)

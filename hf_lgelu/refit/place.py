@@ -1,4 +1,4 @@
-"""What is written into the converted network beside the refits: kinks, slopes, and what the units added are for.
+"""The rung that writes more than refits: kinks, slopes, and what the units added to each block are for.
 
 The units that the budget adds to a block are of two kinds. Some are always on (always_on.py) and carry what is linear,
 at most as many as the block has inputs. Others are copies of a unit with a kink of their own, since K ReLUs leave less
@@ -7,6 +7,7 @@ inputs: of a unit always on that is a squared singular value, of a copy what the
 times the square of the unit's column behind it, as if channels were off independently of each other.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,16 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.models.config_keys import UnsupportedConfigError
+from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
-from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
-from hf_lgelu.refit.layers import Layers
+from hf_lgelu.refit.layers import Layers, find_layers
+from hf_lgelu.refit.layerwise import Refit, Task
 from hf_lgelu.refit.placement import GateUnit, find_gate_units, gather_placements, write_placement
-from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import add_constant, oriented
-from hf_lgelu.refit.widen import Block, find_blocks
+from hf_lgelu.refit.widen import Block, Room, find_blocks, make_room
 
 
 class Copies(NamedTuple):
@@ -96,19 +98,39 @@ def write_copies(
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype)
 
 
-class Preparation:
-    """Writes all this into the converted network beside its refits, each gate when its turn has come.
+class Place(Refit):
+    """The same behind ReLUs whose slopes and kinks are fitted first, in blocks that may have more units.
 
     A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
     """
 
-    def __init__(
-        self, original: nn.Module, sites: Sequence[ActivationSite], folds: Folds, program: Program, found: Layers,
-        extra: int,
-    ) -> None:  # fmt: skip
-        """`original` has room for `extra` units in each block; `program` and `found` are of its trace."""
+    effort = "place"
+
+    def __init__(self, task: Task) -> None:
+        """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
+        super().__init__(task)
+        if task.config.width > 1:
+            _ = self.room  # known before the work
+
+    @functools.cached_property
+    def room(self) -> Room:
+        task, width = self.task, self.task.config.width
+        with evaluation_mode(task.model):
+            program, sites = task.programs.of(task.folds.first), task.programs.sites
+            found = find_layers(program, task.model, sites)
+            try:
+                return make_room(task.model, program, found.layers, len(sites), width)
+            except UnsupportedConfigError as error:
+                keep = task.plan.keep
+                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
+                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
+                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+
+    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+        """Find slopes and kinks of all gates, and what the units added are for."""
+        original, sites, extra = programs.model, programs.sites, self.room.extra
         every = find_gate_units(program)
-        directions = find_directions(original, every, folds)
+        directions = find_directions(original, every, self.task.folds)
         units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
         blocks = find_blocks(program, found.layers, units) if extra else []
         wide = {block.unit.site for block in blocks}
@@ -119,8 +141,8 @@ class Preparation:
                 "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
                 "direction that is the same for all. Use width=1"
             )
-        sums = gather_placements(original, sites, units, folds)
-        self._extra, self._inputs = extra, gather_inputs(original, [block.unit for block in blocks], folds.spread)
+        sums = gather_placements(original, sites, units, self.task.folds)
+        self._inputs = gather_inputs(original, [block.unit for block in blocks], self.task.folds.spread)
         self._blocks = {block.unit.site: block for block in blocks}
         self._shares: dict[int, Shares] = {}
         self._sizes: dict[int, float] = {}
@@ -141,35 +163,39 @@ class Preparation:
             nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
             self._waiting[index] = {unit.site for unit in units if unit.before.node in nodes}
 
-    def begin(self, converted: nn.Module) -> None:
+    def write_first(self, student: nn.Module) -> None:
         """Write what waits for no refit."""
-        self._write(converted, self._units.keys() - set().union(*self._waiting.values()))
+        self._write(student, self._units.keys() - set().union(*self._waiting.values()))
 
-    def behind_layer(self, converted: nn.Module, index: int) -> None:
+    def write_behind(self, student: nn.Module, index: int) -> None:
         """Write what waited for the refit of a layer."""
-        self._write(converted, self._waiting[index])
+        self._write(student, self._waiting[index])
 
     def _most_kinks(self, site: int) -> int:
         """More of one channel there hardly are: twice what the copies would be, were they spread evenly."""
-        even = self._extra / (self._blocks[site].width - self._extra)
+        even = self.room.extra / (self._blocks[site].width - self.room.extra)
         return min(MOST_KINKS, 2 + math.ceil(2 * even))
 
     def _shared_out(self, original: nn.Module, site: int, fits: Sequence[Kinks], sums: PlacementSums) -> Shares:
         block = self._blocks[site]
         columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
         alone = first_of(fits, torch.ones(len(columns), dtype=torch.long))
-        linear = linear_part(original, block, alone, self._inputs[site], block.width - self._extra)
-        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self._extra)
+        linear = linear_part(original, block, alone, self._inputs[site], block.width - self.room.extra)
+        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self.room.extra)
 
-    def _write(self, converted: nn.Module, due: set[int]) -> None:
+    def _write(self, student: nn.Module, due: set[int]) -> None:
         for site in sorted(due):
             placement, direction = self._placements[site], self._directions.get(site)
             if site in self._blocks:
-                block, shares, width = self._blocks[site], self._shares[site], self._blocks[site].width - self._extra
+                block, shares, width = (
+                    self._blocks[site],
+                    self._shares[site],
+                    self._blocks[site].width - self.room.extra,
+                )
                 count, inputs, size = shares.always_on, self._inputs[site], self._sizes[site]
-                write_always_on(converted, block, placement, inputs, width, count, size, direction)
-                write_copies(converted, block, shares.copies, width + count, direction)
-            write_placement(converted, self._units[site], placement, direction)
+                write_always_on(student, block, placement, inputs, width, count, size, direction)
+                write_copies(student, block, shares.copies, width + count, direction)
+            write_placement(student, self._units[site], placement, direction)
 
 
 def _basis(unit: GateUnit, has_room: bool) -> Basis:
