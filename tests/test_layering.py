@@ -96,7 +96,6 @@ LISTED = {
     "extras",
     "formats",
     "models.checkpoint",  # loading and saving with the processor's files
-    "models.comparison",
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
     "models.surgery",  # the granularities, for a command line

@@ -19,11 +19,10 @@ from hf_lgelu.cli.given_checkpoint import (
 from hf_lgelu.cli.inputs.chosen import evaluation_set
 from hf_lgelu.cli.inputs.dataset_inputs import why_not_read
 from hf_lgelu.cli.inputs.input_set import InputSet
-from hf_lgelu.models.comparison import compare_models
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_hardness, swap_errors
-from hf_lgelu.models.outputs import task_outputs
+from hf_lgelu.models.outputs import compare_models, task_outputs
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words

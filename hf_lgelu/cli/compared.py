@@ -30,7 +30,7 @@ def compare(
     """
     read = inputs.batches("evaluation", progress=progress, **({} if batch_size is None else {"batch_size": batch_size}))
     batches = cut_batches(read_batches(read), batch_size)
-    found = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), batches, outputs)
+    found, _ = evaluate_conversion(network, other, TemporaryRelu(network, kinds=SMOOTH_KINDS), batches, outputs)
     if found is None:
         raise ValueError(f"{inputs.description} holds no rows to evaluate on")
     return found

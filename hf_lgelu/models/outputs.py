@@ -1,13 +1,20 @@
-"""What counts of a model's outputs and of a batch: what the task reads, labels, and positions that are no padding."""
+"""The outputs of a model that count, their positions that are no padding, and the comparison of two models by them."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hf_lgelu.formats import percent
+from hf_lgelu.models.example_run import Inputs, run_example
 
 IGNORED_LABEL = -100
 """The label of what nothing predicts, and what the labels of sequences are padded with: cross entropy ignores it."""
@@ -20,7 +27,7 @@ _READ = (
     *("logits_per_image", "logits_per_text", "text_embeds", "image_embeds", "sentence_embedding", "embeddings"),
     *("predicted_depth", "reconstruction", "prediction_outputs", "spectrogram", "waveform", "audio_values"),
 )
-_BESIDE = frozenset(
+_NOT_READ = frozenset(
     (
         *("loss", "hidden_states", "attentions", "cross_attentions", "past_key_values", "cache_params", "aux_loss"),
         *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "decoder_hidden_states"),
@@ -32,17 +39,17 @@ _BESIDE = frozenset(
 def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
     """The floating-point tensors of an output that count, by name; the first is the one that is compared closest.
 
-    Of an output with names (a mapping) those that a task reads, and where it has none of these, all but hidden states,
-    attentions, caches and losses. Of a tensor that tensor, "" by name; of a tuple or list all, "0", "1" and so on;
-    deeper ones are "name.0".
+    Of an output with names, those that a task reads; where there is none of these, all but hidden states, attentions,
+    caches and losses. Of a tensor that tensor, named ""; of a tuple or list all, named "0", "1" and so on. A tensor
+    deeper inside is "name.0".
 
     Args:
         output: what a model gave.
-        names: count these instead, and what is in them.
+        names: of the outputs that count instead, with all that is inside them.
 
-    Raises ValueError where a name is not there, or none is given.
+    Raises ValueError where the output has not all of `names`, or `names` is empty.
     """
-    found = dict(_named(output, ""))
+    found = _floating(output)
     if names is not None:
         if not names:
             raise ValueError("outputs names no output that counts; leave it out for those that the task reads")
@@ -57,22 +64,18 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     if not isinstance(output, Mapping):
         return found
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
-    return read or _not_beside(found)
+    return read or {given: value for given, value in found.items() if not _is_inner(given)}
 
 
 def uncounted_outputs(output: Any) -> dict[str, Tensor]:
-    """Those that `task_outputs` leaves out though nothing says that they are on the way to others.
+    """The outputs that `task_outputs` leaves out though a task may read them.
 
-    That is known of hidden states, attentions, caches and losses, and of all that transformers itself names beside.
+    No task reads hidden states, attentions, caches and losses, nor what else transformers' own outputs hold.
     """
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
     counted = task_outputs(output)
-    return {given: value for given, value in _not_beside(dict(_named(output, ""))).items() if given not in counted}
-
-
-def _not_beside(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {given: value for given, value in found.items() if given.partition(".")[0] not in _BESIDE}
+    return {given: value for given, value in _floating(output).items() if given not in counted and not _is_inner(given)}
 
 
 def are_class_scores(name: str) -> bool:
@@ -108,20 +111,27 @@ def _is_in(given: str, name: str) -> bool:
     return given == name or given.startswith(f"{name}.")
 
 
-def _named(output: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
+def _is_inner(given: str) -> bool:
+    return given.partition(".")[0] in _NOT_READ
+
+
+def _floating(output: Any) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named_tensors(output) if tensor.is_floating_point()}
+
+
+def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output with its name, in order: "logits", or "0.1" of tuples in tuples."""
+    entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(output, Tensor):
-        if output.is_floating_point():
-            yield prefix, output
-        return
-    entries: Iterable[tuple[Any, Any]]
-    if isinstance(output, Mapping):
+        yield name, output
+    elif isinstance(output, Mapping):
         entries = output.items()
     elif isinstance(output, list | tuple):
         entries = enumerate(output)
-    else:
-        return
-    for name, value in entries:
-        yield from _named(value, f"{prefix}.{name}" if prefix else str(name))
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        entries = [(part.name, getattr(output, part.name, None)) for part in dataclasses.fields(output)]
+    for inner, value in entries:
+        yield from named_tensors(value, f"{name}.{inner}" if name else str(inner))
 
 
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
@@ -213,3 +223,290 @@ def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
     steps = mask.shape[1]
     last = (torch.arange(1, frames + 1, device=mask.device) * steps - 1) // frames
     return mask[:, last].bool()
+
+
+# What rounding may change in an output, relative to the largest.
+_ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+_OFF_ONE = 0.01  # shares that were rounded to bfloat16 add up to one as nearly
+_TOO_MANY_BY_CHANCE = 32  # scores that all lie between 0 and 1
+_VARIES = 1e-9  # of the squares of an output, the least share that its mean does not explain
+_NUMBERS_AT_ONCE = 2**21  # are compared in float64
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """How far the first output of one model (not the loss) is from another's.
+
+    `rows` is the number of predictions (all axes but that of the classes, the last, of maps (N, C, H, W) axis 1) and
+    `unchanged_predictions` the share of them that stay, None where a row has a single score, for no class is the
+    largest of one; `largest_output` the largest finite absolute value of the first model's. An infinity that both have
+    at one place is no change.
+    """
+
+    max_change: float
+    largest_output: float
+    unchanged_predictions: float | None
+    rows: int
+
+    def __str__(self) -> str:
+        text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
+        if self.unchanged_predictions is None:
+            return f"{text}, on {self.rows} rows of one score"
+        return f"{text}, {percent(self.unchanged_predictions)} of {self.rows} predictions unchanged"
+
+
+class OutputComparison:
+    """How far one network's output is from another's on the same samples, added up over predictions.
+
+    A prediction is a row of numbers along the last axis (`classes_last`). Numbers are compared in float64, of large
+    outputs a few rows at a time. An infinity that both networks give at one place is no change.
+    """
+
+    def __init__(self) -> None:
+        self.rows = self._unchanged = self._rows_of_scores = 0
+        self.largest_change = self.largest_output = self._squares = 0.0
+        self._columns: dict[int, tuple[int, Tensor]] = {}  # {columns: (rows with as many, sum of each column)}
+        self._kls: list[float] = []  # of each sample, and so the errors
+        self._errors: list[float] = []
+
+    def add(
+        self, original: Tensor, changed: Tensor, counted: Tensor | None = None, *, are_scores: bool = False
+    ) -> "OutputComparison":
+        """This comparison, with a batch of outputs added.
+
+        Args:
+            original: (samples, ..., columns), of the network that counts as right.
+            changed: the same of the other network.
+            counted: (samples, ...), which predictions count; None for all.
+            are_scores: whether the columns are scores of classes of which one is right: then there is a KL.
+        """
+        samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
+        if counted is None:
+            rows = [samples.flatten(), original.reshape(-1, original.shape[-1]), changed.reshape(-1, changed.shape[-1])]
+        else:
+            rows = [samples[counted.cpu()], original[counted], changed[counted]]
+        kls, errors = torch.zeros(2, len(original), dtype=torch.float64)
+        size = max(1, _NUMBERS_AT_ONCE // original.shape[-1])
+        for owners, wanted, found in zip(*(part.split(size) for part in rows), strict=True):
+            if not len(owners):
+                continue
+            wanted, found = ((part.cpu() if part.device.type == "mps" else part).double() for part in (wanted, found))
+            change, finite = difference(found, wanted), wanted.nan_to_num(0.0, 0.0, 0.0)
+            self.rows += len(owners)
+            self._unchanged += int(same_classes(wanted, found).sum())
+            self.largest_change = _larger(self.largest_change, change.abs().max().item())
+            self.largest_output = max(self.largest_output, finite.abs().max().item())
+            self._squares += finite.square().sum().item()
+            self._add_columns(len(owners), finite.sum(0).cpu())
+            errors.index_add_(0, owners, change.square().sum(-1).cpu())
+            if are_scores:
+                self._rows_of_scores += len(owners)
+                kls.index_add_(0, owners, kl_terms(wanted, found).sum(-1).cpu())
+        self._kls += kls.tolist()
+        self._errors += errors.tolist()
+        return self
+
+    def merge(self, other: "OutputComparison") -> None:
+        """Add what another comparison holds: of the same networks in another process, or of another output."""
+        self.rows += other.rows
+        self._unchanged += other._unchanged
+        self._rows_of_scores += other._rows_of_scores
+        self.largest_change = _larger(self.largest_change, other.largest_change)
+        self.largest_output = max(self.largest_output, other.largest_output)
+        self._squares += other._squares
+        for count, total in other._columns.values():
+            self._add_columns(count, total)
+        self._kls += other._kls
+        self._errors += other._errors
+
+    def _add_columns(self, count: int, total: Tensor) -> None:
+        before, sum_before = self._columns.get(len(total), (0, torch.zeros_like(total)))
+        self._columns[len(total)] = before + count, sum_before + total
+
+    @property
+    def agreement(self) -> float:
+        """The share of predictions whose largest number stays where it is."""
+        return self._unchanged / self.rows
+
+    @property
+    def change(self) -> OutputChange:
+        """The largest change, and the share of predictions that stay."""
+        share = self.agreement if any(columns > 1 for columns in self._columns) else None
+        return OutputChange(self.largest_change, self.largest_output, share, self.rows)
+
+    @property
+    def kl(self) -> float | None:
+        """The mean over predictions of KL(original ‖ changed), in nats; None unless all rows are scores of classes."""
+        return sum(self._kls) / self.rows if self._are_scores else None
+
+    @property
+    def relative_error(self) -> float:
+        """Σ(changed − original)² / Σ(original − its mean)²: a share of squares, with a mean for each column.
+
+        The error of an output that does not vary, as of a single row, is relative to Σ original².
+        """
+        error = sum(self._errors)
+        varying = self._squares - sum((total.square().sum() / count).item() for count, total in self._columns.values())
+        scale = varying if varying > _VARIES * self._squares else self._squares
+        return error / scale if scale else float(error != 0)
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """How far each sample is: what the KL is the mean of, or without scores of classes the error the sum."""
+        return tuple(self._kls if self._are_scores else self._errors)
+
+    @property
+    def _are_scores(self) -> bool:
+        return self._rows_of_scores == self.rows
+
+
+def _larger(one: float, other: float) -> float:
+    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)  # max keeps what it has before a NaN
+
+
+def difference(output: Tensor, other: Tensor) -> Tensor:
+    """`output - other`; of the infinity that models give for classes that cannot be, 0 where both have the same."""
+    return torch.where(output == other, 0.0, output - other)
+
+
+def same_classes(output: Tensor, other: Tensor) -> Tensor:
+    """(...), in which rows of (..., classes) the same class has the largest score; in none with a NaN."""
+    return (output.argmax(-1) == other.argmax(-1)) & ~output.isnan().any(-1) & ~other.isnan().any(-1)
+
+
+def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
+    """p·log(p/q) of every class, (..., classes), from logits; a class that cannot be (p = 0) adds nothing."""
+    expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
+    terms = F.kl_div(given, expected, reduction="none", log_target=True)
+    return terms.masked_fill(expected == -math.inf, 0.0)
+
+
+def are_probabilities(output: Tensor) -> bool:
+    """Whether the numbers are what softmax or a sigmoid gives, of which another softmax would make nearly equal shares.
+
+    All lie between 0 and 1, and the rows add up to one, or there are 32 numbers or more: as scores, some would not.
+    """
+    if not has_classes(output) or not output.numel():
+        return False
+    first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
+    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in (first, output)):
+        return False
+    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
+    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
+
+
+def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
+    """An output with one column a class: the classes last, one number a sample as one column.
+
+    They are on `class_axis`; where that is not known, of maps (N, C, H, W) on axis 1, else on the last.
+    """
+    if output.ndim < 2:
+        return output.reshape(-1, 1)
+    usual = 1 if output.ndim > 3 else -1
+    return output.movedim(usual if class_axis is None else class_axis, -1)
+
+
+def has_classes(output: Tensor) -> bool:
+    """Whether it has several scores a row, the largest of which may be a class predicted."""
+    return output.ndim > 1 and output.shape[-1] > 1
+
+
+def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
+    """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
+
+    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
+    the outputs are empty or the first model's hold NaN.
+    """
+    before, after = outputs_of(model, inputs), outputs_of(other, inputs)
+    if not before or not after or before[0].shape != after[0].shape:
+        raise RuntimeError(
+            "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
+            f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
+        )
+    first, second = (classes_last(outputs[0].cpu()) for outputs in (before, after))
+    if not first.numel():
+        raise ValueError(
+            f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
+        )
+    if first.isnan().any():
+        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
+    return OutputComparison().add(first, second).change
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The floating-point tensors of a model's output, in order, with gradients and training mode off.
+
+    Without the loss, which stands first where the inputs hold labels: a scalar beside tensors of predictions, or what
+    the output names "loss".
+    """
+    return floating_outputs(run_example(model, inputs))
+
+
+def floating_outputs(output: Any) -> list[Tensor]:
+    """What `outputs_of` gives, of an output that is there."""
+    found = [tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"]
+    return [tensor for tensor in found if tensor.ndim > 0] or found
+
+
+def allowed_rounding(output: Tensor) -> float:
+    """How far rounding may move a number of this output, by its dtype and the largest finite one."""
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest_finite(output)
+
+
+def agree(
+    before: Sequence[Tensor], after: Sequence[Tensor], allowed: Callable[[Tensor], float] = allowed_rounding
+) -> bool:
+    """Whether tensors have the same shapes and the same numbers, but for what is allowed of each. NaN agrees with NaN,
+    an infinity with the same infinity."""
+    return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
+        torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True)
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+def largest_finite(tensor: Tensor) -> float:
+    """The largest absolute value among those that are finite; 0 where there is none."""
+    finite = tensor[tensor.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0
+
+
+def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
+    """Raise RuntimeError unless a saved and loaded model has the same tensors and gives the same outputs.
+
+    Tensors bit for bit; outputs up to rounding, since a kernel may sum in another order where memory is aligned
+    otherwise.
+    """
+    tensors, others = model.state_dict(), loaded.state_dict()
+    differing = [name for name in tensors.keys() & others.keys() if not _same(tensors[name], others[name])]
+    differing += sorted(tensors.keys() ^ others.keys())
+    retyped = [
+        name for name in differing if name in tensors and name in others and _is_retyped(tensors[name], others[name])
+    ]
+    if retyped:
+        name = min(retyped)
+        raise RuntimeError(
+            f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
+            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype, "
+            "but for tensors that its class keeps in float32. Give the model as from_pretrained(..., dtype=...) would, "
+            "or in float32"
+        )
+    if differing:
+        raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
+    before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)
+    if not before or [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        raise RuntimeError("the saved model, loaded again, gives no outputs, or some of other shapes")
+    for first, second in zip(before, after, strict=True):
+        if not agree([first], [second]):
+            raise RuntimeError(
+                "the saved model, loaded again, gives other outputs: largest difference "
+                f"{largest_finite(first - second):.3g}, where rounding explains {allowed_rounding(first):.3g}"
+            )
+
+
+def _same(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other.cpu())
+
+
+def _is_retyped(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype != other.dtype and tensor.shape == other.shape

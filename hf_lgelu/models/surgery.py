@@ -10,7 +10,6 @@ from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
-from hf_lgelu.models.comparison import allowed_rounding, outputs_of
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -24,6 +23,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, found_sites
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
+from hf_lgelu.models.outputs import agree, outputs_of
 from hf_lgelu.models.record import RECORD_KEY, describe_sites, forget_sites, plain_sites, remember_sites, without_guard
 from hf_lgelu.models.sites import (
     SELF_GATE_KINDS,
@@ -206,8 +206,7 @@ def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inp
         finally:
             for site in some:
                 site.module.inplace = True
-        pairs = zip(expected, found, strict=True)
-        return not all(torch.allclose(a, b, rtol=0, atol=allowed_rounding(a), equal_nan=True) for a, b in pairs)
+        return not agree(expected, found)
 
     if matters(in_place):
         names = [site.name for site in in_place if matters([site])] or [site.name for site in in_place]

@@ -142,7 +142,7 @@ def convert_to_relu(
             warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
         evaluation = None
         if second is not None:
-            evaluation = evaluate_conversion(model, best.model, plan.direct_swap(model), second, config.outputs)
+            evaluation, _ = evaluate_conversion(model, best.model, plan.direct_swap(model), second, config.outputs)
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: type(site.module).__name__ for site in plan.sites(model)},

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
+from hf_lgelu.models.outputs import kl_terms
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.batches import Batch
-from hf_lgelu.refit.compare import compared_outputs, in_order_of, kl_terms, units_at_once
+from hf_lgelu.refit.compare import compared_outputs, in_order_of, samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened
@@ -173,7 +174,7 @@ class _Distillation:
     ) -> None:
         """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
         together = partial(_Together.of, folds=folds)
-        most = main_decides(units_at_once(original, together(folds.together[-1]).load(), outputs))
+        most = main_decides(samples_at_once(original, together(folds.together[-1]).load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         # Of few rows a process may take for probabilities what another does not.
         some = next((batch for batch in self._batches if batch.weight), self._batches[0])

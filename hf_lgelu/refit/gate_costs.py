@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
-from hf_lgelu.refit.compare import Sums, add_sums, batch_sums, compared_outputs, evaluation_of, in_order_of
+from hf_lgelu.refit.compare import NetComparison, compared_outputs
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.samples import cut_batches
@@ -72,21 +73,17 @@ def swap_costs(
     """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     alone = [TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names]
-    found: list[Sums] = [{} for _ in names]
+    itself, *found = (NetComparison() for _ in range(len(names) + 1))
     for batch in batches:
         reference = compared_outputs(model, batch.inputs, outputs)
-        for number, swap in enumerate(alone):
+        itself.add(batch, reference, reference)
+        for swap, comparison in zip(alone, found, strict=True):
             with swap.applied():
-                given = in_order_of(reference, compared_outputs(model, batch.inputs, outputs))
-                sums = batch_sums([reference.tensors, reference.tensors, given.tensors], batch, model)
-            if sums["rows"]:
-                sums["logits"] = sums["rows"] * reference.are_logits
-                found[number] = add_sums(found[number], sums)
-    totals = [functools.reduce(add_sums, of_processes) for of_processes in zip(*each_has(found), strict=True)]
-    if not all(totals):
+                comparison.add(batch, reference, compared_outputs(model, batch.inputs, outputs))
+    itself, *found = (functools.reduce(operator.iadd, each) for each in zip(*each_has((itself, *found)), strict=True))
+    if not itself.rows:
         raise ValueError("no input has a prediction that is no padding; give others")
-    evaluations = list(map(evaluation_of, totals))
-    if not math.isfinite(evaluations[0].direct.distance):  # of the original to itself
+    if not math.isfinite(itself.change.distance):
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
-    costs = {name: evaluation.refitted.distance for name, evaluation in zip(names, evaluations, strict=True)}
+    costs = {name: comparison.change.distance for name, comparison in zip(names, found, strict=True)}
     return dict(sorted(costs.items(), key=lambda entry: -entry[1]))

@@ -21,7 +21,7 @@ from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.compare import conversion_sums, evaluation_of, unit_gaps
+from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.layers import Layer, Layers
@@ -66,8 +66,8 @@ class Task:
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         """Original, direct swap and student on the samples held out, and the student's distance on each of them."""
         batches = (batch.load() for batch in self.folds.held_out)
-        sums = conversion_sums(self.model, student, self.plan.direct_swap(self.model), batches, self.config.outputs)
-        return (None, ()) if sums is None else (evaluation_of(sums), unit_gaps(sums))
+        swap = self.plan.direct_swap(self.model)
+        return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
 
 
 @dataclass(frozen=True)

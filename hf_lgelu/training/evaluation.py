@@ -20,8 +20,15 @@ from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 from transformers.trainer_utils import default_compute_objective
 
-from hf_lgelu.models.comparison import classes_last, has_classes
-from hf_lgelu.models.outputs import IGNORED_LABEL, pad_tokens
+from hf_lgelu.models.outputs import (
+    IGNORED_LABEL,
+    classes_last,
+    difference,
+    has_classes,
+    named_tensors,
+    pad_tokens,
+    same_classes,
+)
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 
@@ -40,7 +47,7 @@ def compare_outputs(
     regression) or −100 (no label), each where it is predicted; of integers (generated tokens) it is the whole row, the
     shorter ones filled up with `padding`. One that holds NaN never stays the same.
     """
-    before, after = first_tensor(outputs), first_tensor(relu_outputs)
+    before, after = (next((tensor for _, tensor in named_tensors(given)), None) for given in (outputs, relu_outputs))
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
     rows = torch.zeros(batch_size, 5, dtype=torch.float32, device=device)
     rows[:, _LOSS] = float("nan") if loss is None else loss
@@ -48,49 +55,36 @@ def compare_outputs(
     rows[:, _LARGEST_CHANGE] = -1
     if before is None or after is None:
         return rows
+    counted = torch.empty(0, dtype=torch.bool)
     if not before.is_floating_point():
-        same, counted = _equal_rows(before, after, padding)
+        same = _equal_rows(before, after, padding)
+        counted = torch.ones_like(same)
     elif before.shape == after.shape:
         before, after = classes_last(before), classes_last(after)
-        same, counted = _equal_classes(before, after, labels)
-        rows[:, _LARGEST_CHANGE] = _by_sample(_changes(before, after, labels, counted), batch_size).amax(dim=1)
-    else:
-        return rows
+        change = difference(after.float(), before.float()).abs_().amax(-1)
+        same = counted
+        if has_classes(before):
+            same, counted = same_classes(before, after), torch.ones_like(change, dtype=torch.bool)
+            if isinstance(labels, Tensor) and labels.is_floating_point():
+                counted = torch.zeros_like(counted)
+            elif isinstance(labels, Tensor) and labels.shape == counted.shape:
+                counted = labels != IGNORED_LABEL
+                change = change.masked_fill(~counted, 0)
+        rows[:, _LARGEST_CHANGE] = _by_sample(change, batch_size).amax(dim=1)
     if counted.numel():
         rows[:, _UNCHANGED] = _by_sample(same & counted, batch_size).sum(dim=1)
         rows[:, _PREDICTIONS] = _by_sample(counted, batch_size).sum(dim=1)
     return rows
 
 
-def _equal_rows(before: Tensor, after: Tensor, padding: int | None) -> tuple[Tensor, Tensor]:
+def _equal_rows(before: Tensor, after: Tensor, padding: int | None) -> Tensor:
     if padding is not None and before.ndim == after.ndim == 2:  # each batch is as long as its own longest row
         length = max(before.shape[1], after.shape[1])
         before, after = (F.pad(rows, (0, length - rows.shape[1]), value=padding) for rows in (before, after))
     same = torch.full(before.shape[:1] or (1,), before.shape == after.shape, device=before.device)
     if before.shape == after.shape:
         same &= (before == after).reshape(len(same), -1).all(dim=1)
-    return same, torch.ones_like(same)
-
-
-def _equal_classes(before: Tensor, after: Tensor, labels: Any) -> tuple[Tensor, Tensor]:
-    """(which predictions stay the same, which count); both empty where no class is predicted."""
-    if not has_classes(before):
-        return torch.empty(0, dtype=torch.bool), torch.empty(0, dtype=torch.bool)
-    same = (before.argmax(-1) == after.argmax(-1)) & ~before.isnan().any(-1) & ~after.isnan().any(-1)
-    counted = torch.ones_like(same)
-    if isinstance(labels, Tensor) and labels.is_floating_point():
-        counted = torch.zeros_like(same)
-    elif isinstance(labels, Tensor) and labels.shape == same.shape:
-        counted = labels != IGNORED_LABEL
-    return same, counted
-
-
-def _changes(before: Tensor, after: Tensor, labels: Any, counted: Tensor) -> Tensor:
-    change = (before.float() - after.float()).abs_()
-    change.masked_fill_(before == after, 0)  # both are the -inf of a masked class: the difference is NaN
-    if isinstance(labels, Tensor) and not labels.is_floating_point() and labels.shape == counted.shape:
-        change.masked_fill_(~counted.unsqueeze(-1), 0)
-    return change
+    return same
 
 
 def _by_sample(values: Tensor, batch_size: int) -> Tensor:
@@ -169,17 +163,6 @@ def padding_token(processing_class: Any, model: nn.Module) -> int | None:
     """What generated rows are padded with."""
     found = getattr(processing_class, "pad_token_id", None)
     return pad_tokens(model).get("decoder_input_ids") if found is None else found
-
-
-def first_tensor(outputs: Any) -> Tensor | None:
-    """The logits proper: a model with several outputs has them first. None where there is no tensor at all."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    if isinstance(outputs, Mapping):
-        outputs = tuple(outputs.values())
-    if not isinstance(outputs, tuple | list):
-        return None
-    return next((found for found in map(first_tensor, outputs) if found is not None), None)
 
 
 def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from hf_lgelu.export.hub.card import (
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.export.hub.push import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
-from hf_lgelu.models.comparison import OutputChange
+from hf_lgelu.models.outputs import OutputChange
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"

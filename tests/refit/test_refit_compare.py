@@ -1,6 +1,5 @@
 """What of an output is a prediction, what its classes are, and which of them have scores."""
 
-import functools
 import math
 import types
 
@@ -12,21 +11,10 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.outputs import OutputComparison
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.batches import Batch, read_batches
-from hf_lgelu.refit.compare import (
-    Compared,
-    add_sums,
-    batch_sums,
-    change_sums,
-    compared_outputs,
-    conversion_sums,
-    evaluation_of,
-    in_order_of,
-    metric_sums,
-    metric_values,
-    unit_gaps,
-)
+from hf_lgelu.refit.compare import Compared, NetComparison, Score, compared_outputs, evaluate_conversion, in_order_of
 from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
 
@@ -83,19 +71,24 @@ def test_classes_of_maps_are_their_channels():
 def test_which_labels_count():
     logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
     labels = torch.tensor([[0, 1, 1, -100]])
-    assert metric_values(metric_sums(logits, labels, None, False)) == {"accuracy": 2 / 3}
-    padding = torch.tensor([[True, False, True, True]])
-    assert metric_values(metric_sums(logits, labels, padding, False)) == {"accuracy": 0.5}
+
+    def score(labels, mask, is_causal):
+        inputs = {"input_ids": torch.zeros(1, 4)} | ({} if mask is None else {"attention_mask": torch.tensor([mask])})
+        return Score.of(Compared({"logits": logits}, True), Batch(inputs, labels), is_causal)
+
+    assert score(labels, None, False).values == {"accuracy": 2 / 3}
+    padding = [True, False, True, True]
+    assert score(labels, padding, False).values == {"accuracy": 0.5}
     # Of a language model the prediction at t is of the token at t + 1, and neither may be padding.
-    in_front = torch.tensor([[False, True, True, True]])
-    following = metric_sums(logits, labels, in_front, True)
-    assert following["predicted"] == 1
-    assert metric_values(following)["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
-    assert metric_sums(logits, labels, padding, True)["predicted"] == 0
-    assert metric_sums(logits, labels.int(), in_front, True) == following
-    both = add_sums(metric_sums(logits, labels, None, True), following)
+    in_front = [False, True, True, True]
+    following = score(labels, in_front, True)
+    assert following.predicted == 1
+    assert following.values["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    assert score(labels, padding, True).predicted == 0
+    assert score(labels.int(), in_front, True) == following
+    both = score(labels, None, True) + following
     loss = 3 * math.log(2 + math.exp(2)) - 4
-    assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
+    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
 
 
 @pytest.mark.parametrize(
@@ -125,12 +118,12 @@ def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
 
 
 def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
-    zeros = torch.zeros(2, 3)
-    parts = [change_sums(zeros, torch.full((2, 3), change)) for change in (0.5, 2.0, 1.0)]
-    total = functools.reduce(add_sums, parts)
-    assert total["max_change"] == 2.0
-    unknown = change_sums(zeros, torch.full((2, 3), math.nan))
-    assert math.isnan(add_sums(add_sums(total, unknown), parts[0])["max_change"])
+    zeros, total = torch.zeros(2, 3), OutputComparison()
+    for change in (0.5, 2.0, 1.0):
+        total.merge(OutputComparison().add(zeros, torch.full((2, 3), change)))
+    assert total.largest_change == 2.0
+    total.add(zeros, torch.full((2, 3), math.nan)).add(zeros, zeros)
+    assert math.isnan(total.largest_change)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +210,14 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     }
     batch = Batch({name: tensors[name] for name in ("input_ids", "attention_mask", *given)})
     original, other = Copier(1.5), Copier(2.0)  # of 1.0 the rows would be probabilities
-    networks = [compared_outputs(network, batch.inputs).tensors for network in (original, other, other)]
+    found = NetComparison()
+    found.add(batch, *(compared_outputs(network, batch.inputs) for network in (original, other)))
     # By hand: the rows of the decoder's tokens, or without them of the encoder's, that are no padding.
     ids = tensors[given[0] if given else "input_ids"]
     rows = torch.cat([row[:count] for row, count in zip(ids, counted, strict=True)])
     p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
     expected = (p.exp() * (p - q)).sum().item()
-    sums = batch_sums(networks, batch, original)
-    assert (sums["rows"], sums["refitted", "kl"]) == (sum(counted), pytest.approx(expected, rel=1e-9))
+    assert (found.rows, found.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
     loss = output_loss(original, other, batch, None)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 
@@ -259,8 +252,7 @@ def test_classes_that_cannot_be_add_nothing():
     assert plain.max_logit_change == pytest.approx(suppressed.max_logit_change, rel=1e-9)
 
 
-def evaluation_numbers(sums):
-    found = evaluation_of(sums)
+def evaluation_numbers(found):
     changes = (found.direct, found.refitted)
     return [found.rows, found.units, found.original_metrics["accuracy"], *(change.kl for change in changes),
             *(change.relative_error for change in changes), *(change.agreement for change in changes)]  # fmt: skip
@@ -273,12 +265,12 @@ def test_outputs_of_large_vocabularies_are_compared_a_few_units_at_a_time(monkey
     batch = Batch(torch.randn(11, 3, dtype=torch.float64), torch.randint(5, (11,)))
     seen = []
     original.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    whole = conversion_sums(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    whole, gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
     assert max(seen) == 11
     monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 15)  # of three units
     seen.clear()
-    parts = conversion_sums(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    parts, few_gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
     assert max(seen) == 3
-    assert unit_gaps(parts) == pytest.approx(unit_gaps(whole))
+    assert few_gaps == pytest.approx(gaps)
     for part, all_together in zip(evaluation_numbers(parts), evaluation_numbers(whole), strict=True):
         assert part == pytest.approx(all_together, rel=1e-9)

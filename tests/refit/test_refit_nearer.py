@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 
-from hf_lgelu.refit import compare
+from hf_lgelu.models import outputs
 from hf_lgelu.refit.batches import Batch
+from hf_lgelu.refit.compare import Compared, NetComparison
 from hf_lgelu.refit.ladder import is_nearer
 
 
@@ -54,25 +54,26 @@ def test_the_mean_alone_decides_on_units_that_had_no_part():
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_gap_of_a_unit_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
-    monkeypatch.setattr(compare, "_SLICE", 12)  # four predictions at once: a unit lies in several slices
+def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
+    monkeypatch.setattr(outputs, "_NUMBERS_AT_ONCE", 12)  # four predictions at once: a sample lies in several slices
     draws = torch.Generator().manual_seed(4)
-    total, kls, errors = {}, [], []
+    of_classes, of_numbers, of_both, kls, errors = NetComparison(), NetComparison(), NetComparison(), [], []
     for count in (5, 3):
-        networks = [{"logits": torch.randn(count, 6, 3, generator=draws)} for _ in range(3)]
+        networks = [{"logits": torch.randn(count, 6, 3, generator=draws)} for _ in range(2)]
         mask = torch.rand(count, 6, generator=draws) < 0.6
         mask[:, 0] = True
         inputs = {"input_ids": torch.zeros(count, 6, dtype=torch.long)} | ({"attention_mask": mask} if masked else {})
-        total = compare.add_sums(total, compare.batch_sums(networks, Batch(inputs), nn.Identity()))
-        for unit in range(count):
-            rows = [network["logits"][unit][mask[unit]] if masked else network["logits"][unit] for network in networks]
-            p, q = (value.double().log_softmax(-1) for value in (rows[0], rows[2]))
+        for comparison, are_logits in ((of_classes, True), (of_numbers, False), (of_both, count == 5)):
+            comparison.add(Batch(inputs), *(Compared(network, are_logits) for network in networks))
+        for sample in range(count):
+            rows = [value["logits"][sample][mask[sample]] if masked else value["logits"][sample] for value in networks]
+            p, q = (value.double().log_softmax(-1) for value in rows)
             kls.append(float((p.exp() * (p - q)).sum()))
-            errors.append(float((rows[2].double() - rows[0].double()).square().sum()))
-    assert compare.unit_gaps(total | {"logits": total["rows"]}) == pytest.approx(kls, rel=1e-9)
-    for some in (0, total["rows"] - 1):  # of a network whose outputs are no class scores in one batch they are in none
-        assert compare.unit_gaps(total | {"logits": some}) == pytest.approx(errors, rel=1e-9)
-    assert total["refitted", "kl"] == pytest.approx(sum(kls), rel=1e-9)
+            errors.append(float((rows[1].double() - rows[0].double()).square().sum()))
+    assert of_classes.gaps == pytest.approx(kls, rel=1e-9)
+    for comparison in (of_numbers, of_both):  # no class scores in one batch, so in none
+        assert comparison.gaps == pytest.approx(errors, rel=1e-9)
+    assert of_classes.change.kl * of_classes.rows == pytest.approx(sum(kls), rel=1e-9)
 
 
 @pytest.mark.parametrize("errors", [0.0, 2.0])

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
 from hf_lgelu.export.absorption.scaling import ScalingPlan, plan_scaling
-from hf_lgelu.models.comparison import largest_finite
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -26,6 +25,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_own_memory, require_values_here, uncompiled
+from hf_lgelu.models.outputs import largest_finite
 from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.sites import (

@@ -1,13 +1,13 @@
 """A change of a model that must leave its outputs: made, compared, and taken back where it does not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.comparison import all_numbers, discrete_outputs
 from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.outputs import agree, floating_outputs, named_tensors
 
 _FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip over
 
@@ -53,18 +53,18 @@ def change_keeping_outputs(
 
 def _agree(before: Any, after: Any, allowed: Callable[[Tensor], float]) -> bool:
     """Up to rounding: new weights are rounded, and kernels of a GPU may sum in another order at each call."""
-    return _pairs_agree(
-        all_numbers(before),
-        all_numbers(after),
-        lambda one, other: torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True),
-    ) and _pairs_agree(
-        discrete_outputs(before),
-        discrete_outputs(after),
-        lambda one, other: int((one != other).sum()) <= _FLIPPED * one.numel(),
+    (numbers, codes), (new_numbers, new_codes) = map(_numbers_and_codes, (before, after))
+    return (
+        agree(numbers, new_numbers, allowed)
+        and [code.shape for code in codes] == [code.shape for code in new_codes]
+        and all(
+            int((one != other).sum()) <= _FLIPPED * one.numel() for one, other in zip(codes, new_codes, strict=True)
+        )
     )
 
 
-def _pairs_agree(before: Sequence[Tensor], after: Sequence[Tensor], agree: Callable[[Tensor, Tensor], bool]) -> bool:
-    return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
-        agree(one, other) for one, other in zip(before, after, strict=True)
-    )
+def _numbers_and_codes(output: Any) -> tuple[list[Tensor], list[Tensor]]:
+    tensors = [tensor for _, tensor in named_tensors(output)]
+    pairs = [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors if tensor.is_complex()]
+    codes = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
+    return [*floating_outputs(output), *pairs], codes

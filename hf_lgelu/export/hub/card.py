@@ -28,8 +28,8 @@ from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.export.hub.push import holds_token, is_hub_id
 from hf_lgelu.files import save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
-from hf_lgelu.models.comparison import OutputChange
 from hf_lgelu.models.hardening import gate_names, mean_of_several, smallest_by_site
+from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import TARGETS
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network

@@ -4,14 +4,14 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, as_arrays, finite_alike, without_padding
-from hf_lgelu.models.comparison import OutputChange, are_probabilities, classes_last, has_classes, kl_terms
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, as_arrays, without_padding
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_probabilities, classes_last, has_classes
 
 Array: TypeAlias = np.ndarray | Tensor
 OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
@@ -22,7 +22,7 @@ OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
 class OnnxComparison:
     """How far one ONNX file's outputs are from another's on the same rows.
 
-    `change` and `relative_error` are as in `Int8Report`: a root, whose square compares with `NetChange.relative_error`.
+    `change` and `relative_error` are as in `Int8Report`: the root of the share of squares that `NetChange` names.
     `kl` is the mean over the predictions of the first output of KL(softmax(first) ‖ softmax(other)), in nats; None for
     an output of one column.
     """
@@ -88,71 +88,29 @@ def compare_files(
 
     `order` says for each output which of the other file's it is compared with; None is the same order.
     """
-    sums: dict[int, list[Any]] = {}  # of each output: Σ(other − first)², rows, Σfirst and Σfirst² of each column
-    first = _FirstOutput()
+    found: dict[str, OutputComparison] = {}
     for batch in batches:
-        others = other(batch)
-        pairs = zip(model(batch), others if order is None else [others[place] for place in order], strict=True)
-        for index, (wanted, found) in enumerate(pairs):
-            if wanted.dtype.kind != "f" or not wanted.size:
+        inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+        outputs, others = model(batch), other(batch)
+        for index, (name, array) in enumerate(zip(model.output_names, outputs, strict=True)):
+            other_array = others[index if order is None else order[index]]
+            if array.dtype.kind != "f" or not array.size:
                 continue
-            if wanted.shape != found.shape:
-                shapes = f"{wanted.shape} and {found.shape}"
+            if array.shape != other_array.shape:
+                shapes = f"{array.shape} and {other_array.shape}"
                 raise ValueError(f"the outputs have the shapes {shapes}, and cannot be compared")
-            wanted, found = (
-                classes_last(torch.from_numpy(without_padding(output, batch)).double()) for output in (wanted, found)
+            wanted, changed = (
+                classes_last(without_padding(torch.from_numpy(values), inputs, name)) for values in (array, other_array)
             )
-            alike = finite_alike(wanted.numpy(), found.numpy())
-            rows, other_rows = (values.reshape(-1, wanted.shape[-1]) for values in alike)
-            new = [np.square(other_rows - rows).sum(), len(rows), rows.sum(0), np.square(rows).sum(0)]
-            sums[index] = [a + b for a, b in zip(sums[index], new, strict=True)] if index in sums else new
-            if index == min(sums):
-                first.add(wanted, found, rows, other_rows)
-    if not first.predictions:
+            are_scores = has_classes(wanted) and not are_probabilities(wanted)
+            found.setdefault(name, OutputComparison()).add(wanted, changed, are_scores=are_scores)
+    first = next(iter(found.values()), OutputComparison())
+    if not first.rows:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
-    error = float(np.max([_relative_error(*values) for values in sums.values()]))
-    return OnnxComparison(first.change, error, first.kl)
-
-
-class _FirstOutput:
-    """What is summed up of the output that the files are compared on."""
-
-    def __init__(self) -> None:
-        self.predictions = self._same = 0
-        self._largest = self._size = 0.0
-        self._total: float | None = 0.0
-        self._of_classes = False
-
-    def add(self, wanted: torch.Tensor, found: torch.Tensor, rows: np.ndarray, others: np.ndarray) -> None:
-        """A batch, classes last; `rows` and `others` are the same, a row a prediction, without infinities alike."""
-        self._largest = float(np.maximum(self._largest, np.abs(others - rows).max(initial=0.0)))  # max would lose NaN
-        self._size = max(self._size, float(np.abs(rows).max(initial=0.0)))
-        self._of_classes = wanted.shape[-1] > 1
-        self._same += int((wanted.argmax(-1) == found.argmax(-1)).sum())
-        self.predictions += len(rows)
-        if self._total is not None and has_classes(wanted) and not are_probabilities(wanted):
-            self._total += kl_terms(wanted, found).sum().item()
-        else:
-            self._total = None
-
-    @property
-    def change(self) -> OutputChange:
-        share = self._same / self.predictions if self._of_classes else None
-        return OutputChange(self._largest, self._size, share, self.predictions)
-
-    @property
-    def kl(self) -> float | None:
-        # Rounding may leave a little below 0.
-        return None if self._total is None else max(self._total, 0.0) / self.predictions
-
-
-def _relative_error(squared_error: float, rows: int, total: np.ndarray, squares: np.ndarray) -> float:
-    """The error against what varies over the rows; of a single row, or equal ones, against their size."""
-    varying = float(np.maximum(squares - np.square(total) / rows, 0.0).sum())
-    scale = varying if varying > 1e-9 * squares.sum() else float(squares.sum())
-    if not scale:
-        return 0.0 if not squared_error else math.inf
-    return math.sqrt(squared_error / scale)
+    # Rounding may leave a KL a little below 0. torch's maximum, unlike Python's, is NaN where one of them is.
+    kl = None if first.kl is None else max(first.kl, 0.0)
+    errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
+    return OnnxComparison(first.change, math.sqrt(errors.max().item()), kl)
 
 
 def read_onnx_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:

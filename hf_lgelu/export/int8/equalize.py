@@ -25,11 +25,11 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
 from hf_lgelu.export.absorption.scaling import plan_scaling
 from hf_lgelu.models.channels import site_input_shapes
-from hf_lgelu.models.comparison import allowed_rounding
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_own_memory, uncompiled
+from hf_lgelu.models.outputs import allowed_rounding
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)

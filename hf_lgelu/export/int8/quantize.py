@@ -40,7 +40,7 @@ from hf_lgelu.export.onnx.onnx_run import (
 )
 from hf_lgelu.extras import require
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.comparison import OutputChange
+from hf_lgelu.models.outputs import OutputChange
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
-    Parity,
     compare_outputs,
     find_activations,
     read_onnx,
@@ -26,7 +25,7 @@ from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, in_dtype, keeping_buffers
 from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.outputs import task_outputs
+from hf_lgelu.models.outputs import OutputChange, named_tensors, task_outputs
 from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 
@@ -158,7 +157,7 @@ def export_onnx(
         inputs={n: tuple(axes.get(n, {}).get(i, size) for i, size in enumerate(v.shape)) for n, v in inputs.items()},
         outputs=outputs,
         max_abs_difference=example.max_abs_difference,
-        other_shapes_max_abs_difference=max((parity.max_abs_difference for _, parity in resized), default=0.0),
+        other_shapes_max_abs_difference=max((change.max_change for _, change in resized), default=0.0),
         other_shapes=tuple(sizes for sizes, _ in resized),
         largest_output=example.largest_output,
         activations=activations,
@@ -201,21 +200,13 @@ class _NamedOutputs(nn.Module):
             items = list(output.items())
         else:
             items = [(f"output_{i}", v) for i, v in enumerate(output)] if isinstance(output, tuple | list) else []
-        tensors = {inner: tensor for name, value in items for inner, tensor in _named_tensors(str(name), value)}
+        tensors = {inner: tensor for name, value in items for inner, tensor in named_tensors(value, str(name))}
         if not tensors:
             raise ValueError(f"{type(self.model).__name__} gives no tensor, but {type(output).__name__}")
         return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.named(*inputs).values())
-
-
-def _named_tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping | tuple | list):
-        for part, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _named_tensors(f"{name}.{part}", inner)
 
 
 def _write(
@@ -258,7 +249,7 @@ def _compare(
     axes: DynamicAxes,
     others: list[dict[str, int]],
     tolerance: float,
-) -> tuple[Parity, list[tuple[dict[str, int], Parity]]]:
+) -> tuple[OutputChange, list[tuple[dict[str, int], OutputChange]]]:
     """On the example inputs, and at each of the other sizes that the model takes: some want a multiple of 16 or so."""
     expected = network.named(*_copies(inputs).values())
     example = compare_outputs(onnx_model, inputs, expected, tolerance, "on the example inputs")

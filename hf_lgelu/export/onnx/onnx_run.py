@@ -8,14 +8,15 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from hf_lgelu.extras import require
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last, counted_rows
 
 CLIPS = frozenset({"Relu", "Clip"})
 """Activations that a quantizer to unsigned integers does by clipping: nothing is left of them."""
@@ -163,18 +164,10 @@ def _nodes(graph: Any) -> list[Any]:
     return nodes
 
 
-@dataclass(frozen=True)
-class Parity:
-    """`max_abs_difference` of all outputs, and `largest_output`, the largest |output| of torch."""
-
-    max_abs_difference: float
-    largest_output: float
-
-
 def compare_outputs(
     onnx_model: OnnxModel, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, where: str
-) -> Parity:
-    """Run `inputs` in onnxruntime and compare with `expected`, torch's outputs by name.
+) -> OutputChange:
+    """The change from `expected`, torch's outputs by name, to what onnxruntime gives for `inputs`: of all outputs.
 
     Outputs at positions that an attention_mask of zeros marks as padding are left out.
 
@@ -189,44 +182,34 @@ def compare_outputs(
         RuntimeError: an output has another shape, or differs by more than the tolerance.
     """
     found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
-    largest = difference = 0.0
-    for (name, wanted), array in zip(as_arrays(expected).items(), found, strict=True):
+    total = OutputComparison()
+    for (name, wanted), array in zip(expected.items(), found, strict=True):
         if array.shape != wanted.shape:
-            raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {wanted.shape}")
-        array, wanted = finite_alike(
-            *(without_padding(values, inputs).astype(np.float64) for values in (array, wanted))
-        )
-        here = float(np.abs(array - wanted).max(initial=0.0))
-        size = float(np.abs(wanted).max(initial=0.0))
+            raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {tuple(wanted.shape)}")
+        pair = (without_padding(values.detach().cpu(), inputs, name) for values in (wanted, torch.from_numpy(array)))
+        output = OutputComparison().add(*map(classes_last, pair))
+        here, size = output.largest_change, output.largest_output
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(
                 f"onnxruntime differs from torch by {here:.3g} in {name} {where}, where the largest is {size:.3g}; "
                 f"allowed is {tolerance:g} of it, or of 1 if that is larger. The file is not kept"
             )
-        difference, largest = max(difference, here), max(largest, size)
-    return Parity(difference, largest)
+        total.merge(output)
+    return total.change
 
 
-def without_padding(output: np.ndarray, inputs: Mapping[str, Any]) -> np.ndarray:
-    """The positions of an output that no attention_mask of zeros marks as padding; all of it where there is no mask.
+def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> Tensor:
+    """The positions of an output that are no padding (`counted_rows`), where each runtime has its own arbitrary values.
 
-    Where nothing is attended to, each runtime has its own arbitrary values. An output of two axes keeps all positions:
-    its second may be classes or an embedding, as many as there are tokens by chance, and where it is tokens
-    (start_logits) a row is one prediction. Rows that are nothing but padding are left out of any output that has a row
-    for each: a batch that is padded in front, cut short behind, has such.
+    An output without an axis of positions lacks the samples that are nothing but padding: a batch that is padded in
+    front, cut short behind, has some. Of two axes the second may be as long as the mask by chance, or hold a number a
+    token (start_logits), of which a row is one prediction.
     """
+    counted = counted_rows(inputs, values, name) if values.ndim > 2 else None
     mask = inputs.get("attention_mask")
-    if mask is None or mask.ndim != 2 or not output.ndim or len(output) != len(mask):
-        return output
-    counted = np.asarray(mask) != 0
-    has_positions = output.ndim > 2 and output.shape[:2] == counted.shape
-    return output[counted if has_positions else counted.any(1)]
-
-
-def finite_alike(one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both with 0 where they have the same infinity: what models give for classes that cannot be is no difference."""
-    same = np.isinf(one) & (one == other)
-    return np.where(same, 0.0, one), np.where(same, 0.0, other)
+    if counted is None and mask is not None and mask.ndim == 2 and values.ndim and len(values) == len(mask):
+        counted = mask.bool() if values.ndim > 3 and values.shape[:2] == mask.shape else mask.bool().any(1)
+    return values if counted is None else values[counted.to(values.device)]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from hf_lgelu import MLPForClassification
 from hf_lgelu.extras import require
-from hf_lgelu.models.comparison import compare_models
+from hf_lgelu.models.outputs import compare_models
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
