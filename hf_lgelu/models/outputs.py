@@ -349,7 +349,9 @@ class OutputComparison:
         error = sum(self._errors)
         varying = self._squares - sum((total.square().sum() / count).item() for count, total in self._columns.values())
         scale = varying if varying > _VARIES * self._squares else self._squares
-        return error / scale if scale else float(error != 0)
+        if not scale:  # of an original that is 0 everywhere, or NaN
+            return error if math.isnan(error) else float(error > 0)
+        return error / scale
 
     @property
     def gaps(self) -> tuple[float, ...]:
