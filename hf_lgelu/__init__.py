@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.operable import hardness_modules_to_save as hardness_modules_to_save
+    from hf_lgelu.models.optimizer_groups import hardness_parameter_groups as hardness_parameter_groups
+    from hf_lgelu.models.optimizer_groups import separate_hardness_group as separate_hardness_group
     from hf_lgelu.models.runtimes import RUNTIMES as RUNTIMES
     from hf_lgelu.models.runtimes import runtime_warnings as runtime_warnings
     from hf_lgelu.models.schedules import hardening_progress as hardening_progress
@@ -63,12 +65,11 @@ if TYPE_CHECKING:
     from hf_lgelu.refit.report import NetChange as NetChange
     from hf_lgelu.refit.verdict import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.registry import register_activation as register_activation
+    from hf_lgelu.training.arguments import HardeningConfig as HardeningConfig
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
     from hf_lgelu.training.callbacks import HardeningCallback as HardeningCallback
     from hf_lgelu.training.callbacks import HardnessLogCallback as HardnessLogCallback
     from hf_lgelu.training.layer_targets import layer_targets as layer_targets
-    from hf_lgelu.training.optim import hardness_parameter_groups as hardness_parameter_groups
-    from hf_lgelu.training.optim import separate_hardness_group as separate_hardness_group
     from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
     from hf_lgelu.version import __version__ as __version__
 
@@ -80,6 +81,7 @@ _HOME = {
     "ConversionReport": "refit.report",
     "Evaluation": "refit.report",
     "HardeningCallback": "training.callbacks",
+    "HardeningConfig": "training.arguments",
     "HardnessLogCallback": "training.callbacks",
     "LambdaGELU": "activation.module",
     "LambdaGELUTanh": "activation.module",
@@ -110,7 +112,7 @@ _HOME = {
     "hardening_progress": "models.schedules",
     "hardness_for_tolerance": "activation.hardness",
     "hardness_modules_to_save": "models.operable",
-    "hardness_parameter_groups": "training.optim",
+    "hardness_parameter_groups": "models.optimizer_groups",
     "hardness_profile": "models.hardening",
     "initialize_hardness": "models.hardening",
     "is_hardened": "models.hardening",
@@ -125,7 +127,7 @@ _HOME = {
     "release_hardness": "models.hardening",
     "replace_activations": "models.surgery",
     "runtime_warnings": "models.runtimes",
-    "separate_hardness_group": "training.optim",
+    "separate_hardness_group": "models.optimizer_groups",
     "substitute_relu": "models.substitution",
     "swap_error_bound": "activation.hardness",
     "temporary_relu": "models.substitution",
@@ -141,6 +143,7 @@ __all__ = [
     "ConversionReport",
     "Evaluation",
     "HardeningCallback",
+    "HardeningConfig",
     "HardnessLogCallback",
     "LambdaGELU",
     "LambdaGELUTanh",

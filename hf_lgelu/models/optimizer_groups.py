@@ -1,12 +1,14 @@
-"""An optimizer whose model has been operated on: parameters that are gone leave it, a new hardness joins it."""
+"""The parameter group of s in an optimizer: a learning rate of its own, c·η, and no weight decay."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.trainer_pt_utils import get_parameter_names
 
 from hf_lgelu.activation.hardness import is_number
+from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -14,11 +16,104 @@ DEFAULT_LR_MULTIPLIER = 9.0
 HARDNESS_GROUP = "hardness"
 """Value of a parameter group's "group_name" that marks it as the one that holds s."""
 
+# Trainer's rule: biases and normalizations are not decayed.
+_NO_DECAY_PATTERNS = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
-def check_rate(name: str, value: float) -> None:
-    """Raise a ValueError with the name unless the value is a finite number of at least 0."""
-    if not is_number(value) or not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+def hardness_parameter_groups(
+    model: nn.Module,
+    learning_rate: float,
+    hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER,
+    weight_decay: float = 0.0,
+) -> list[dict[str, Any]]:
+    """Three parameter groups for any torch optimizer: decayed weights, undecayed ones, and s.
+
+    Args:
+        model: has λ-GELU sites; pass it as the optimizer shall see it (after FSDP wrapping).
+        learning_rate: η of the first two groups.
+        hardness_lr_multiplier: c; s learns with c·η (the paper uses 9).
+        weight_decay: of the first group; s has none, nor has what Trainer spares: biases, LayerNorm, and norms by
+            their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is decayed.
+
+    Parameters with requires_grad=False are in no group, s included.
+
+    Raises:
+        ValueError: no λ-GELU, or a number out of range.
+        RuntimeError: s is hidden in a flat parameter (FSDP1).
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> groups = hf_lgelu.hardness_parameter_groups(model, 0.5, hardness_lr_multiplier=9.0, weight_decay=0.01)
+    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
+    [(3, 0.5, 0.01), (3, 0.5, 0.0), (2, 4.5, 0.0)]
+    >>> optimizer = torch.optim.AdamW(groups)
+    """
+    check_rate("learning_rate", learning_rate)
+    check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
+    check_rate("weight_decay", weight_decay)
+    learning_rate, weight_decay = float(learning_rate), float(weight_decay)  # numpy's would be in each checkpoint
+    hardness = _hardness_parameters(model)
+    decayed_names = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_PATTERNS))
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in hardness:
+            (decayed if name in decayed_names else undecayed).append(parameter)
+    return [
+        {"params": decayed, "lr": learning_rate, "weight_decay": weight_decay},
+        {"params": undecayed, "lr": learning_rate, "weight_decay": 0.0},
+        {"params": list(hardness.values()), **_hardness_options(learning_rate, hardness_lr_multiplier)},
+    ]
+
+
+def separate_hardness_group(
+    optimizer: torch.optim.Optimizer, model: nn.Module, hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER
+) -> None:
+    """Move s out of an optimizer's groups into one of its own, with c times their learning rate and no decay.
+
+    Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before
+    their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
+    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), takes one
+    group (L-BFGS) or matrices alone (Muon), has a hardness group already, or a scheduler, which would set the new
+    group's rate back; ValueError for a model without λ-GELU or a bad multiplier. The optimizer is unchanged then.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
+    >>> hf_lgelu.separate_hardness_group(optimizer, model)
+    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    [(6, 0.1, 0.01), (2, 0.9, 0.0)]
+    """
+    check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
+    hardness = _hardness_parameters(model)
+    if not hardness:  # every s is frozen
+        return
+    groups = list(getattr(optimizer, "param_groups", ()))
+    if any(group.get("group_name") == HARDNESS_GROUP for group in groups):
+        raise RuntimeError(
+            "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
+        )
+    require_no_scheduler(groups)
+    require_takes_hardness(optimizer)
+    held = {id(parameter) for group in groups for parameter in group["params"]}
+    # LOMO has groups for show: it updates inside backward, everything with one learning rate.
+    if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} replaces the parameter groups or ignores their learning rates, so the raw "
+            "hardness cannot have a learning rate of its own. Choose an optimizer with ordinary groups, such as "
+            "adamw_torch or sgd"
+        )
+    groups = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
+    for group in groups:
+        require_rate(optimizer, group)
+    for group in groups:
+        moves = [id(parameter) in hardness for parameter in group["params"]]
+        # An optimizer that was built from named_parameters() keeps the names beside the parameters.
+        keys = ("params", "param_names") if "param_names" in group else ("params",)
+        moved = [[item for item, leaves in zip(group[key], moves, strict=True) if leaves] for key in keys]
+        for key in keys:
+            group[key] = [item for item, leaves in zip(group[key], moves, strict=True) if not leaves]
+        _add_hardness_group(optimizer, group, hardness_lr_multiplier, *moved)
 
 
 def hardness_group(optimizer: Any) -> dict[str, Any] | None:
@@ -26,32 +121,35 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
     return next((group for group in optimizer.param_groups if group.get("group_name") == HARDNESS_GROUP), None)
 
 
-def hardness_options(group: dict[str, Any], multiplier: float) -> dict[str, Any]:
-    """What a hardness group has otherwise than the `group` that it comes from: c times its rate, and no decay."""
-    options = {"lr": float(multiplier) * group["lr"], "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
-    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no such option.
-    return {**options, "use_fallback": True}
+def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
+    """The current learning rate of s, or None if the optimizer has no hardness group.
 
-
-def require_no_scheduler(groups: Sequence[dict[str, Any]]) -> None:
-    """Raise RuntimeError where a scheduler has taken up the groups: it would not know a new one."""
-    if any("initial_lr" in group for group in groups):
+    Where the optimizer holds it as a tensor, a copy on the same device: making a number of it would wait for the
+    device.
+    """
+    if not hasattr(optimizer, "param_groups"):
         raise RuntimeError(
-            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
-            "group, or do the surgery, before the scheduler is made, or make both anew after it"
+            f"{type(optimizer).__name__} has no parameter groups, so s has no learning rate that is known. Of "
+            'DeepSpeed leave "optimizer" out of its config: Trainer then makes one, with a group for s'
         )
+    group = hardness_group(optimizer)
+    if group is None:
+        return None
+    rate = group["lr"]
+    return rate.clone() if isinstance(rate, torch.Tensor) else float(rate)
 
 
-def require_takes_hardness(optimizer: Any) -> None:
-    """Raise RuntimeError for an optimizer of torch that accepts a group of s, and cannot make a step with it."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
-    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
-        if isinstance(inner, kind):
-            raise RuntimeError(
-                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own beside: its "
-                "next step would fail. Choose an optimizer with ordinary groups, such as AdamW or SGD, or give s one "
-                "beside it"
-            )
+def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
+    """Keep a schedule-free optimizer from moving the frozen s of `model`. Other optimizers are left alone.
+
+    Such an optimizer exchanges two sequences in every parameter whenever it goes from training to
+    evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
+    """
+    for _, module in lambda_gelu_modules(model):
+        for parameter in raw_parameters(module):
+            state = optimizer.state.get(parameter, {})
+            if "z" in state:
+                state["z"].copy_(parameter.detach())
 
 
 class OptimizerChange:
@@ -82,10 +180,8 @@ class OptimizerChange:
         require_takes_hardness(self._optimizer)
         if hardness_group(self._optimizer) is not None:
             return
-        if any(group.get("lr") is None for group in self._groups):
-            raise RuntimeError(
-                f"{type(self._optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
-            )
+        for group in self._groups:
+            require_rate(self._optimizer, group)
         if len({float(group["lr"]) for group in self._groups}) != 1:
             raise RuntimeError(
                 "the optimizer's groups have several learning rates, and which of them the new hardness multiplies is "
@@ -102,19 +198,91 @@ class OptimizerChange:
                 group[key] = [item for item, kept in zip(group[key], keeps, strict=True) if kept]
         for parameter in removed:
             self._optimizer.state.pop(parameter, None)
-        if added:
-            self._add(added)
-
-    def _add(self, added: Sequence[torch.nn.Parameter]) -> None:
+        if not added:
+            return
         names = [f"{HARDNESS_GROUP}.{index}" for index in range(len(added))]
         group = hardness_group(self._optimizer)
-        if group is not None:
+        if group is None:
+            _add_hardness_group(self._optimizer, self._groups[0], self._multiplier, added, names)
+        else:
             group["params"] += added
             if "param_names" in group:
                 group["param_names"] += names
-            return
-        first = self._groups[0]
-        options = {name: value for name, value in first.items() if name not in ("params", "param_names")}
-        options |= hardness_options(first, self._multiplier)
-        entries = list(zip(names, added, strict=True)) if "param_names" in first else list(added)
-        self._optimizer.add_param_group({"params": entries, **options})
+
+
+def check_rate(name: str, value: float) -> None:
+    """Raise a ValueError with the name unless the value is a finite number of at least 0."""
+    if not is_number(value) or not 0 <= value < float("inf"):
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+
+
+def _add_hardness_group(
+    optimizer: Any,
+    group: dict[str, Any],
+    multiplier: float,
+    parameters: Sequence[torch.nn.Parameter],
+    names: Sequence[str] = (),
+) -> None:
+    """Add a group of `parameters` with the options of `group`, but c times its learning rate and no decay."""
+    entries = list(zip(names, parameters, strict=True)) if "param_names" in group else list(parameters)
+    options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
+    optimizer.add_param_group({**options, "params": entries, **_hardness_options(group["lr"], multiplier)})
+
+
+def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
+    options = {"lr": float(multiplier) * learning_rate, "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
+    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no such option.
+    return {**options, "use_fallback": True}
+
+
+def require_rate(optimizer: Any, group: dict[str, Any]) -> None:
+    """Raise RuntimeError where the group has no learning rate that s could have c times."""
+    if not isinstance(group.get("lr"), int | float | torch.Tensor):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
+        )
+
+
+def require_no_scheduler(groups: Sequence[dict[str, Any]]) -> None:
+    """Raise RuntimeError where a scheduler has taken up the groups: it would not know a new one."""
+    if any("initial_lr" in group for group in groups):
+        raise RuntimeError(
+            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
+            "group, or do the surgery, before the scheduler is made, or make both anew after it"
+        )
+
+
+def require_takes_hardness(optimizer: Any) -> None:
+    """Raise RuntimeError for an optimizer of torch that accepts a group of s, and cannot make a step with it."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
+    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
+        if isinstance(inner, kind):
+            raise RuntimeError(
+                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own beside: its "
+                "next step would fail. Choose an optimizer with ordinary groups, such as AdamW or SGD, or give s one "
+                "beside it"
+            )
+
+
+def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
+    require_lambda_gelu(model)
+    refuse_tensor_parallel(model)
+    visible = {id(parameter) for parameter in model.parameters()}
+    hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
+    if not hardness.keys() <= visible:
+        raise RuntimeError(
+            "the raw hardness is hidden in a flat parameter (FSDP1), so it cannot have a group of its own. Wrap with "
+            "FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config)"
+        )
+    return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}
+
+
+def refuse_tensor_parallel(model: nn.Module) -> None:
+    """Raise RuntimeError where a gate sees the units of its rank alone: each rank would learn a λ of its own."""
+    size = getattr(model, "tp_size", None) or 1
+    if size > 1:
+        raise RuntimeError(
+            f"the model is split by tensor parallelism over {size} processes, where each has a part of a gate's units "
+            "and s the gradient of that part: λ would differ between them. Train with DistributedDataParallel or FSDP2"
+        )

@@ -1,13 +1,58 @@
-"""TrainingArguments with the options of λ-GELU, and the HardeningCallback that they ask for."""
+"""The options of hardening, and TrainingArguments that have them and the other options of λ-GELU."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 from transformers import TrainingArguments
 
-from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, check_rate
-from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES
-from hf_lgelu.training.callbacks import HardeningCallback
+from hf_lgelu.models.hardening import Target, target_hardnesses
+from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
+from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES, check_schedule, switch_position
+
+STRATEGIES = ("epoch", "steps")
+"""How often λ moves while it hardens, in the words of TrainingArguments."""
+
+
+@dataclass(frozen=True)
+class HardeningConfig:
+    """The options of hardening: where every λ ends, when it begins to move, and how.
+
+    Args:
+        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`).
+        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
+            given.
+        switch_fraction: share of training in which λ is learned, in [0, 1).
+        hardening_schedule: a row of SCHEDULES; "linear" is the paper's.
+        hardening_strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
+
+    Raises ValueError for an option out of its range.
+
+    >>> import hf_lgelu
+    >>> config = hf_lgelu.HardeningConfig(tolerance=0.01, hardening_schedule="geometric")
+    >>> round(config.targets["lambda_gelu"], 3)
+    79.788
+    """
+
+    target_hardness: float | Mapping[str, Target] | None = None
+    tolerance: float | None = None
+    switch_fraction: float = DEFAULT_SWITCH_FRACTION
+    hardening_schedule: str = "linear"
+    hardening_strategy: str = "epoch"
+
+    def __post_init__(self) -> None:
+        if self.hardening_strategy not in STRATEGIES:
+            raise ValueError(
+                f"unknown hardening_strategy {self.hardening_strategy!r}; accepted: {', '.join(STRATEGIES)}"
+            )
+        switch_position(1, self.switch_fraction)
+        check_schedule(self.hardening_schedule)
+        _ = self.targets  # each of the three raises where its option is out of range
+
+    @cached_property
+    def targets(self) -> dict[str, Target]:
+        """{row of GATES or name of a gate: λ at the end}."""
+        return target_hardnesses(self.target_hardness, self.tolerance)
 
 
 @dataclass
@@ -39,15 +84,15 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         metadata={"help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."},
     )
     switch_fraction: float = field(
-        default=DEFAULT_SWITCH_FRACTION,
+        default=HardeningConfig.switch_fraction,
         metadata={"help": "Share of training in which λ is learned before hardening begins."},
     )
     hardening_schedule: str = field(
-        default="linear",
+        default=HardeningConfig.hardening_schedule,
         metadata={"help": f"Shape of the way to the target: {', '.join(SCHEDULES)}."},
     )
     hardening_strategy: str = field(
-        default="epoch",
+        default=HardeningConfig.hardening_strategy,
         metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps')."},
     )
     log_hardness: bool = field(
@@ -63,58 +108,10 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         metadata={"help": "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."},
     )
 
+    def hardening_config(self) -> HardeningConfig:
+        """The options of hardening among these arguments. Raises ValueError where one is out of its range."""
+        return HardeningConfig(**{option.name: getattr(self, option.name) for option in fields(HardeningConfig)})
 
-_OPTIONS = {
-    "target_hardness": "target_hardness",
-    "tolerance": "tolerance",
-    "switch_fraction": "switch_fraction",
-    "schedule": "hardening_schedule",
-    "strategy": "hardening_strategy",
-}
-"""{parameter of HardeningCallback: the argument of training that says it}."""
-
-
-def check_arguments(args: Any) -> None:
-    """Raise where the arguments are of another class, or what they ask for cannot be done."""
-    if not isinstance(args, LambdaGELUTrainingArguments):
-        raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
-    check_rate("hardness_lr_multiplier", args.hardness_lr_multiplier)
-    if args.harden:
-        _hardening_callback(args)  # raises on wrong options now, not at the first epoch
-
-
-def refuse_idle_options(args: LambdaGELUTrainingArguments) -> None:
-    """Raise where an option of hardening is given and harden is off. Of arguments as a user gives them."""
-    if not args.harden and (given := _given(args)):
-        raise ValueError(
-            f"{', '.join(given)} would do nothing, since harden is off: give harden=True, or leave them out (a "
-            "HardeningCallback of your own has its own options)"
-        )
-
-
-def hardening_asked_for(
-    args: LambdaGELUTrainingArguments, passed: HardeningCallback | None
-) -> HardeningCallback | None:
-    """The callback that the arguments ask for; None where they do not, or where a user has `passed` one.
-
-    Raises ValueError where a passed callback has options of its own and the arguments say others.
-    """
-    if not args.harden:
-        return None
-    if passed is None:
-        return _hardening_callback(args)
-    if given := _given(args):
-        raise ValueError(
-            f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its own: "
-            "give them to it, or leave the callback out"
-        )
-    return None
-
-
-def _hardening_callback(args: LambdaGELUTrainingArguments) -> HardeningCallback:
-    return HardeningCallback(**{option: getattr(args, name) for option, name in _OPTIONS.items()})
-
-
-def _given(args: LambdaGELUTrainingArguments) -> list[str]:
-    defaults = {name: field.default for name, field in type(args).__dataclass_fields__.items()}
-    return [name for name in _OPTIONS.values() if getattr(args, name) != defaults[name]]
+    def given_hardening_options(self) -> list[str]:
+        """The names of the options of hardening that differ from their defaults."""
+        return [option.name for option in fields(HardeningConfig) if getattr(self, option.name) != option.default]

@@ -4,8 +4,6 @@ What HardeningCallback does follows from the trainer's position and the model al
 checkpoint goes on as if it had never stopped.
 """
 
-import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,23 +14,21 @@ from transformers.utils import logging
 
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
-    Target,
     anneal_hardness,
     freeze_hardness,
     hardness_profile,
     is_hardened,
     release_hardness,
     smallest_soft_hardness,
-    target_hardnesses,
 )
 from hf_lgelu.models.operable import require_unflattened
-from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, check_schedule, hardening_progress, switch_position
+from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.models.schedules import hardening_progress, switch_position
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
-from hf_lgelu.training.optim import check_hardness_learns, hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import (
     largest_override,
-    refuse_best_checkpoints,
-    refuse_deepspeed,
+    refuse_to_harden,
     require_gradient,
     tell_released,
     tell_softer,
@@ -42,9 +38,6 @@ from hf_lgelu.training.refusals import (
 
 logger = logging.get_logger(__name__)
 
-STRATEGIES = ("epoch", "steps")
-"""How often λ moves while it hardens, in the words of TrainingArguments."""
-
 
 class HardeningCallback(TrainerCallback):
     """Algorithm 1 of the paper: learn λ, then freeze s and move every λ to a target while the weights train on.
@@ -53,12 +46,7 @@ class HardeningCallback(TrainerCallback):
     λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
 
     Args:
-        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`).
-        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
-            given.
-        switch_fraction: share of training in which λ is learned, in [0, 1).
-        schedule: a row of SCHEDULES; "linear" is the paper's.
-        strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
+        config: the options of hardening; by default the paper's.
 
     Use it with `LambdaGELUTrainer`, which gives s its learning rate and selects best checkpoints among hardened epochs
     only. In a plain Trainer it works as well, with an optimizer of `hardness_parameter_groups` (without one s learns as
@@ -73,7 +61,10 @@ class HardeningCallback(TrainerCallback):
     >>> args = TrainingArguments(
     ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
     ... )
-    >>> callback = hf_lgelu.HardeningCallback(tolerance=0.01, schedule="geometric", strategy="steps")
+    >>> config = hf_lgelu.HardeningConfig(
+    ...     tolerance=0.01, hardening_schedule="geometric", hardening_strategy="steps"
+    ... )
+    >>> callback = hf_lgelu.HardeningCallback(config)
     >>> groups = hf_lgelu.hardness_parameter_groups(model, learning_rate=1e-3)
     >>> optimizers = torch.optim.AdamW(groups), None  # Trainer makes the scheduler
     >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback], optimizers=optimizers)
@@ -84,24 +75,11 @@ class HardeningCallback(TrainerCallback):
     """
 
     selects_hardened_checkpoints = False
-    """LambdaGELUTrainer sets it while it trains."""
+    """LambdaGELUTrainer sets it before each training."""
 
-    def __init__(
-        self,
-        target_hardness: float | Mapping[str, Target] | None = None,
-        tolerance: float | None = None,
-        switch_fraction: float = DEFAULT_SWITCH_FRACTION,
-        schedule: str = "linear",
-        strategy: str = "epoch",
-    ) -> None:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"unknown strategy {strategy!r} of hardening; accepted: {', '.join(STRATEGIES)}")
-        switch_position(1, switch_fraction)  # raises on a fraction out of range
-        self.targets = target_hardnesses(target_hardness, tolerance)
-        self.switch_fraction = switch_fraction
-        self.schedule = check_schedule(schedule).name
-        self.strategy = strategy
-        self._epochs = _EpochCount()
+    def __init__(self, config: HardeningConfig | None = None) -> None:
+        self.config = HardeningConfig() if config is None else config
+        self._epoch: int | None = None  # the number of the epoch that has begun, from 1 on
         self._has_learned = False  # that gradients reach s was seen
         self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
 
@@ -114,29 +92,29 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any = None,
         **kwargs: Any,
     ) -> None:
-        self._epochs.forget()
-        self._has_learned = False
-        refuse_deepspeed(args)
-        check_hardness_learns(model, optimizer)
-        if state.global_step == 0:
-            tell_released(model, self.switch_fraction)
+        config, selects = self.config, self.selects_hardened_checkpoints
+        refuse_to_harden(config, args, state, model, optimizer, selects)
+        self._epoch, self._has_learned = None, False
         self._resumed_hardness = largest_override(model) if state.global_step else 0.0
-        by_step = self.strategy == "steps"
-        if not by_step and state.num_train_epochs >= sys.maxsize:
-            raise ValueError(
-                "the training data has no length, so epochs cannot be counted; harden with strategy='steps'"
-            )
-        if not self.selects_hardened_checkpoints:
-            refuse_best_checkpoints(args)
-            if self.switch_fraction > 0:
-                tell_ungrouped(optimizer, model)
-        elif state.best_metric is not None and not is_hardened(model, self.targets):
-            _forget_best(state)
-        total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
-        if self.switch_fraction > 0 and switch_position(total, self.switch_fraction) == 0:
+        if selects and state.best_metric is not None and not is_hardened(model, config.targets):
+            step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
             logger.warning(
-                f"With {total} {unit}, ⌊{self.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
-                "λ is never learned. Train longer, or harden with strategy='steps' (hardening_strategy='steps')"
+                f"The best checkpoint so far{step}, counts no longer: its gates were soft, and hardening looks for the "
+                "best among hardened ones"
+            )
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+        if config.switch_fraction == 0:
+            return
+        if state.global_step == 0:
+            tell_released(model)
+        if not selects:
+            tell_ungrouped(optimizer, model)
+        by_step = config.hardening_strategy == "steps"
+        total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
+        if switch_position(total, config.switch_fraction) == 0:
+            logger.warning(
+                f"With {total} {unit}, ⌊{config.switch_fraction}·{total}⌋ = 0: hardening begins at once and "
+                "λ is never learned. Train longer, or harden with hardening_strategy='steps'"
             )
 
     def on_epoch_begin(
@@ -148,8 +126,8 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
-        self._epochs.begin(args, state, kwargs.get("train_dataloader"))
-        if self.strategy == "epoch":
+        self._epoch = _number_of_epoch(self._epoch, args, state, kwargs.get("train_dataloader"))
+        if self.config.hardening_strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
     def on_step_begin(
@@ -161,7 +139,7 @@ class HardeningCallback(TrainerCallback):
         optimizer: Any,
         **kwargs: Any,
     ) -> None:
-        if self.strategy == "steps":
+        if self.config.hardening_strategy == "steps":
             self._set_hardness(model, optimizer, state)
 
     def on_pre_optimizer_step(
@@ -176,9 +154,9 @@ class HardeningCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
-        self._epochs.forget()
-        if lambda_gelu_modules(model) and not is_hardened(model, self.targets):
-            soft = smallest_soft_hardness(model, self.targets)
+        self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback after this
+        if lambda_gelu_modules(model) and not is_hardened(model, self.config.targets):
+            soft = smallest_soft_hardness(model, self.config.targets)
             logger.warning(
                 f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
                 f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
@@ -188,11 +166,11 @@ class HardeningCallback(TrainerCallback):
 
     def progress(self, state: TrainerState) -> float | None:
         """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
-        if self.strategy == "epoch":
-            position, total = self._epochs.number(state), int(state.num_train_epochs)
+        if self.config.hardening_strategy == "epoch":
+            position, total = self._epoch or _epoch_in(state), int(state.num_train_epochs)
         else:
-            position, total = min(state.global_step + 1, state.max_steps), state.max_steps
-        return hardening_progress(position, total, self.switch_fraction)
+            position, total = state.global_step + 1, state.max_steps
+        return hardening_progress(min(position, total), total, self.config.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
         progress = self.progress(state)
@@ -200,54 +178,31 @@ class HardeningCallback(TrainerCallback):
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            anneal_hardness(model, progress, target_hardness=self.targets, schedule=self.schedule)
+            anneal_hardness(
+                model, progress, target_hardness=self.config.targets, schedule=self.config.hardening_schedule
+            )
         if self._resumed_hardness >= 1:
             tell_softer(self._resumed_hardness, largest_override(model))
         self._resumed_hardness = 0.0
 
 
-class _EpochCount:
-    """The number of the epoch that a trainer is in, or is about to begin: from 1 to T.
+def _number_of_epoch(before: int | None, args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> int:
+    """The number, from 1 on, of an epoch that begins after the one with the number `before`.
 
     Counted, since `state.epoch` is a share of the steps that an epoch was to have. One that ends early (a loader with
     fewer batches than its length says, `control.should_epoch_stop`) leaves a fraction there, and the next epoch would
     pass for the same. A run that is resumed with fewer steps in an epoch goes on further along, as Trainer counts.
     """
-
-    def __init__(self) -> None:
-        self._begun: int | None = None
-
-    def forget(self) -> None:
-        """Before a training and after it: the state says where it is."""
-        self._begun = None
-
-    def begin(self, args: TrainingArguments, state: TrainerState, train_dataloader: Any = None) -> None:
-        """An epoch begins; the first may be one that a resumed run goes on with."""
-        if self._begun is not None:
-            self._begun = max(self._begun + 1, _epoch_in(state))
-            return
-        self._begun = _epoch_in(state)
-        if has_length(train_dataloader):
-            steps = -(-len(train_dataloader) // args.gradient_accumulation_steps)
-            self._begun = max(self._begun, state.global_step // max(steps, 1) + 1)
-
-    def number(self, state: TrainerState) -> int:
-        """The epoch's, from 1 on."""
-        return min(_epoch_in(state) if self._begun is None else self._begun, int(state.num_train_epochs))
+    if before is not None:
+        return max(before + 1, _epoch_in(state))
+    if not has_length(train_dataloader):
+        return _epoch_in(state)
+    steps = -(-len(train_dataloader) // args.gradient_accumulation_steps)
+    return max(_epoch_in(state), state.global_step // max(steps, 1) + 1)
 
 
 def _epoch_in(state: TrainerState) -> int:
     return int(state.epoch or 0) + 1  # in the middle of an epoch, as after a resume, it has a fraction
-
-
-def _forget_best(state: TrainerState) -> None:
-    """Let no checkpoint count as the best so far: the run that wrote it did not harden."""
-    step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
-    logger.warning(
-        f"The best checkpoint so far{step}, counts no longer: its gates were soft, and hardening looks for the best "
-        "among hardened ones"
-    )
-    state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
 
 class HardnessLogCallback(TrainerCallback):
@@ -255,7 +210,7 @@ class HardnessLogCallback(TrainerCallback):
 
     Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
     `hardness/mean`, `hardness_learning_rate`. A warning names the gates
-    that the first step has no gradient for. LambdaGELUTrainer has it by default. It must run before
+    that the first step has no gradient for. LambdaGELUTrainer has the callback by default. It must run before
     the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
     after them: add it there with `HardnessLogCallback.add_to(trainer)`.
 

@@ -60,7 +60,7 @@ def layer_targets(
     own, by its own z and the ρ of the whole gate.
     Positions that a batch's attention mask calls padding do not count, where z is of its shape (sequences, tokens).
     `model` stays as it is. `anneal_hardness(model, progress, target_hardness=...)`, `is_hardened(model, ...)` and
-    `HardeningCallback(target_hardness=...)` take what this returns.
+    `HardeningConfig(target_hardness=...)` take what this returns.
 
     Args:
         model: has λ-gates.

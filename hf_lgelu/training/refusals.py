@@ -1,67 +1,29 @@
-"""What a run has of Trainer, or on its model, that would make another network than was asked for: refused, or said."""
+"""What would make a training end with another network than was asked for: refused as it begins, or said in a warning.
 
+`refuse_with_gates` is LambdaGELUTrainer's list, `refuse_to_harden` HardeningCallback's. Functions that tell only warn.
+"""
+
+import sys
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import nn
-from transformers import TrainingArguments
+from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.models.optimizer_groups import hardness_group
-from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters
+from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened, known_hardness
+from hf_lgelu.models.operable import require_unflattened
+from hf_lgelu.models.optimizer_groups import hardness_group, refuse_tensor_parallel
+from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
+from hf_lgelu.training.arguments import HardeningConfig
 
 logger = logging.get_logger(__name__)
 
 
-def refuse_deepspeed(args: TrainingArguments) -> None:
-    """Its engine steps before s can be frozen."""
-    if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
-        raise ValueError(
-            "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
-            "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
-        )
-
-
-def refuse_best_checkpoints(args: TrainingArguments) -> None:
-    """Of a plain Trainer, which would select among soft epochs too."""
-    for option, selects in (
-        ("load_best_model_at_end", args.load_best_model_at_end),
-        ("save_strategy='best'", args.save_strategy == "best"),
-    ):
-        if selects:
-            raise ValueError(
-                f"{option} would select an epoch whose gates are still soft, and substituting ReLU there destroys the "
-                "model. Use LambdaGELUTrainer, which selects among hardened epochs only (λ from "
-                f"{HARDENED_FRACTION:.0%} of the target on), or turn it off"
-            )
-
-
-def refuse_liger(args: Any) -> None:
-    """Its fused MLPs compute SiLU or GELU whatever the gate is."""
-    chosen = args.liger_kernel_config or {}
-    bound = [name for name in ("swiglu", "geglu") if chosen.get(name, True)]
-    if args.use_liger_kernel and bound:
-        raise ValueError(
-            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
-            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
-        )
-
-
-def refuse_efficient_loading(accelerator: Accelerator) -> None:
-    """FSDP2's loading on one process, which knows no plain tensors: a gate's temperature and override are such."""
-    plugin = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    if plugin is not None and plugin.cpu_ram_efficient_loading:
-        raise ValueError(
-            "fsdp_cpu_ram_efficient_loading hands out the weights of the first process, and fails at the buffers of "
-            "λ-gates, which FSDP leaves whole: set it to false in accelerate's configuration"
-        )
-
-
-def check_ratio_of_rates(args: TrainingArguments) -> None:
-    """Refuse schedulers under which s does not learn c times as fast as the weights."""
+def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None:
+    """Raise ValueError for options of Trainer that a model with λ-gates cannot be trained with."""
     if args.lr_scheduler_type == "greedy":
         raise ValueError(
             "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
@@ -71,6 +33,84 @@ def check_ratio_of_rates(args: TrainingArguments) -> None:
         raise ValueError(
             "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
             "hardness_lr_multiplier; leave min_lr at 0"
+        )
+    chosen = args.liger_kernel_config or {}
+    if args.use_liger_kernel and any(chosen.get(name, True) for name in ("swiglu", "geglu")):
+        raise ValueError(
+            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
+            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
+        )
+    plugin = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+    # FSDP2 then loads on one process, and knows no plain tensors: a gate's temperature and override are such.
+    if plugin is not None and plugin.cpu_ram_efficient_loading:
+        raise ValueError(
+            "fsdp_cpu_ram_efficient_loading hands out the weights of the first process, and fails at the buffers of "
+            "λ-gates, which FSDP leaves whole: set it to false in accelerate's configuration"
+        )
+
+
+def refuse_to_harden(
+    config: HardeningConfig,
+    args: TrainingArguments,
+    state: TrainerState,
+    model: nn.Module,
+    optimizer: Any,
+    selects_hardened_checkpoints: bool,
+) -> None:
+    """Raise where a training cannot harden the model as it begins.
+
+    Raises:
+        ValueError: DeepSpeed, epochs that cannot be counted, a Trainer that selects among soft epochs too, no λ-GELU,
+            or an s with requires_grad=False.
+        RuntimeError: as for `check_hardness_learns`.
+    """
+    if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
+        raise ValueError(
+            "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
+            "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
+        )
+    check_hardness_learns(model, optimizer)
+    if config.hardening_strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
+        raise ValueError(
+            "the training data has no length, so epochs cannot be counted; harden with hardening_strategy='steps'"
+        )
+    selecting = {
+        "load_best_model_at_end": args.load_best_model_at_end,
+        "save_strategy='best'": args.save_strategy == "best",
+    }
+    if any(selecting.values()) and not selects_hardened_checkpoints:
+        raise ValueError(
+            f"{next(option for option, selects in selecting.items() if selects)} would select an epoch whose gates are "
+            "still soft, and substituting ReLU there destroys the model. Use LambdaGELUTrainer, which selects among "
+            f"hardened epochs only (λ from {HARDENED_FRACTION:.0%} of the target on), or turn it off"
+        )
+
+
+def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
+    """Raise where λ is to be learned and hardened and somebody has kept s from both.
+
+    Raises:
+        ValueError: no λ-GELU, or an s with requires_grad=False.
+        RuntimeError: the optimizer holds weights of the model, but not its s; or FSDP1 has flattened s.
+    """
+    modules = require_lambda_gelu(model)
+    refuse_tensor_parallel(model)
+    require_unflattened(modules)
+    frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
+    if frozen:
+        raise ValueError(
+            f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
+            "what froze it may not save it. For an adapter of PEFT, pass "
+            "modules_to_save=hardness_modules_to_save(model) to its config (which finds no gate inside experts whose "
+            "weights the adapter takes by target_parameters); else call module.raw_hardness.requires_grad_(True)"
+        )
+    held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    forgotten = [name for name, module in modules if not held.issuperset(map(id, raw_parameters(module)))]
+    if forgotten and held & names.keys():  # sharded, an optimizer may hold other parameters altogether
+        raise RuntimeError(
+            f"the optimizer does not hold the raw hardness of {', '.join(forgotten[:4])}: it was made before the "
+            "λ-GELU was put in. Pass it to replace_activations(model, optimizer=...), or make it after the surgery"
         )
 
 
@@ -122,7 +162,7 @@ def tell_held(model: nn.Module) -> None:
     """Say it where a training without hardening goes on from gates that are on their way: their λ does not learn."""
     if largest_override(model) >= 1 and not is_hardened(model):
         held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
-        smallest = min(module.hardness.min().item() for module in held)
+        smallest = min(known_hardness(module).min().item() for module in held)
         logger.warning(
             f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned, "
             "and no hardening goes on. release_hardness(model) lets it follow s again; to end hardening, resume from "
@@ -160,10 +200,9 @@ def largest_override(model: nn.Module) -> float:
     return torch.stack(together).max().item() if together else 0.0
 
 
-def tell_released(model: nn.Module, switch_fraction: float) -> None:
+def tell_released(model: nn.Module) -> None:
     """Say it where a network that is hard already begins again with soft gates."""
-    largest = largest_override(model)
-    if largest >= 1 and switch_fraction > 0:
+    if (largest := largest_override(model)) >= 1:
         logger.warning(
             f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
             "so they are soft until it is over, and another network. To train it on as it is, leave harden out; to go "

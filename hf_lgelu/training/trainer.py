@@ -1,19 +1,23 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer
 from transformers.trainer_pt_utils import find_batch_size
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from hf_lgelu.models.example_run import buffers_kept
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.models.optimizer_groups import hardness_group
+from hf_lgelu.models.optimizer_groups import (
+    check_rate,
+    hardness_group,
+    hardness_learning_rate,
+    separate_hardness_group,
+)
 from hf_lgelu.models.outputs import labels_of_predictions
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
@@ -24,12 +28,7 @@ from hf_lgelu.models.sites import (
     require_lambda_gelu,
 )
 from hf_lgelu.models.substitution import TemporaryRelu, temporary_relu
-from hf_lgelu.training.arguments import (
-    LambdaGELUTrainingArguments,
-    check_arguments,
-    hardening_asked_for,
-    refuse_idle_options,
-)
+from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
 from hf_lgelu.training.evaluation import (
     collected_kept,
@@ -43,15 +42,7 @@ from hf_lgelu.training.evaluation import (
     random_state_kept,
     with_relu_metrics,
 )
-from hf_lgelu.training.optim import hardness_learning_rate, separate_hardness_group
-from hf_lgelu.training.refusals import (
-    check_ratio_of_rates,
-    refuse_efficient_loading,
-    refuse_liger,
-    tell_frozen,
-    tell_held,
-    tell_ungrouped,
-)
+from hf_lgelu.training.refusals import refuse_with_gates, tell_frozen, tell_held, tell_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
 
 logger = logging.get_logger(__name__)
@@ -116,41 +107,24 @@ class LambdaGELUTrainer(Trainer):
         **options: Any,
     ) -> None:
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
-        check_arguments(args)
-        refuse_idle_options(args)
+        if not isinstance(args, LambdaGELUTrainingArguments):
+            raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
+        if not args.harden and (given := args.given_hardening_options()):
+            raise ValueError(
+                f"{', '.join(given)} would do nothing, since harden is off: give harden=True, or leave them out (a "
+                "HardeningCallback of your own has its own options)"
+            )
         super().__init__(model, args, *others, **options)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
         self._keeps_logits = True
-        self._told_soft = self._resumes = False
-        self._of_arguments: HardeningCallback | None = None
-        if self.args.require_lambda_gelu:
+        self._told_soft = False
+        self._of_arguments = HardeningCallback()  # in the trainer while args.harden is on and no other was passed
+        if args.require_lambda_gelu:
             require_lambda_gelu(self.model)
-        self._refuse_what_loses_the_ratio()
-        self._follow_arguments()
-        if self.args.log_hardness and lambda_gelu_modules(self.model):
+        if args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
-        self._adopt_callbacks()
-
-    def add_callback(self, callback: type[TrainerCallback] | TrainerCallback) -> None:
-        given = callback() if isinstance(callback, type) else callback
-        _hardening_among([*self.callback_handler.callbacks, given])  # raises where another one hardens
-        super().add_callback(given)
-        self._adopt_callbacks()
-
-    def train(self, *args: Any, **options: Any) -> TrainOutput:
-        """As Trainer's."""
-        self._follow_arguments()
-        self._resumes = bool(args[0] if args else options.get("resume_from_checkpoint"))
-        if self.model_init is None:  # else there is no model yet, or that of the run before
-            self._look_at_model()
-        hardening = self._hardening_callback()
-        self._prepare_hardening()
-        try:
-            return super().train(*args, **options)
-        finally:
-            if hardening is not None:  # another trainer may use the callback after this one
-                hardening.selects_hardened_checkpoints = False
+        self._prepare_training()
 
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
@@ -187,7 +161,11 @@ class LambdaGELUTrainer(Trainer):
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Trainer's scheduler; one that was passed is left as it is."""
+        # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
         tell_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
+        if self._hardening_callback() is None:
+            tell_frozen(self.model)
+            tell_held(self.model)
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         group = None if self.optimizer is None else hardness_group(self.optimizer)
         first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
@@ -282,7 +260,7 @@ class LambdaGELUTrainer(Trainer):
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.targets):
+        if hardening is None or is_hardened(self.model, hardening.config.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
@@ -294,12 +272,40 @@ class LambdaGELUTrainer(Trainer):
         return False
 
     def _hp_search_setup(self, trial: Any) -> None:
-        super()._hp_search_setup(trial)  # which Trainer calls in every training, when model_init has made the model
-        if trial is not None:  # which has changed the arguments
-            self._follow_arguments()
-            self._prepare_hardening()
-        if trial is not None or self.model_init is not None:
-            self._look_at_model()
+        super()._hp_search_setup(trial)
+        self._prepare_training()  # each training comes here, with the model of model_init and the arguments of a search
+
+    def _prepare_training(self) -> None:
+        """Refuse what cannot be trained as the arguments say now, and put in the callbacks that they ask for."""
+        check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
+        if lambda_gelu_modules(self.model):
+            refuse_with_gates(self.args, self.accelerator)
+        callbacks, own = self.callback_handler.callbacks, self._of_arguments
+        if any(isinstance(callback, HardnessLogCallback) for callback in callbacks):
+            HardnessLogCallback.add_to(self)
+        passed = [each for each in callbacks if isinstance(each, HardeningCallback) and each is not own]
+        if len(passed) > 1:
+            raise ValueError(
+                f"{len(passed)} HardeningCallbacks would harden one model: the last would move λ, and the first say "
+                "when it is hardened. Give the trainer one, in callbacks=[...], where it takes the place of harden=True"
+            )
+        if passed and self.args.harden and (given := self.args.given_hardening_options()):
+            raise ValueError(
+                f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its "
+                "own: give them to it, or leave the callback out"
+            )
+        hardens = self.args.harden and not passed
+        if own in callbacks and not hardens:
+            callbacks.remove(own)
+        elif own not in callbacks and hardens:
+            callbacks.append(own)
+        if hardens:
+            own.config = self.args.hardening_config()
+        for hardening in (*passed, own):
+            hardening.selects_hardened_checkpoints = True
+
+    def _hardening_callback(self) -> HardeningCallback | None:
+        return next((each for each in self.callback_handler.callbacks if isinstance(each, HardeningCallback)), None)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model
@@ -309,7 +315,7 @@ class LambdaGELUTrainer(Trainer):
             check_checkpoint_activations(resume_from_checkpoint, own)
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
-        if self._hardening_callback() is None:
+        if self.is_fsdp_enabled and self._hardening_callback() is None:  # else when the scheduler is made
             tell_held(own)
 
     def _load_best_model(self) -> None:
@@ -320,49 +326,3 @@ class LambdaGELUTrainer(Trainer):
 
     def _substituted_kinds(self) -> tuple[str, ...]:
         return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
-
-    def _follow_arguments(self) -> None:
-        """Take the HardeningCallback that `args` ask for now: a search, or a hand, may have changed them."""
-        check_arguments(self.args)
-        callbacks, old = self.callback_handler.callbacks, self._of_arguments
-        place = callbacks.index(old) if old in callbacks else len(callbacks)
-        found = _hardening_among(callbacks)
-        kept = [callback for callback in callbacks if callback is not old]
-        self._of_arguments = hardening_asked_for(self.args, None if found is old else found)
-        callbacks[:] = [*kept[:place], *filter(None, [self._of_arguments]), *kept[place:]]
-
-    def _look_at_model(self) -> None:
-        """Before a training begins: what is refused with λ-gates, and what is told of theirs."""
-        self._refuse_what_loses_the_ratio()
-        if self._hardening_callback() is None:
-            tell_frozen(self.model)
-            if not self._resumes:  # else when that is loaded
-                tell_held(self.model)
-
-    def _refuse_what_loses_the_ratio(self) -> None:
-        if lambda_gelu_modules(self.model):
-            check_ratio_of_rates(self.args)
-            refuse_liger(self.args)
-            refuse_efficient_loading(self.accelerator)
-
-    def _prepare_hardening(self) -> None:
-        if (hardening := self._hardening_callback()) is not None:
-            hardening.selects_hardened_checkpoints = True
-
-    def _hardening_callback(self) -> HardeningCallback | None:
-        return _hardening_among(self.callback_handler.callbacks)
-
-    def _adopt_callbacks(self) -> None:
-        for callback in list(self.callback_handler.callbacks):
-            if isinstance(callback, HardnessLogCallback):
-                HardnessLogCallback.add_to(self)
-
-
-def _hardening_among(callbacks: Sequence[TrainerCallback]) -> HardeningCallback | None:
-    found = [callback for callback in callbacks if isinstance(callback, HardeningCallback)]
-    if len(found) > 1:
-        raise ValueError(
-            f"{len(found)} HardeningCallbacks would harden one model: the last would move λ, and the first say when it "
-            "is hardened. Give the trainer one, in callbacks=[...], where it takes the place of harden=True"
-        )
-    return found[0] if found else None

@@ -87,7 +87,8 @@ def training(name: str) -> list[list[float]]:
     curve = _Curve()
     with tempfile.TemporaryDirectory() as folder:
         if name == "plain trainer":
-            callback = hf_lgelu.HardeningCallback(target_hardness=40.0, schedule="geometric", strategy="steps")
+            config = hf_lgelu.HardeningConfig(40.0, hardening_schedule="geometric", hardening_strategy="steps")
+            callback = hf_lgelu.HardeningCallback(config)
             optimizer = torch.optim.SGD(hf_lgelu.hardness_parameter_groups(model, learning_rate=0.05), lr=0.05)
             Trainer(
                 model, TrainingArguments(folder, **options), train_dataset=rows, callbacks=[callback, curve],

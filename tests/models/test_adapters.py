@@ -20,7 +20,7 @@ from hf_lgelu import (
     temporary_relu,
 )
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
-from hf_lgelu.training.optim import check_hardness_learns
+from hf_lgelu.training.refusals import check_hardness_learns
 
 IDS = torch.arange(12).reshape(2, 6)
 SITES = ["transformer.h.0.mlp.act", "transformer.h.1.mlp.act"]

@@ -20,7 +20,7 @@ def run(folder, *, plain=False, model=None, hardening=None, **options):
     """Train; return the trainer and the λ of all forward passes."""
     model = tiny_model() if model is None else model
     if plain:
-        options["callbacks"] = [HardeningCallback(**hardening or {})]
+        options["callbacks"] = [HardeningCallback(hardening)]
     else:
         options["harden"] = True
     trainer = tiny_trainer(folder, model, plain=plain, **options)

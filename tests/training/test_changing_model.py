@@ -7,7 +7,7 @@ import pytest
 from tiny_training import hardness_values, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 
-from hf_lgelu import HardeningCallback, LambdaGELU, replace_activations
+from hf_lgelu import HardeningCallback, HardeningConfig, LambdaGELU, replace_activations
 
 
 @pytest.mark.parametrize("strategy", ["epoch", "steps"])
@@ -37,14 +37,14 @@ def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
     trainer.optimizer = trainer.lr_scheduler = None
     trainer.train()
     assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
-    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(switch_fraction=0.0)])
+    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(HardeningConfig(switch_fraction=0.0))])
     again.callback_handler.callbacks = trainer.callback_handler.callbacks  # the same callbacks
     again.train()
     assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
 
 
 def test_callbacks_do_not_keep_a_model_alive(tmp_path):
-    callback, model = HardeningCallback(switch_fraction=0.0), tiny_model()
+    callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
     trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
     trainer.train()
     alive = weakref.ref(model)

@@ -14,7 +14,7 @@ from tiny_training import (
     tiny_model,
 )
 
-from hf_lgelu import HardeningCallback, hardness_parameter_groups, replace_activations
+from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_groups, replace_activations
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -79,13 +79,13 @@ def test_every_schedule_and_strategy(tmp_path, schedule, strategy):
 
 
 def test_callback_takes_the_same_options(tmp_path):
-    hardening = {"target_hardness": 50.0, "switch_fraction": 0.4, "schedule": "inverse", "strategy": "steps"}
+    hardening = HardeningConfig(50.0, None, 0.4, "inverse", "steps")
     trainer, seen = run(tmp_path, plain=True, hardening=hardening, num_train_epochs=5)
     check_path(trainer.model, seen, list(range(1, 16)), 15, switch=6, end=50.0, schedule="inverse")
 
 
 def test_a_callback_of_ones_own_takes_the_place_of_the_arguments(tmp_path):
-    trainer, seen = run(tmp_path, num_train_epochs=4, callbacks=[HardeningCallback(target_hardness=30.0)])
+    trainer, seen = run(tmp_path, num_train_epochs=4, callbacks=[HardeningCallback(HardeningConfig(30.0))])
     check_path(trainer.model, seen, epochs(4, 3), 4, end=30.0)
 
 
@@ -114,7 +114,7 @@ def test_an_optimizer_from_before_the_surgery_is_refused(tmp_path, plain):
 
 def test_progress_is_the_position_of_the_trainer():
     """Stateless: epoch fractions, as after a resume in the middle of an epoch, count as the epoch they are in."""
-    by_epoch, by_step = HardeningCallback(), HardeningCallback(strategy="steps")
+    by_epoch, by_step = HardeningCallback(), HardeningCallback(HardeningConfig(hardening_strategy="steps"))
 
     def at(epoch, step=0, total_epochs=8, total_steps=80):
         return SimpleNamespace(epoch=epoch, global_step=step, num_train_epochs=total_epochs, max_steps=total_steps)

@@ -14,7 +14,7 @@ from tiny_training import (
     watched,
 )
 
-from hf_lgelu import HardeningCallback
+from hf_lgelu import HardeningCallback, HardeningConfig
 from hf_lgelu.training.resume import check_checkpoint_activations
 
 # 5 batches, 2 per update, 5 epochs: updates 1-3 are soft, 4-15 harden; of each epoch, two lie in its middle.
@@ -32,7 +32,7 @@ FORWARDS_BEFORE = [0, 2, 4, 5]  # forward passes of 0, 1, 2, 3 updates of an epo
 def run(folder, strategy, plain=False, checkpoint=None, seed=0, dropout=0.2, **options):
     """Dropout makes the run depend on the random state as well."""
     if plain:
-        options["callbacks"] = [HardeningCallback(strategy=strategy)]
+        options["callbacks"] = [HardeningCallback(HardeningConfig(hardening_strategy=strategy))]
     else:
         options |= {"harden": True, "hardening_strategy": strategy}
     model = tiny_model(dropout=dropout, seed=seed)

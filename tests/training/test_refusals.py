@@ -12,6 +12,7 @@ from transformers import Adafactor, TrainingArguments
 import hf_lgelu
 from hf_lgelu import (
     HardeningCallback,
+    HardeningConfig,
     LambdaGELU,
     LambdaGELUTrainer,
     anneal_hardness,
@@ -23,15 +24,14 @@ from hf_lgelu import (
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
 
-# {parameter of HardeningCallback: (values that are refused, what the error names)}; arguments of training have the same
+# {option of HardeningConfig: (values that are refused, what the error names)}; arguments of training have the same
 OF_HARDENING = {
-    "strategy": (["batch"], "unknown strategy 'batch' of hardening; accepted: epoch, steps"),
-    "schedule": (["steep"], "unknown schedule 'steep'; accepted: linear, geometric, inverse, cosine"),
+    "hardening_strategy": (["batch"], "unknown hardening_strategy 'batch'; accepted: epoch, steps"),
+    "hardening_schedule": (["steep"], "unknown schedule 'steep'; accepted: linear, geometric, inverse, cosine"),
     "switch_fraction": ([1.0, -0.01, 1.5, float("nan")], r"switch_fraction must lie in \[0, 1\)"),
     "target_hardness": ([1.0, -3.0, float("inf"), 1e39], "target_hardness must be a finite number > 1 within float32"),
     "tolerance": ([0.0], "tolerance must lie in"),
 }
-IN_ARGUMENTS = {"strategy": "hardening_strategy", "schedule": "hardening_schedule"}
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ IN_ARGUMENTS = {"strategy": "hardening_strategy", "schedule": "hardening_schedul
 )
 def test_options_of_hardening(tmp_path, name, value, message):
     with pytest.raises(ValueError, match=message):
-        HardeningCallback(**{name: value})
+        HardeningConfig(**{name: value})
     with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path, harden=True, **{IN_ARGUMENTS.get(name, name): value})
+        tiny_trainer(tmp_path, harden=True, **{name: value})
 
 
 IDLE = "would do nothing, since harden is off: give harden=True"

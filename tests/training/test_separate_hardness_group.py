@@ -5,7 +5,7 @@ import torch
 from tiny_training import names_in, raw_values, tiny_model
 
 from hf_lgelu import separate_hardness_group
-from hf_lgelu.training.optim import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.models.optimizer_groups import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
 
 
 def separate(model, multiplier=9.0):

@@ -20,7 +20,7 @@ from hf_lgelu import (
     replace_activations,
 )
 from hf_lgelu.models.hardening import smallest_by_site
-from hf_lgelu.training.optim import check_hardness_learns
+from hf_lgelu.training.refusals import check_hardness_learns
 
 
 @pytest.fixture

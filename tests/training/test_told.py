@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from hf_lgelu import (
     HardeningCallback,
+    HardeningConfig,
     LambdaGELU,
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
@@ -118,7 +119,7 @@ def test_surgery_of_another_kind_does_not_go_on_from_a_checkpoint(trained, resum
 
 
 def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path):
-    callback = HardeningCallback(schedule="geometric")
+    callback = HardeningCallback(HardeningConfig(hardening_schedule="geometric"))
     with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
         trainer(mlp(), tmp_path, [callback], harden=True, target_hardness=400.0)
     asking = trainer(mlp(), tmp_path, [callback], harden=True)  # for what there is
@@ -375,25 +376,24 @@ def test_tensor_parallelism_is_refused():
             groups()
 
 
-ADDED = {
-    "added": lambda trainer: trainer.add_callback(HardeningCallback()),
-    "added as a class": lambda trainer: trainer.add_callback(HardeningCallback),
-    "put in by hand": lambda trainer: trainer.callback_handler.callbacks.append(HardeningCallback()) or trainer.train(),
-}
-
-
-@pytest.mark.parametrize("name", ADDED)
-@pytest.mark.parametrize("harden", [True, False])
-def test_two_callbacks_do_not_harden_one_model(tmp_path, harden, name):
+@pytest.mark.parametrize("added", [HardeningCallback, HardeningCallback(HardeningConfig(40.0))])
+def test_two_callbacks_do_not_harden_one_model(tmp_path, added):
     """The last one's target would be where λ goes, and the first one's what counts as hardened."""
-    callbacks = [] if harden else [HardeningCallback(target_hardness=20.0)]
-    run = trainer(mlp(), tmp_path, callbacks, harden=harden, num_train_epochs=8)
+    run = trainer(mlp(), tmp_path, [HardeningCallback(HardeningConfig(20.0))], num_train_epochs=8)
+    run.add_callback(added)
     with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
-        ADDED[name](run)
-    if name.startswith("added"):
-        run.train()  # by the one that it had
-        expected = 159.577 if harden else 20.0
-        assert list(hardness_profile(run.model).values()) == pytest.approx([expected] * 2, rel=1e-5)
+        run.train()
+    run.pop_callback(HardeningCallback)
+    run.train()  # by the one that is left
+    expected = 159.577 if added is HardeningCallback else 40.0
+    assert list(hardness_profile(run.model).values()) == pytest.approx([expected] * 2, rel=1e-5)
+
+
+def test_a_callback_that_is_added_takes_the_place_of_the_arguments(tmp_path):
+    run = trainer(mlp(), tmp_path, harden=True, num_train_epochs=8)
+    run.add_callback(HardeningCallback(HardeningConfig(20.0)))
+    run.train()
+    assert list(hardness_profile(run.model).values()) == pytest.approx([20.0] * 2, rel=1e-5)
 
 
 def test_two_callbacks_are_not_passed(tmp_path):

@@ -26,6 +26,7 @@ from transformers.trainer_utils import HPSearchBackend, default_compute_objectiv
 
 from hf_lgelu import (
     HardeningCallback,
+    HardeningConfig,
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     anneal_hardness,
@@ -160,8 +161,8 @@ def test_arguments_from_the_command_line(tmp_path):
     (args,) = parser.parse_args_into_dataclasses(given.split())
     trainer = LambdaGELUTrainer(tiny_model(), args, train_dataset=SAMPLES)
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
-    assert callback.targets["lambda_gelu"] == pytest.approx(79.788, abs=5e-4)
-    assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.5, "geometric", "steps")
+    assert callback.config == args.hardening_config() == HardeningConfig(None, 0.01, 0.5, "geometric", "steps")
+    assert callback.config.targets["lambda_gelu"] == pytest.approx(79.788, abs=5e-4)
     read = {field.name: getattr(args, field.name) for field in OURS}
     assert read == {
         "hardness_lr_multiplier": 3.0,
@@ -183,9 +184,8 @@ def test_default_arguments_are_the_papers():
     assert args.hardness_lr_multiplier == 9
     assert not args.harden
     assert (args.switch_fraction, args.hardening_schedule, args.hardening_strategy) == (0.25, "linear", "epoch")
-    callback = HardeningCallback()
-    assert (callback.switch_fraction, callback.schedule, callback.strategy) == (0.25, "linear", "epoch")
-    assert callback.targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
+    assert args.hardening_config() == HardeningCallback().config == HardeningConfig()
+    assert HardeningConfig().targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
 
 
 def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
