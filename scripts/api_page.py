@@ -42,7 +42,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "hardness_modules_to_save", "MLPConfig", "MLPForClassification",
     ),
     "Training and hardening": (
-        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningCallback", "HardnessLogCallback",
+        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningCallback", "HardeningConfig",
+        "HardnessLogCallback",
         "hardness_parameter_groups", "separate_hardness_group", "anneal_hardness", "freeze_hardness",
         "release_hardness", "is_hardened", "hardening_progress", "layer_targets",
     ),

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from transformers import (
 from transformers.activations import ACT2FN
 
 from hf_lgelu import (
+    HardeningConfig,
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     from_pretrained,
@@ -428,8 +429,8 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         "relufication",
     )
     of_training = (
-        *("hardness_lr_multiplier", "harden", "target_hardness", "tolerance", "switch_fraction"),
-        *("hardening_schedule", "hardening_strategy", "seed", "optim", "optim_args", "learning_rate"),
+        *("hardness_lr_multiplier", "harden", *(option.name for option in fields(HardeningConfig))),
+        *("seed", "optim", "optim_args", "learning_rate"),
         *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "lr_scheduler_type", "lr_scheduler_kwargs"),
         *("warmup_steps", "max_grad_norm", "num_train_epochs", "max_steps", "gradient_accumulation_steps"),
         *("label_smoothing_factor", "load_best_model_at_end", "dataloader_drop_last"),

@@ -5,20 +5,19 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 
+from hf_lgelu import HardeningConfig
 from lgelu_lab.studies.arguments import check_argument_values
 from lgelu_lab.studies.experiments import STUDIES, Experiment, Study
 from lgelu_lab.studies.folder import FolderBusyError
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, has_leftovers, train_resumably
-
-_OF_HARDENING = ("target_hardness", "tolerance", "switch_fraction", "hardening_schedule", "hardening_strategy")
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def check_settings(settings: Mapping[str, Any], experiments: Sequence[Experiment
 def _overridden(arguments: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a run, without what only other runs of its study read: LambdaGELUTrainer refuses it."""
     chosen = {**arguments, **overrides}
-    idle = set() if chosen.get("harden") else {*_OF_HARDENING}
+    idle = set() if chosen.get("harden") else {option.name for option in fields(HardeningConfig)}
     if chosen.get("relufication"):
         idle.discard("switch_fraction")
     return {name: value for name, value in chosen.items() if name in arguments or name not in idle}
