@@ -26,8 +26,8 @@ from hf_lgelu.cli.given_checkpoint import (
 from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.hub.card import Provenance, shown, stated_licence, write_conversion_card
-from hf_lgelu.export.hub.push import is_hub_id
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
+from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id
 from hf_lgelu.export.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
@@ -208,11 +208,11 @@ def _write(
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
     (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
-    write_conversion_card(
-        folder, report, provenance, figure=FIGURE_FILE,
-        repo_id=arguments.push_to_hub,
+    card = render_conversion_card(
+        report, provenance, facts_of_folder(folder), figure=FIGURE_FILE, repo_id=arguments.push_to_hub,
         license=arguments.license or stated_licence(given.name),
     )  # fmt: skip
+    save_card(card, folder)
 
 
 def _say_nothing(_: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-from hf_lgelu.export.hub.push import could_be_hub_id
+from hf_lgelu.export.hub.loading import could_be_hub_id
 
 _SECONDS = 10.0
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.cli.named_places import local
-from hf_lgelu.export.hub.loading import SENTENCE_CLASSES, sentence_class, sentence_settings
-from hf_lgelu.export.hub.push import MODULES_FILE
+from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.extras import require
 from hf_lgelu.files import require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint

@@ -19,8 +19,7 @@ from hf_lgelu.export.hub.card import (
     save_card_facts,
     shown,
 )
-from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
-from hf_lgelu.export.hub.push import is_hub_id
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder, is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.outputs import OutputChange
 

@@ -7,8 +7,8 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT
 
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card, stated_licence, write_conversion_card
-from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, stated_licence
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.config import TARGETS
 from hf_lgelu.refit.convert import convert_to_relu
@@ -80,7 +80,7 @@ def test_a_token_is_not_shown():
 def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
     model = MLPForClassification(MLPConfig(num_features=5, hidden_size=4, num_hidden_layers=2, hidden_act="relu"))
     model.save_pretrained(tmp_path)
-    path = write_conversion_card(tmp_path, REPORT, PROVENANCE)
+    path = save_card(render_conversion_card(REPORT, PROVENANCE, facts_of_folder(tmp_path)), tmp_path)
     assert path == tmp_path / "README.md"
     code = path.read_text().split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -98,7 +98,7 @@ def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypat
     converted, report = convert_to_relu(model, torch.randn(400, 5), target=target)
     converted.save_pretrained(tmp_path)
     local = dataclasses.replace(PROVENANCE, model="ours", model_is_on_hub=False)
-    card = ModelCard.load(write_conversion_card(tmp_path, report, local))
+    card = card_of(report, local, facts_of_folder(tmp_path))
     tag = {"leaky_relu": "leaky-relu", "leaky_relu:0.1": "leaky-relu", "relu2": "squared-relu"}.get(target, target)
     assert card.data.tags == [tag, *(["relufication"] if target == "relu" else []), "lambda-gelu"]
     assert card.text.startswith(f"\n# ours-{tag}\n")

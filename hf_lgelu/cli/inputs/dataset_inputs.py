@@ -24,7 +24,7 @@ from hf_lgelu.cli.inputs.texts import (
     tokenizer_of,
 )
 from hf_lgelu.cli.named_places import local
-from hf_lgelu.export.hub.push import is_hub_id
+from hf_lgelu.export.hub.loading import is_hub_id
 from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)

@@ -24,8 +24,7 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.export.hub.push import holds_token, is_hub_id
+from hf_lgelu.export.hub.loading import CheckpointFacts, is_hub_id
 from hf_lgelu.files import save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import gate_names, mean_of_several, smallest_by_site
@@ -40,12 +39,13 @@ logger = logging.get_logger(__name__)
 
 CARD_FACTS_FILE = "card_facts.json"
 FORMS = ("relu", "gelu", "lambda_gelu")
-"""What a card's network is: with ReLU in the place of its λ-gates, with λ folded into the weights, or as trained."""
+"""What a card's network is: with ReLU in the place of its λ-gates, with λ absorbed by the weights, or as trained."""
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 _CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
 _LONGEST_HEADER = 65536  # characters
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # of 34; shorter are names of Python: hf_transfer, hf_quantizer
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
 
 # By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
@@ -186,7 +186,7 @@ def write_card(
     Args:
         model: with λ-GELU, as it was trained.
         folder: of `model`, or of what an export made of it.
-        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ folded into the weights).
+        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ absorbed by the weights).
         change: what an export did to the outputs on example inputs.
         license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.
         repo_id: on the Hub, "user/name".
@@ -206,28 +206,40 @@ def write_card(
         'README.md'
     """
     source = str(model.name_or_path)
-    found = (card_facts_of(model, place) for place in (source, folder) if place)
-    own = Path(source).resolve().name if Path(source).exists() else source.rpartition("/")[2]
-    facts = next(filter(None, found), None) or CardFacts(name=own if source else "model")
-    facts = dataclasses.replace(
-        facts,
-        hardness=smallest_by_site(model),
-        mean_hardness=mean_of_several(model),
-        gates=gate_names(model),
-        license=license or facts.license or (stated_licence(source) if source else None),
-    )
-    others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
-    if form == "relu" and find_sites(model, others):
-        had = f"beside its λ-gates it had {sites_in_words(model, others)}, and has them still"
-        facts = dataclasses.replace(facts, limits=(*facts.limits, f"It is no ReLU network throughout: {had}."))
-    checkpoint = loading.facts_of_folder(folder)
+    if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
+        source = str(Path(source).parent)
     gates = loading.gates_of_folder(folder)
     if gates and form != "lambda_gelu":
         raise ValueError(
             f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
             "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
-    return save_card(render_card(facts, checkpoint, form=form, change=change, repo_id=repo_id), folder)
+    found = (card_facts_of(model, place) for place in (source, folder) if place)
+    facts = next(filter(None, found), None) or CardFacts(name=_own_name(source) or "model")
+    limits = list(facts.limits)
+    others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
+    if form == "relu" and find_sites(model, others):
+        had = f"beside its λ-gates it had {sites_in_words(model, others)}, and has them still"
+        limits.append(f"It is no ReLU network throughout: {had}.")
+    facts = dataclasses.replace(
+        facts,
+        hardness=smallest_by_site(model),
+        mean_hardness=mean_of_several(model),
+        gates=gate_names(model),
+        license=license or facts.license or (stated_licence(source) if source else None),
+        limits=limits,
+    )
+    card = render_card(facts, loading.facts_of_folder(folder), form=form, change=change, repo_id=repo_id)
+    return save_card(card, folder)
+
+
+def _own_name(source: str) -> str:
+    """The last part of a Hub id or of a folder's path; of a folder in the Hub's cache that of the Hub id."""
+    path = Path(source)
+    if not source or not path.exists():
+        return source.rpartition("/")[2]
+    path = path.resolve()  # models--USER--NAME/snapshots/REVISION in the cache
+    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
 
 
 def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
@@ -256,59 +268,37 @@ def render_card(
         raise ValueError(f"unknown form {form!r}; accepted: {', '.join(FORMS)}")
     gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
     rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
-    values, where, name = facts.hardness.values(), repo_id or "FOLDER", rows[0].name
-    span = [f"{value:.4g}" for value in (min(values), max(values))]
-    own_code = facts.loading_code.get(form, "").strip()
-    plain_code = own_code or loading.without_hf_lgelu(checkpoint, where, activation=form, gate=name)
-    lgelu_code = own_code if form == "lambda_gelu" else ""
+    low, high = (f"{value(facts.hardness.values()):.4g}" for value in (min, max))
     title = repo_id.rpartition("/")[2] if repo_id else f"{facts.name}-{form.replace('_', '-')}"
+    where, is_plain, own_code = repo_id or "FOLDER", form != "lambda_gelu", facts.loading_code.get(form, "").strip()
+    plain_code = lgelu_code = own_code  # where it has code of its own, `from_pretrained` needs more than this package
+    if not own_code:
+        plain_code = loading.without_hf_lgelu(checkpoint, where, activation=form, gate=rows[0].name)
+        lgelu_code = loading.with_hf_lgelu(checkpoint.model_class, where)
+    dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
+    measured = scores and (scores.relu_score if form == "relu" else scores.score)
+    results = []
+    # A ReLU model that was not evaluated has no result, least of all the smooth one's.
+    if scores and dataset and scores.split is not None and measured is not None:
+        told = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
+        results = [_result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **told)]
     return _rendered(
-        TEMPLATE,
-        _header(facts, checkpoint, form, title),
-        repo_id,
-        facts.license,
-        facts=facts, form=form, change=change, figure=figure, title=plain(title), model_class=checkpoint.model_class,
+        TEMPLATE, checkpoint, title, repo_id, facts.license,
+        tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
+        base_model=facts.base_model, datasets=[dataset] if dataset else None,
+        metrics=[scores.metric] if scores else None, results=results,
+        facts=facts, form=form, change=change, figure=figure,
         learned=" and ".join(row.label for row in rows),
         unlearned=" or ".join(row.plain_label for row in rows),
         formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
-        span=f"λ = {span[0]}" if span[0] == span[1] else f"λ from {span[0]} to {span[1]}",
+        span=f"λ = {low}" if low == high else f"λ from {low} to {high}",
         bounds={site: swap_error_bound(value, gates[site]) for site, value in facts.hardness.items()},
         largest=max(row.swap_error for row in rows),
         stages={label: stage for label, stage in facts.earlier_hardness.items() if stage},
-        plain_code="" if form == "lambda_gelu" else plain_code,
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code and form != "lambda_gelu" else "",
-        # Where it is loaded by code of its own, `from_pretrained` needs more than this package.
-        lgelu_code=lgelu_code or ("" if own_code else loading.with_hf_lgelu(checkpoint.model_class, where)),
+        plain_code=plain_code if is_plain else "",
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code and is_plain else "",
+        lgelu_code="" if own_code and is_plain else lgelu_code,
     )  # fmt: skip
-
-
-def _header(facts: CardFacts, checkpoint: CheckpointFacts, form: str, title: str) -> ModelCardData:
-    """The YAML header: task, data set, metric and result of the network in that form."""
-    dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
-    data = ModelCardData(
-        license=facts.license,
-        library_name=checkpoint.library,
-        pipeline_tag=pipeline_tag(checkpoint.model_class),
-        tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
-        base_model=facts.base_model if is_hub_id(facts.base_model) else None,
-        datasets=[dataset] if dataset else None,
-    )
-    if scores is None:
-        return data
-    data.metrics = [scores.metric]
-    value = scores.relu_score if form == "relu" else scores.score
-    # A ReLU model that was not evaluated has no result, least of all the smooth one's.
-    if dataset and scores.split is not None and value is not None:
-        data.model_name = title
-        data.eval_results = [
-            EvalResult(
-                task_type=data.pipeline_tag or "other", dataset_type=dataset, dataset_name=dataset,
-                dataset_split=scores.split, metric_type=scores.metric,
-                metric_name=scores.metric if scores.epoch is None else f"{scores.metric}, last epoch",
-                metric_value=float(score(scores.metric, value)),
-            )
-        ]  # fmt: skip
-    return data
 
 
 @dataclass(frozen=True)
@@ -366,71 +356,72 @@ def render_conversion_card(
     Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
     access token.
     """
-    where, task, needs_package = repo_id or "FOLDER", pipeline_tag(checkpoint.model_class), checkpoint.needs_package
-    # A report names its target by the title, with a slope of its own behind it or without.
-    target = next(target for target in TARGETS.values() if target.title == report.target.partition("(")[0])
-    tag = {"leaky_relu": "leaky-relu", "relu2": "squared-relu"}.get(target.name, target.name)
+    where, is_plain = repo_id or "FOLDER", not checkpoint.needs_package
+    # A report has the target's title, with a slope of its own behind it or without.
+    target = {row.title: row.name for row in TARGETS.values()}[report.target.partition("(")[0]]
+    tag = {"leaky_relu": "leaky-relu", "relu2": "squared-relu"}.get(target, target)
     title = repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{tag}"
-    data = ModelCardData(
-        license=license,
-        library_name=checkpoint.library,
-        pipeline_tag=task,
+    metrics = report.evaluation.refitted.metrics if report.evaluation else {}
+    results, source = [], provenance.evaluation_source
+    if source is not None and is_hub_id(source) and provenance.evaluation_is_whole:
+        told = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
+        results = [_result(checkpoint, name, value, ", second set", **told) for name, value in metrics.items()]
+    return _rendered(
+        _CONVERSION_TEMPLATE, checkpoint, title, repo_id, license,
         tags=[tag, *(["relufication"] if tag == "relu" else []), "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
-    )
-    metrics = report.evaluation.refitted.metrics if report.evaluation else {}
-    if metrics:
-        data.metrics = list(metrics)
-    source = provenance.evaluation_source
-    if metrics and provenance.evaluation_is_whole and is_hub_id(source):
-        data.model_name = title
-        data.eval_results = [
-            EvalResult(
-                task_type=task or "other", dataset_type=source, dataset_name=provenance.evaluation or source,
-                metric_type=name, metric_name=f"{name}, second set", metric_value=float(score(name, value)),
-            )
-            for name, value in metrics.items()
-        ]  # fmt: skip
-    kept = next((step.effort for step in reversed(report.steps) if step.is_kept), "refit")
-    plain_code = "" if needs_package else loading.without_hf_lgelu(checkpoint, where, activation=target.name)
-    return _rendered(
-        _CONVERSION_TEMPLATE,
-        data,
-        repo_id,
-        license,
-        report=report, provenance=provenance, figure=figure, title=plain(title), model_class=checkpoint.model_class,
-        gates=gates_in_words(report), how_far=how_far(report), kept=kept, results=whole_network(report),
+        metrics=list(metrics) or None, results=results,
+        report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
+        kept=next((step.effort for step in reversed(report.steps) if step.is_kept), "refit"),
+        network_table=whole_network(report),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
-        layer_note=LAYER_NOTE, has_zeros=target.name.startswith("relu"),
+        layer_note=LAYER_NOTE, has_zeros=target.startswith("relu"),
         smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
         made_with=made_with(provenance.hardware, provenance.versions),
-        plain_code=plain_code,
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code and not needs_package else "",
+        plain_code=loading.without_hf_lgelu(checkpoint, where, activation=target) if is_plain else "",
+        carried_code=loading.with_carried_code(where) if checkpoint.own_code and is_plain else "",
         lgelu_code=loading.with_hf_lgelu(checkpoint.model_class, where),
     )  # fmt: skip
 
 
-def write_conversion_card(
-    folder: str | os.PathLike, report: ConversionReport, provenance: Provenance, **options: Any
-) -> Path:
-    """Write README.md into the folder of a converted network and return its path; see `render_conversion_card`."""
-    return save_card(render_conversion_card(report, provenance, loading.facts_of_folder(folder), **options), folder)
+def _result(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
+    task = pipeline_tag(checkpoint.model_class) or "other"
+    shown_value = float(score(metric, value))
+    return EvalResult(task, metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown_value, **dataset)
 
 
-def _rendered(template: Path, data: ModelCardData, repo_id: str | None, license: str | None, **told: Any) -> ModelCard:
+def _rendered(
+    template: Path,
+    checkpoint: CheckpointFacts,
+    title: str,
+    repo_id: str | None,
+    license: str | None,
+    *,
+    tags: list[str],
+    base_model: str | None,
+    metrics: list[str] | None,
+    results: list[EvalResult],
+    datasets: list[str] | None = None,
+    **told: Any,
+) -> ModelCard:
     """A template filled in. Raises ValueError for names that the Hub does not have, and for a token on the card."""
     if license is not None and not _LICENCE.fullmatch(license):
         raise ValueError(
             f"the licence is given by the Hub's short name of it, such as mit or apache-2.0, and not {license[:80]!r}"
         )
     if repo_id is not None:
-        try:
-            validate_repo_id(repo_id)
-        except HFValidationError as error:
-            raise ValueError(str(error)) from error
+        validate_repo_id(repo_id)
+    data = ModelCardData(
+        license=license, library_name=checkpoint.library, pipeline_tag=pipeline_tag(checkpoint.model_class), tags=tags,
+        base_model=base_model if is_hub_id(base_model) else None, datasets=datasets, metrics=metrics,
+        eval_results=results or None, model_name=title if results else None,
+    )  # fmt: skip
     tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
-    card = ModelCard.from_template(data, template_path=str(template), license=license, **tools, **told)
+    card = ModelCard.from_template(
+        data, template_path=str(template), license=license, title=plain(title), model_class=checkpoint.model_class,
+        **tools, **told,
+    )  # fmt: skip
     if holds_token(card.content):
         raise ValueError("the card would show what looks like an access token; take it out of what the card is told")
     return card
@@ -519,12 +510,9 @@ def pipeline_tag(model_class: str) -> str | None:
 
 def stated_licence(name_or_path: str | os.PathLike) -> str | None:
     """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
-    card = Path(name_or_path) / REPOCARD_NAME
+    path = Path(name_or_path)
     try:
-        if not card.is_file():
-            if Path(name_or_path).exists():
-                return None
-            card = Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
+        card = path / REPOCARD_NAME if path.exists() else Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
         with card.open(encoding="utf-8") as file:
             text = file.read(_LONGEST_HEADER)
     except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
@@ -532,3 +520,8 @@ def stated_licence(name_or_path: str | os.PathLike) -> str | None:
     header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)  # one line of it: no YAML of others is run
     found = header and re.search(r"""^license:[ \t]*(["']?)([^"'\s]+)\1[ \t]*$""", header[1], re.MULTILINE)
     return found[2] if found and _LICENCE.fullmatch(found[2]) else None
+
+
+def holds_token(text: str, token: str | None = None) -> bool:
+    """Whether a text holds what looks like an access token of the Hub, or `token` itself."""
+    return bool(TOKEN.search(text)) or (token is not None and token in text)

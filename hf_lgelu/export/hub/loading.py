@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.constants import CONFIG_NAME
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
-from hf_lgelu.export.hub.push import MODULES_FILE
 from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
@@ -21,6 +22,10 @@ _MLP_CLASS = mlp.MLPForClassification.__name__
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
 """Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
 
+MODULES_FILE = "modules.json"
+"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
+
+_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
 _SENTENCE_SETTINGS = "config_sentence_transformers.json"
 _AUTO_MAP = {"AutoConfig": f"mlp.{mlp.MLPConfig.__name__}", "AutoModel": f"mlp.{_MLP_CLASS}"}
 
@@ -62,6 +67,22 @@ import hf_lgelu
 from {package} import {model_class}
 
 model = hf_lgelu.from_pretrained({model_class}, "{where}")"""
+
+
+def could_be_hub_id(name: str) -> bool:
+    """Whether the Hub could have a repository of that name: no path, and not named like a file."""
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def is_hub_id(name: str | None) -> bool:
+    """Whether a name is to be taken for that of a repository on the Hub: it could be, and no file or folder has it."""
+    return name is not None and could_be_hub_id(name) and not Path(name).exists()
 
 
 @dataclass(frozen=True)
@@ -148,7 +169,7 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     Args:
         checkpoint: what it is.
         where: folder or Hub id.
-        activation: a name of TARGETS, or "gelu" with λ folded into the weights.
+        activation: a name of TARGETS, or "gelu" with λ absorbed by the weights.
         gate: of the latter the row of GATES, whose plain form its gates are.
     """
     if checkpoint.model_class == _MLP_CLASS:

@@ -8,20 +8,16 @@ from pathlib import Path
 
 from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelInfo, get_token
 from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from transformers.utils import CHAT_TEMPLATE_DIR
 
+from hf_lgelu.export.hub.card import TOKEN, holds_token
+from hf_lgelu.export.hub.loading import MODULES_FILE
 from hf_lgelu.files import require_inside
 
 logger = logging.getLogger(__name__)
 
 LICENSE_FILE = "LICENSE"
-MODULES_FILE = "modules.json"
-"""What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
-
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # of 34; shorter are names of Python: hf_transfer, hf_quantizer
-_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
 _SUFFIXES = (
     *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
     *(".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"),  # tokenizers
@@ -110,8 +106,9 @@ def push_to_hub(
             "`hf auth login`, or set HF_TOKEN to a token that may write there"
         ) from error
     except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
+        told = TOKEN.sub("hf_…", str(error))
         raise ConnectionError(
-            f"the push to {repo_id} was cut off or could not begin ({without_tokens(str(error))}); it is one commit, "
+            f"the push to {repo_id} was cut off or could not begin ({told}); it is one commit, "
             f"so the repository has all of it or none. {folder} is complete: push again with "
             f"push_to_hub({str(folder)!r}, {repo_id!r})"
         ) from error
@@ -219,29 +216,3 @@ def _refuse_tokens(folder: Path, names: list[str], token: str | None) -> None:
             continue
         if holds_token((folder / name).read_text(encoding="utf-8", errors="replace"), token):
             raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")
-
-
-def could_be_hub_id(name: str) -> bool:
-    """Whether the Hub could have a repository of that name: no path, and not named like a file."""
-    if Path(name).is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
-def is_hub_id(name: str | None) -> bool:
-    """Whether a name is to be taken for that of a repository on the Hub: it could be, and no file or folder has it."""
-    return name is not None and could_be_hub_id(name) and not Path(name).exists()
-
-
-def holds_token(text: str, token: str | None = None) -> bool:
-    """Whether a text holds what looks like an access token of the Hub, or `token` itself."""
-    return bool(_TOKEN.search(text)) or (token is not None and token in text)
-
-
-def without_tokens(text: str) -> str:
-    """The text with dots in the place of what looks like an access token."""
-    return _TOKEN.sub("hf_…", text)
