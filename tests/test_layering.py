@@ -99,7 +99,7 @@ LISTED = {
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
     "models.surgery",  # the granularities, for a command line
-    "models.outputs",  # the label that is not counted
+    "models.outputs",  # the comparison of two networks; the label that is not counted
     "refit.config",  # the efforts that a conversion can be asked for
 }
 OF_ONE_FILE = {

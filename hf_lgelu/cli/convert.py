@@ -31,7 +31,7 @@ from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id
 from hf_lgelu.export.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
-from hf_lgelu.models.outputs import require_same_model
+from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion

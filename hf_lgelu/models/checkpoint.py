@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.constants import CONFIG_NAME
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     PreTrainedConfig,
@@ -22,7 +24,9 @@ from transformers import (
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files import require_inside
+from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPForClassification
+from hf_lgelu.models.outputs import agree, allowed_rounding, largest_finite, outputs_of
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),
@@ -171,6 +175,41 @@ def save_checkpoint(
     if processor is not None:
         processor.save_pretrained(folder)
     return tuple(copy_processor_files(source, folder)) if source is not None else ()
+
+
+def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
+    """Raise RuntimeError unless a saved and loaded model has the same tensors and gives the same outputs.
+
+    Tensors bit for bit; outputs up to rounding, since a kernel may sum in another order where memory is aligned
+    otherwise.
+    """
+    tensors, others = model.state_dict(), loaded.state_dict()
+    retyped, differing = [], sorted(tensors.keys() ^ others.keys())
+    for name in sorted(tensors.keys() & others.keys()):
+        one, other = tensors[name], others[name]
+        if one.dtype != other.dtype and one.shape == other.shape:
+            retyped.append(name)
+        elif one.dtype != other.dtype or not torch.equal(one.cpu(), other.cpu()):
+            differing.append(name)
+    if retyped:
+        name = retyped[0]
+        raise RuntimeError(
+            f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
+            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype, "
+            "but for tensors that its class keeps in float32. Give the model as from_pretrained(..., dtype=...) would, "
+            "or in float32"
+        )
+    if differing:
+        raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
+    before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)
+    if not before or [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        raise RuntimeError("the saved model, loaded again, gives no outputs, or some of other shapes")
+    for first, second in zip(before, after, strict=True):
+        if not agree([first], [second]):
+            raise RuntimeError(
+                "the saved model, loaded again, gives other outputs: largest difference "
+                f"{largest_finite(first - second):.3g}, where rounding explains {allowed_rounding(first):.3g}"
+            )
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:

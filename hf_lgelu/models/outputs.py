@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -200,13 +199,9 @@ def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):
-            return partial(_last_of, count)
+            # Some give what their convolutions make, and then what remains of it.
+            return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
     return None
-
-
-def _last_of(count: Callable[[Tensor], Any], steps: Tensor) -> Tensor:
-    found = count(steps)
-    return found[-1] if isinstance(found, tuple) else found  # some give what their convolutions make, then the rest
 
 
 def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
@@ -471,44 +466,3 @@ def largest_finite(tensor: Tensor) -> float:
     """The largest absolute value among those that are finite; 0 where there is none."""
     finite = tensor[tensor.isfinite()]
     return finite.abs().max().item() if finite.numel() else 0.0
-
-
-def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
-    """Raise RuntimeError unless a saved and loaded model has the same tensors and gives the same outputs.
-
-    Tensors bit for bit; outputs up to rounding, since a kernel may sum in another order where memory is aligned
-    otherwise.
-    """
-    tensors, others = model.state_dict(), loaded.state_dict()
-    differing = [name for name in tensors.keys() & others.keys() if not _same(tensors[name], others[name])]
-    differing += sorted(tensors.keys() ^ others.keys())
-    retyped = [
-        name for name in differing if name in tensors and name in others and _is_retyped(tensors[name], others[name])
-    ]
-    if retyped:
-        name = min(retyped)
-        raise RuntimeError(
-            f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
-            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype, "
-            "but for tensors that its class keeps in float32. Give the model as from_pretrained(..., dtype=...) would, "
-            "or in float32"
-        )
-    if differing:
-        raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
-    before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)
-    if not before or [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
-        raise RuntimeError("the saved model, loaded again, gives no outputs, or some of other shapes")
-    for first, second in zip(before, after, strict=True):
-        if not agree([first], [second]):
-            raise RuntimeError(
-                "the saved model, loaded again, gives other outputs: largest difference "
-                f"{largest_finite(first - second):.3g}, where rounding explains {allowed_rounding(first):.3g}"
-            )
-
-
-def _same(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.dtype == other.dtype and torch.equal(tensor.cpu(), other.cpu())
-
-
-def _is_retyped(tensor: Tensor, other: Tensor) -> bool:
-    return tensor.dtype != other.dtype and tensor.shape == other.shape

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.outputs import OutputChange, compare_models, kl_terms, outputs_of, require_same_model
+from hf_lgelu.models.outputs import OutputChange, compare_models, kl_terms, outputs_of
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 

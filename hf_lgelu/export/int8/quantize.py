@@ -24,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_lgelu.export.int8.compare import OnnxInputs, compare_files, read_onnx_batches
+from hf_lgelu.export.int8.compare import compare_files
+from hf_lgelu.export.onnx.onnx_inputs import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
     CLIPS,
     INTEGER_ACTIVATIONS,

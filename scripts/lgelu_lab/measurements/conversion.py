@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -206,18 +205,14 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
     KL(original ‖ network) is a mean in nats, in float64; the agreement is the share with the same argmax. Predictions
     whose label is −100 are not counted.
     """
-    kl, same, largest, predictions = 0.0, 0, 0.0, 0
+    change = OutputComparison()
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         expected, given = (model.eval()(**inputs).logits for model in (original, network))
         labels = batch.get("labels")
-        counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else ...
-        expected, given = (logits[counted].flatten(0, -2).double() for logits in (expected, given))
-        kl += F.kl_div(given.log_softmax(-1), expected.log_softmax(-1), reduction="sum", log_target=True).item()
-        same += int((expected.argmax(-1) == given.argmax(-1)).sum())
-        largest = max(largest, (expected - given).abs().max().item())
-        predictions += len(expected)
-    return {"kl": kl / predictions, "agreement": same / predictions, "max_logit_change": largest}
+        counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else None
+        change.add(expected, given, counted, are_scores=True)
+    return {"kl": change.kl, "agreement": change.agreement, "max_logit_change": change.largest_change}
 
 
 CONVERSION = Measurement(

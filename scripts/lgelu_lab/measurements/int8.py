@@ -17,6 +17,7 @@ from transformers import EvalPrediction
 from hf_lgelu import export_onnx, quantize_onnx
 from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS, count_optimized
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.models.outputs import OutputComparison
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.measurements.measurement import Measurement
@@ -92,8 +93,7 @@ class _Variant:
     session: OnnxModel
     facts: dict[str, Any]
     predictions: list[np.ndarray] = field(default_factory=list)
-    same: int = 0
-    difference: float = 0.0
+    change: OutputComparison = field(default_factory=OutputComparison)
 
 
 def measure_int8(
@@ -158,19 +158,17 @@ def _evaluate(
 ) -> None:
     """Score every variant, and compare its logits with torch's, batch by batch."""
     count = len(rows) if settings.max_evaluation_rows is None else min(len(rows), settings.max_evaluation_rows)
-    reference, labels, largest, predicted = [], [], 0.0, 0
+    reference, labels = [], []
     for start in range(0, count, settings.evaluation_batch_size):
         batch = _take(rows, benchmark, list(range(start, min(count, start + settings.evaluation_batch_size))))
         inputs = _inputs(batch)
         wanted = network(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits
         reference.append(_predictions(wanted, batch["labels"], benchmark))
         labels.append(batch["labels"].numpy())
-        largest, predicted = max(largest, wanted.abs().max().item()), predicted + wanted[..., 0].numel()
         for variant in variants:
             found = torch.from_numpy(variant.session(inputs)[0])
             variant.predictions.append(_predictions(found, batch["labels"], benchmark))
-            variant.same += (found.argmax(-1) == wanted.argmax(-1)).sum().item()
-            variant.difference = max(variant.difference, (found - wanted).abs().max().item())
+            variant.change.add(wanted, found)
     label_ids = np.concatenate(labels)
     torch_score = _score(reference, label_ids, benchmark)
     for variant in variants:
@@ -179,9 +177,9 @@ def _evaluate(
             "score": _score(variant.predictions, label_ids, benchmark),
             "torch_score": torch_score,
             "evaluated_rows": count,
-            "same_argmax": variant.same / predicted,
-            "max_logit_difference": variant.difference,
-            "largest_logit": largest,
+            "same_argmax": variant.change.agreement,
+            "max_logit_difference": variant.change.largest_change,
+            "largest_logit": variant.change.largest_output,
         }
         variant.predictions.clear()
 
