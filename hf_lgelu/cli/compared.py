@@ -6,12 +6,11 @@ from torch import nn
 
 from hf_lgelu.cli.inputs.input_set import InputSet
 from hf_lgelu.formats import percent, score
+from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.report import Evaluation, NetChange
-from hf_lgelu.refit.samples import cut_batches
 
 
 def compare(

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
-from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import Placement
 from hf_lgelu.refit.moments import Moments

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from hf_lgelu.models.batches import TRIED, Batch, cut_batches
 from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.outputs import (
@@ -24,10 +25,8 @@ from hf_lgelu.models.outputs import (
     task_outputs,
 )
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.batches import TRIED, Batch
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
-from hf_lgelu.refit.samples import cut_batches
 
 _SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
 _QUERIES = ("logits", "pred_boxes")

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from hf_lgelu.models.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
@@ -81,7 +81,7 @@ def convert_to_relu(
             Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling block, the second
             half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
-            `hf_lgelu.refit.batches.read_batches`). Labels, where there are some, only go into the metrics of the
+            `hf_lgelu.models.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share. Sequences of different lengths need an
             attention mask; they are padded as the config says, where the model's outputs bear it, and no further
             than the others of their batch, where its outputs bear that.
@@ -125,12 +125,12 @@ def convert_to_relu(
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
     with looked_at(model):
-        folds = deal_folds(batches, batch_size=config.batch_size, state=processes, model=model, outputs=config.outputs)
+        folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
         outputs, warnings = _require_comparable(model, first, "data", config)  # before the work
         second = None
         if evaluation_data is not None:
-            second = SecondSet(model, evaluation_data, folds, processes, **read)
+            second = SecondSet(model, evaluation_data, folds, **read)
             warnings += _require_comparable(model, second.first, "evaluation_data", config)[1]
         plan = plan_exchange(model, folds, config)
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.models.outputs import kl_terms
 from hf_lgelu.models.own_forward import independent_copy
-from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.compare import compared_outputs, in_order_of, samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import Student, Task
@@ -138,14 +138,14 @@ class _Seen(NamedTuple):
 
 
 class _Together(NamedTuple):
-    """This process's part of a batch of so many `units` that all processes run together.
+    """This process's part of a batch of so many `samples` that all processes run together.
 
     Where it has none of them it runs another one with weight 0: every process must have a part in the sums.
     """
 
     part: FoldBatch
     weight: float
-    units: int
+    samples: int
 
     @classmethod
     def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
@@ -242,8 +242,8 @@ class _Distillation:
 
     @torch.no_grad()
     def _look(self) -> float:
-        losses = [self._loss(batch.load(), weight=batch.weight) * batch.units for batch in self._watched]
-        return float(summed(torch.stack(losses).sum())) / sum(batch.units for batch in self._watched)
+        losses = [self._loss(batch.load(), weight=batch.weight) * batch.samples for batch in self._watched]
+        return float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:

@@ -10,13 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
-from hf_lgelu.refit.padded_sides import settle_padding
-from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.samples import Samples, cut_batches, read_samples, sample_keys
+from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.refit.processes import each_has, known_processes
+from hf_lgelu.refit.samples import Samples, read_samples, sample_keys, settle_padding
 
 FOLDS = 4
 LEAST_ROWS = 16
@@ -66,8 +64,8 @@ class FoldBatch:
 
     def share(self) -> "FoldBatch | None":
         """This process's part of a batch that all run together, padded as the whole; None where it has none of it."""
-        own = tuple(number for number in self.numbers if number in self.samples.own)
-        return FoldBatch(self.samples, own, self.lengths) if own else None
+        here = tuple(number for number in self.numbers if number in self.samples.run_here)
+        return FoldBatch(self.samples, here, self.lengths) if here else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Folds:
         samples: of all processes.
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
         held_out: its batches of the part that nothing is fitted on; () under 64 rows.
-        held_out_samples: samples of that part on all processes, with `held_out_rows` rows.
+        held_out_samples: how many that part has on all processes.
         together: the batches of all folds as one process that holds all would run them, whoever holds their samples.
         held_out_together: those of the part held out.
     """
@@ -87,7 +85,6 @@ class Folds:
     folds: tuple[tuple[FoldBatch, ...], ...]
     held_out: tuple[FoldBatch, ...]
     held_out_samples: int
-    held_out_rows: int
     together: tuple[FoldBatch, ...]
     held_out_together: tuple[FoldBatch, ...]
 
@@ -126,15 +123,14 @@ class Folds:
     @property
     def some_sample(self) -> FoldBatch:
         """One sample that this process has."""
-        own = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
-        return FoldBatch(self.samples, (own,), self.samples.longest([own]))
+        number = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
+        return FoldBatch(self.samples, (number,), self.samples.lengths[number])
 
 
 def deal_folds(
     batches: Iterable[Batch],
     *,
     batch_size: int | None = None,
-    state: PartialState | None = None,
     model: nn.Module | None = None,
     outputs: Sequence[str] | None = None,
 ) -> Folds:
@@ -143,14 +139,13 @@ def deal_folds(
     Args:
         batches: of this process; read once and kept.
         batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
-        state: the processes that share the work, each of which must call; None for this one alone.
         model: that takes them; says how sequences of different lengths are padded.
         outputs: of the model, names of those that count.
 
     Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
     different lengths that the model does not take with padding.
     """
-    samples = read_samples(batches, state, model=model)
+    samples = read_samples(batches, model=model)
     if not samples.given:
         raise ValueError(
             "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
@@ -162,15 +157,14 @@ def deal_folds(
             f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
             "inputs, at best several times the width of the widest layer"
         )
-    samples = samples if model is None else settle_padding(samples, model, outputs, state)
+    samples = samples if model is None else settle_padding(samples, model, outputs)
     held_out, folds, size = _deal(samples.rows, batch_size or samples.at_once)
     parts, apart = list(_halves(samples, folds, size)), [(samples.short_first(held_out), None)]
     return Folds(
         samples,
-        folds=tuple(tuple(_batches(samples, halves, size, samples.own)) for halves in parts),
-        held_out=tuple(_batches(samples, apart, size, samples.own)),
+        folds=tuple(tuple(_batches(samples, halves, size, samples.run_here)) for halves in parts),
+        held_out=tuple(_batches(samples, apart, size, samples.run_here)),
         held_out_samples=len(held_out),
-        held_out_rows=sum(samples.rows[number] for number in held_out),
         together=tuple(batch for halves in parts for batch in _batches(samples, halves, size)),
         held_out_together=tuple(_batches(samples, apart, size)),
     )
@@ -241,7 +235,7 @@ class SecondSet:
     """
 
     def __init__(
-        self, model: nn.Module, data: Any, folds: Folds, state: PartialState, *, batch_size: int | None = None,
+        self, model: nn.Module, data: Any, folds: Folds, *, batch_size: int | None = None,
         data_collator: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         """`data` as for `read_batches`. Raises ValueError where the model does not take it."""
@@ -249,7 +243,8 @@ class SecondSet:
         batches = taken_by(model, batches, "evaluation_data")
         self.first = next(batches)
         every = cut_batches(itertools.chain([self.first], batches), batch_size)
-        self._batches = itertools.islice(every, state.process_index, None, state.num_processes)
+        processes = known_processes()
+        self._batches = itertools.islice(every, processes.process_index, None, processes.num_processes)
         self._known, self._repeated = frozenset(folds.samples.keys), 0
 
     def __iter__(self) -> Iterator[Batch]:

@@ -8,15 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.batches import Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.refit.compare import NetComparison, compared_outputs
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.samples import cut_batches
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
 

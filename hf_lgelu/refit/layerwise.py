@@ -116,7 +116,7 @@ class Refit:
         forget_checkpoint(student)
 
         carrier = Carrier(programs, student, task.folds, gate_maps_change=RUNGS[self.effort].moves_kinks)
-        program, found, names = carrier.trace.program, carrier.layers, carrier.site_names
+        program, found, names = carrier.trace.program, carrier.layers, [site.name for site in programs.sites]
         _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
         self.prepare(programs, program, found)
         work = task.work.rung(self.effort)

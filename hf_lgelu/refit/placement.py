@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.channels import one_module_per_site
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
 from hf_lgelu.models.example_run import calls_seen, forward_hooks, run_example
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import Placement, PlacementSums
 from hf_lgelu.refit.program import Program

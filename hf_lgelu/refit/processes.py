@@ -27,7 +27,7 @@ def known_processes() -> PartialState:
 
 def summed(value: Tensor) -> Tensor:
     """Over all processes, the same bits on each."""
-    return value if PartialState().num_processes == 1 else _together(reduce, value, reduction="sum")
+    return value if known_processes().num_processes == 1 else _together(reduce, value, reduction="sum")
 
 
 def mean_of_rows(total: Tensor, count: float) -> Tensor:
@@ -37,7 +37,7 @@ def mean_of_rows(total: Tensor, count: float) -> Tensor:
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Of the parts of a loss that the processes have; a parameter that a part does not reach has none of it."""
-    if PartialState().num_processes == 1:
+    if known_processes().num_processes == 1:
         return
     for parameter in parameters:
         parameter.grad = summed(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
@@ -45,12 +45,12 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
 
 def each_has(value: Decided) -> list[Decided]:
     """What each process has, in their order."""
-    return [value] if PartialState().num_processes == 1 else _together(gather_object, [value])
+    return [value] if known_processes().num_processes == 1 else _together(gather_object, [value])
 
 
 def main_decides(value: Decided) -> Decided:
     """What the main process has: clocks and scores differ."""
-    return value if PartialState().num_processes == 1 else _together(broadcast_object_list, [value])[0]
+    return value if known_processes().num_processes == 1 else _together(broadcast_object_list, [value])[0]
 
 
 def wait_for_all() -> None:

@@ -1,8 +1,10 @@
 """One traced forward pass that can be run in parts, with the weights of the original or of the network under way."""
 
 import operator
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -217,3 +219,41 @@ def _maps_and_weights(stop: Stop, program: Program) -> Iterator[Node]:
 
 def _operands(nodes: Iterable[Node]) -> set[Node]:
     return {operand for node in nodes for operand in node.all_input_nodes}
+
+
+class KeptValues:
+    """The values of each batch between two stages: in memory up to a limit (bytes), the rest on disk."""
+
+    def __init__(self, memory_limit: int) -> None:
+        self._left = memory_limit
+        self._kept: dict[Any, tuple[dict[str, Any] | Path, int]] = {}
+        self._folder: tempfile.TemporaryDirectory | None = None
+
+    def close(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def put(self, key: Any, state: dict[str, Any]) -> None:
+        """Keep a state under a key that holds none."""
+        leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
+        size = sum({leaf.data_ptr(): leaf.nbytes() for leaf in leaves}.values())  # views share one
+        if size <= self._left:
+            self._left -= size
+            self._kept[key] = (state, size)
+            return
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
+        path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
+        torch.save(state, path)
+        self._kept[key] = (path, 0)
+
+    def take(self, key: Any) -> dict[str, Any]:
+        """Give the state back, and keep it no longer."""
+        state, size = self._kept.pop(key)
+        self._left += size
+        if isinstance(state, Path):
+            path, state = state, torch.load(state, weights_only=True)
+            path.unlink()
+        return state

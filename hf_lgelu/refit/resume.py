@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hf_lgelu.files import hold
+from hf_lgelu.models.batches import TRIED
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.outputs import allowed_rounding
-from hf_lgelu.refit.batches import TRIED
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds

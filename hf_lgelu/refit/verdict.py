@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from hf_lgelu.formats import counted, quoted, significant
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.batches import Batch
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers

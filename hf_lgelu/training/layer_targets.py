@@ -1,6 +1,5 @@
 """Targets of hardness that fit each layer, from the pre-activations that reach its gate."""
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -8,8 +7,8 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.outputs import counted_rows
+from hf_lgelu.models.batches import Batch, for_decoder, read_batches
+from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.sites import require_lambda_gelu
 
 DEFAULT_SWAP_TOLERANCE = 0.01
@@ -45,7 +44,7 @@ class _Seen:
 
 @torch.no_grad()
 def layer_targets(
-    model: nn.Module, data: Inputs | Iterable[Inputs], *, tolerance: float = DEFAULT_SWAP_TOLERANCE
+    model: nn.Module, data: Any, *, tolerance: float = DEFAULT_SWAP_TOLERANCE
 ) -> dict[str, float | Tensor]:
     """{module name: λ} at which ReLU in the place of a gate moves its output by about `tolerance` of its rms.
 
@@ -64,7 +63,8 @@ def layer_targets(
 
     Args:
         model: has λ-gates.
-        data: one batch, or an iterable of batches, like those that the model is for.
+        data: like what the model is for, as `convert_to_relu` takes it: a tensor, a mapping of tensors, an iterable of
+            batches or a dataset. Labels are left out.
         tolerance: relative root mean square of the swap's error, in (0, 1).
 
     Returns:
@@ -87,16 +87,14 @@ def layer_targets(
     names: dict[LambdaGate, str] = {module: name for name, module in require_lambda_gelu(model)}
     seen = {module: _Seen(module) for module in names}
 
-    named: Mapping[str, Any] = {}  # the inputs that run
+    batch: Batch
 
     def note(module: Any, args: tuple[Any, ...], output: Any) -> None:
-        seen[module].add(args[0], counted_rows(named, args[0], names[module]))
+        seen[module].add(args[0], batch.counted(args[0], names[module]))
 
-    batches = [data] if isinstance(data, Tensor | Mapping) else data
     with forward_hooks(list(seen), note):
-        for batch in batches:
-            named = batch if isinstance(batch, Mapping) else {}
-            run_example(model, batch)
+        for batch in for_decoder(model, read_batches(data)):
+            run_example(model, batch.inputs)
     return {name: _target(name, seen[module], tolerance) for module, name in names.items()}
 
 

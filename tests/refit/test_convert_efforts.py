@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb

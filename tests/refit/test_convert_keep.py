@@ -18,8 +18,8 @@ from transformers import (
 
 import hf_lgelu
 from hf_lgelu import convert_to_relu, gate_costs
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 

@@ -8,7 +8,7 @@ from refit_nets import drawn
 from torch import Tensor, nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.refit.folds import deal_folds
 
 

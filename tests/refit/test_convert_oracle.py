@@ -7,7 +7,7 @@ from networks import convert_with
 from refit_nets import NETS
 from torch import nn
 
-from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 

@@ -11,8 +11,8 @@ from refit_nets import BY_NAME, drawn
 from torch import nn
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit import carry, layerwise, ridge
-from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 

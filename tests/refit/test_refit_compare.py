@@ -10,10 +10,10 @@ from refit_nets import BY_NAME, drawn
 from torch import nn
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.outputs import OutputComparison
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.batches import Batch, read_batches
 from hf_lgelu.refit.compare import Compared, NetComparison, Score, compared_outputs, evaluate_conversion, in_order_of
 from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import deal_folds

@@ -8,8 +8,8 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.models.batches import Batch, for_decoder
 from hf_lgelu.refit import layerwise
-from hf_lgelu.refit.batches import Batch, for_decoder
 
 
 @pytest.fixture

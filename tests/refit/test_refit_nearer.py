@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from hf_lgelu.models import outputs
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.refit.compare import Compared, NetComparison
 from hf_lgelu.refit.ladder import is_nearer
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu.refit.batches import Batch
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.refit.samples import read_samples
 
 DTYPES = [

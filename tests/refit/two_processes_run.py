@@ -14,7 +14,7 @@ from refit_nets import BY_NAME
 from torch import Tensor, nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.batches import Batch, read_batches
+from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.refit.distill import distill
 from hf_lgelu.refit.folds import Folds, deal_folds
 
@@ -61,7 +61,7 @@ def described(plan: Folds) -> dict:
         ]
         for part in (*plan.folds, plan.held_out)
     ]
-    counts = (plan.samples.given, len(plan.samples.keys), plan.rows, plan.held_out_samples, plan.held_out_rows)
+    counts = (plan.samples.given, len(plan.samples.keys), plan.rows, plan.held_out_samples)
     return json.loads(json.dumps({"parts": parts, "counts": counts}))
 
 
@@ -74,11 +74,11 @@ def _listed(value: Tensor | dict | None) -> list | dict | None:
 def plans(state: PartialState) -> dict:
     found: dict = {}
     for case in PLANS:
-        plan = deal_folds(samples_given(case, state.process_index), batch_size=CHUNK_SIZE, state=state)
+        plan = deal_folds(samples_given(case, state.process_index), batch_size=CHUNK_SIZE)
         found[case] = described(plan)
     for case in REFUSED_PLANS:
         try:
-            deal_folds(samples_given(case, state.process_index), state=state)
+            deal_folds(samples_given(case, state.process_index))
         except ValueError as error:
             found[case] = str(error)
     return found
@@ -144,7 +144,7 @@ def held(way: str, state: PartialState | None) -> list[Tensor]:
 
 
 def planned(way: str, state: PartialState | None) -> Folds:
-    return deal_folds(read_batches(held(way, state)), batch_size=5, state=state)
+    return deal_folds(read_batches(held(way, state)), batch_size=5)
 
 
 def distilled(way: str, state: PartialState | None) -> dict:

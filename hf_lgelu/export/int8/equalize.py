@@ -12,7 +12,7 @@ powers of two, so that floating-point numbers keep all their digits, and the net
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
 from hf_lgelu.export.absorption.scaling import plan_scaling
+from hf_lgelu.models.batches import for_decoder, read_batches
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
@@ -76,7 +77,7 @@ class EqualizationReport:
 
 
 @torch.no_grad()
-def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> EqualizationReport:
+def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
     """Rescale the units behind every ReLU so that the layer behind them loses less in int8; the outputs stay.
 
     Changes `model` in place: weights before and behind ReLU gates, by powers of two. For a network that is about to be
@@ -86,11 +87,11 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
 
     Args:
         model: a ReLU network, e.g. of `convert_to_relu`; any module tree, in float32, float64 or bfloat16.
-        data: training rows: batches of what the model is called with, or one batch. They give the units' ranges, as
-            they will give them to `quantize_onnx`; some hundred rows do.
+        data: training rows, as `convert_to_relu` takes them: a tensor, a mapping of tensors, an iterable of batches or
+            a dataset. They give the units' ranges, as they will give them to `quantize_onnx`; some hundred rows do.
 
     Raises:
-        TypeError: no module, or a batch is of no kind that a model is called with.
+        TypeError: no module, or data that are no tensors.
         ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
             small for it, or that share memory without being one parameter; no rows, NaN or infinity, in the weights
             either; or a model that torch.export cannot trace. The model is then as it was.
@@ -115,7 +116,7 @@ def equalize_ranges(model: nn.Module, data: Inputs | Iterable[Inputs]) -> Equali
         )
     if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
         raise ValueError("weights in float16 may leave its range when they are rescaled; give the model in float32")
-    batches = iter([data] if isinstance(data, Tensor | Mapping) else data)
+    batches = (batch.inputs for batch in for_decoder(model, read_batches(data)))
     first = next(batches, None)
     if first is None:
         raise ValueError("data is empty; give at least one batch of rows")

@@ -12,13 +12,12 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_lgelu import substitute_relu
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.refit.batches import read_batches
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.program import Programs
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -38,7 +37,7 @@ def fold_biases(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) 
     sites = find_sites(model, SMOOTH_KINDS)
     student = copy.deepcopy(model)
     substitute_relu(student, kinds=SMOOTH_KINDS)
-    folds = deal_folds(read_batches(calibration, data_collator=benchmark.collate), state=known_processes())
+    folds = deal_folds(read_batches(calibration, data_collator=benchmark.collate))
     with evaluation_mode(model), Carrier(Programs(model, sites), student, folds) as carrier:
         if carrier.layers.unfit:
             reasons = "; ".join(f"{unfit.name}: {unfit.reason}" for unfit in carrier.layers.unfit)

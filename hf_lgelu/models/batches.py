@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -11,19 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, require_plain, run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, counted_rows
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
 
+LABELS = LABEL_KEYS[0]
+"""The name of the labels in `Batch.with_labels`; no input has it."""
+
 BARE = ""
 """The name under which `Batch.tensors` lists inputs that are one tensor."""
 
-_SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
-_DATASET_BATCH = 256
 TRIED = 2
 """Samples that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
+
+ROWS_AT_ONCE = 1024
+_TOKENS_AT_ONCE = 2048
+_IMAGES_AT_ONCE = 32
+_LONGEST_FEATURE_ROW = 4096
+"""A longer row of floats is a waveform, to be run as an image is."""
+
+_READ_AT_ONCE = 256
+_SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
+_MASKS = ("attention_mask", "decoder_attention_mask")
 _CONSTANTS = (bool, int, float, str, type(None))
 _WHAT_TO_PASS = (
     "Pass a tensor or a mapping of tensors whose leading axis counts samples (rows, sequences, images), a dataset, "
@@ -60,6 +72,60 @@ class Batch:
         if isinstance(self.inputs, Tensor):
             return {}
         return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
+
+    @property
+    def with_labels(self) -> dict[str, Tensor]:
+        """The tensors among the inputs, and the labels."""
+        return self.tensors if self.labels is None else self.tensors | {LABELS: self.labels}
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """The attention masks among the inputs, True where a token counts."""
+        return {name: self.tensors[name].bool() for name in _MASKS if name in self.tensors}
+
+    def mask_of(self, name: str) -> Tensor | None:
+        """The attention mask (B, T) over a tensor of its shape; None where nothing says which entries are padding."""
+        decodes = any(given.startswith("decoder_") for given in self.tensors)
+        is_decoded = name.startswith("decoder_") or (name == LABELS and decodes)
+        mask = self.tensors.get(_MASKS[is_decoded])
+        return mask if mask is not None and mask.ndim == 2 and mask.shape == self.with_labels[name].shape else None
+
+    @cached_property
+    def spans(self) -> dict[str, Tensor]:
+        """{name of a sequence: (2, B), where each of its rows begins and ends without padding in front and behind}.
+
+        Sequences are tensors with a mask, and labels of tokens. Rows keep all of their width where something without
+        the mask's shape is as long: boxes (B, T, 4) or embeddings (B, T, C) go with the tokens.
+        """
+        masks = {name: self.mask_of(name) for name in self.with_labels}
+        beside = [size for name, value in self.tensors.items() if masks[name] is None for size in value.shape[1:]]
+        found = {}
+        for name, value in self.with_labels.items():
+            mask, is_label = masks[name], name == LABELS
+            if value.ndim != 2 or (value.is_floating_point() if is_label else mask is None):
+                continue
+            width = value.shape[1]
+            found[name] = torch.tensor([[0], [width]]).expand(2, len(self))
+            if mask is not None and width and width not in beside:
+                counted = mask.ne(0).to(torch.uint8)
+                found[name] = torch.stack([counted.argmax(1), width - counted.flip(1).argmax(1)])
+        return found
+
+    def at_once(self, *, is_cropped: bool = False) -> int:
+        """How many samples like these run together by default; `is_cropped` without the padding that they have."""
+        tensors = self.tensors
+        name = "input_ids" if "input_ids" in tensors else "attention_mask"
+        if name in tensors:
+            longest = tensors[name][0].numel()
+            if is_cropped and name in self.spans:
+                begins, ends = self.spans[name][:, tensors["attention_mask"].any(1)]  # the rest is left out
+                longest = max((ends - begins).tolist(), default=1)
+            most = max(1, _TOKENS_AT_ONCE // max(1, longest))
+            others = [value for given, value in tensors.items() if given != "input_ids"]
+            return min(most, _IMAGES_AT_ONCE) if any(value.ndim > 2 for value in others) else most
+        short = all(value.ndim <= 2 and value[0].numel() <= _LONGEST_FEATURE_ROW for value in tensors.values())
+        some_float = any(value.is_floating_point() for value in tensors.values())
+        return ROWS_AT_ONCE if short and some_float else _IMAGES_AT_ONCE
 
     def counted(self, values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
         """`counted_rows` of these inputs."""
@@ -102,30 +168,23 @@ def read_batches(
 
     Raises:
         TypeError: something is neither a tensor nor a plain constant.
-        ValueError: axes that do not agree, items that cannot be stacked, a count below 1, or data_collator
-            without a dataset.
+        ValueError: axes that do not agree, items that cannot be stacked, or data_collator without a dataset.
     """
-    for name, value in (("batch_size", batch_size), ("max_samples", max_samples)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-    return _read(data, batch_size, data_collator, max_samples)  # a generator would find out only when it is read
-
-
-def _read(
-    data: Any, batch_size: int | None, data_collator: Callable | None, max_samples: int | None
-) -> Iterator[Batch]:
     if isinstance(data, Tensor | np.ndarray | Mapping):
-        _reject_collate(data_collator, data)
+        _reject_collator(data_collator, data)
         whole = _batch(data)
         numbers = _evenly_spaced(len(whole), max_samples)
-        yield whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]
-        return
-    left = max_samples
-    for raw in _raw_batches(data, batch_size, data_collator, max_samples):
+        return iter([whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]])
+    return _first(_raw_batches(data, batch_size, data_collator, max_samples), max_samples)
+
+
+def _first(given: Iterable, left: int | None) -> Iterator[Batch]:
+    """The first `left` samples, as batches; no batch is asked for beyond these."""
+    for raw in given:
         batch = _batch(raw)[slice(left)]
         yield batch
         left = None if left is None else left - len(batch)
-        if left == 0:  # before another one is asked for
+        if left == 0:
             return
 
 
@@ -135,22 +194,24 @@ def _raw_batches(
     """Batches as the user's objects give them."""
     if hasattr(data, "iloc"):  # of pandas: its items are columns
         raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
-    size = batch_size or _DATASET_BATCH
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
-    options = {"batch_size": size, "collate_fn": data_collator or _collate, "generator": torch.Generator()}
+    options = {
+        "batch_size": batch_size or _READ_AT_ONCE, "collate_fn": data_collator or _collate,
+        "generator": torch.Generator(),
+    }  # fmt: skip
     if isinstance(data, IterableDataset):
         return DataLoader(data, **options)
     indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     # A plain list holds batches, unless data_collator says that it holds items.
     if indexable and (data_collator is not None or not isinstance(data, Sequence)):
         return DataLoader(data, sampler=_evenly_spaced(len(data), max_samples), **options)
-    _reject_collate(data_collator, data)
+    _reject_collator(data_collator, data)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
     return data
 
 
-def _reject_collate(data_collator: Callable | None, data: Any) -> None:
+def _reject_collator(data_collator: Callable | None, data: Any) -> None:
     if data_collator is not None:
         raise ValueError(
             f"data_collator makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
@@ -228,11 +289,7 @@ def _tensor(name: str, value: Any) -> Tensor:
             f"{name} of a batch must be a tensor, got {_in_short(value)}. {text}{_WHAT_TO_PASS}. {_WHAT_TO_DO}"
         )
     tensor = torch.as_tensor(value)
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
-        raise TypeError(
-            f"{name} of a batch must be a dense tensor of numbers, got {tensor.layout}, {tensor.dtype} on "
-            f"{tensor.device}; convert it first, e.g. with to_dense()"
-        )
+    require_plain(tensor)
     return tensor.detach().cpu()
 
 
@@ -253,6 +310,14 @@ def _check_axes(batch: Batch) -> None:
             f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
             "single items: pass a dataset of them, or data_collator, which makes a batch of a list of items"
         )
+
+
+def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
+    """The batches in pieces of at most `batch_size` samples, by default those of `Batch.at_once`, as views."""
+    for batch in batches:
+        size = batch_size or batch.at_once()
+        for start in range(0, len(batch), size):
+            yield batch[start : start + size]
 
 
 def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:

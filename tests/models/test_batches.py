@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import ModelOutput
 
-from hf_lgelu.refit.batches import read_batches
+from hf_lgelu.models.batches import read_batches
 
 SAMPLES, WIDTH = 21, 3
 X = torch.arange(SAMPLES * WIDTH, dtype=torch.float32).reshape(SAMPLES, WIDTH) / 7
