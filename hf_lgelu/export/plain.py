@@ -13,11 +13,10 @@ from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype
+from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, in_own_forward
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.operable import independent_copy, operable_module
 from hf_lgelu.models.outputs import OutputChange, compare_models
-from hf_lgelu.models.own_forward import in_own_forward, independent_copy
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu

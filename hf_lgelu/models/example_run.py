@@ -1,9 +1,9 @@
-"""Running a model once on example inputs, to see what really happens inside."""
+"""A model run on example inputs: what really happens inside, and nothing of the model changed behind it."""
 
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -13,6 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KEPT_FORWARD = "_original_forward"  # where accelerate keeps what it puts its own around
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
@@ -166,15 +168,65 @@ def _texts_of(module: nn.Module) -> dict[str, str]:
     return {name: value for name, value in vars(module).items() if isinstance(value, str)}
 
 
-def keeping_buffers(function: Function) -> Function:
-    """Run a function of a model, its first argument, in `buffers_kept`."""
+@contextmanager
+def own_forward(model: nn.Module) -> Iterator[None]:
+    """The model without accelerate's autocast inside; behind, also after an error, with it as before.
 
-    @functools.wraps(function)
-    def called(model: nn.Module, *args: Any, **options: Any) -> Any:
-        with buffers_kept(model):
-            return function(model, *args, **options)
+    accelerate puts autocast around the forward of a model that it prepares (Trainer with bf16 or fp16) and leaves it
+    there: the trained model then computes otherwise than its weights do when they are loaded again. Changes `model` in
+    place, in the meantime. What is no module is left alone.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)}) for module in modules
+            if {"forward", _KEPT_FORWARD} <= vars(module).keys()]  # fmt: skip
+    try:
+        for module, wrapped in held:
+            original = wrapped[_KEPT_FORWARD]
+            del module.__dict__["forward"], module.__dict__[_KEPT_FORWARD]
+            if getattr(original, "__func__", None) is not type(module).forward:
+                module.__dict__["forward"] = original
+        yield
+    finally:
+        for module, wrapped in held:
+            module.__dict__.update(wrapped)
 
-    return cast(Function, called)
+
+@contextmanager
+def looked_at(model: nn.Module) -> Iterator[None]:
+    """The model as it is, in eval mode, whatever the caller is in; neither its modes nor its buffers change.
+
+    What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
+    accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
+    nothing has gradients.
+    """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    with ExitStack() as stack:
+        stack.enter_context(own_forward(model))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.inference_mode(False))
+        if torch.amp.is_autocast_available(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(evaluation_mode(model))
+        stack.enter_context(buffers_kept(model))
+        yield
+
+
+def _inside(block: Callable[[Any], AbstractContextManager[Any]]) -> Callable[[Function], Function]:
+    """A decorator that runs a function of a model, its first argument, inside `block(model)`."""
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def called(model: nn.Module, *args: Any, **options: Any) -> Any:
+            with block(model):
+                return function(model, *args, **options)
+
+        return cast(Function, called)
+
+    return decorate
+
+
+in_own_forward = _inside(own_forward)
+keeping_buffers = _inside(buffers_kept)
 
 
 @contextmanager

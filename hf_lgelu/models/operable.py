@@ -1,6 +1,11 @@
-"""What of a model may be operated on: nothing wrapped, no weights in shared memory; and what an adapter has to save."""
+"""Which models may be changed or copied: not wrapped, no weights in shared memory; and what an adapter has to save."""
 
-from collections.abc import Iterable, Iterator
+import copy
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import has_offloaded_params
@@ -11,9 +16,14 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.example_run import own_forward
 from hf_lgelu.models.loading import forget_checkpoint, written_gates
 from hf_lgelu.models.record import has_record
 from hf_lgelu.models.sites import checked_module, find_sites, raw_parameters, require_lambda_gelu
+
+logger = logging.get_logger(__name__)
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
@@ -135,7 +145,91 @@ def _bytes(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size() * bool(tensor.numel())
 
 
-logger = logging.get_logger(__name__)
+_OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of
+
+
+def independent_copy(model: Model) -> Model:
+    """A deep copy that computes with its own weights, without accelerate's autocast.
+
+    Raises RuntimeError for a forward on an instance that the copy would share with the original, and for another
+    function that knows the original (`_shared_function`), or where accelerate keeps a part of the values elsewhere.
+    """
+    require_values_here(model.named_modules())
+    with own_forward(model):
+        twin = copy.deepcopy(model)
+        pairs = zip(model.named_modules(), twin.modules(), strict=True)
+        shared = [name for (name, module), other in pairs
+                  if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
+        known_to = _shared_function(model, twin)
+    if shared:
+        where = f"its module {shared[0]!r}" if shared[0] else "it"
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be copied: {where} has a function in the place of its forward, and a copy "
+            "would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
+            "`del model.forward`; model.compile() compiles without that"
+        )
+    if known_to is not None:
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be copied: {known_to} holds a function that knows a module or tensor of "
+            "the model from elsewhere (a closure, torch.compile or a decorator of a bound method, a hook), and a copy "
+            "would go on running the original. Make it a method, decorate or compile it in the class, or remove the "
+            "hook"
+        )
+    return twin
+
+
+def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
+    """Where `twin`, a deep copy of `model`, holds a function or weak reference that knows a module or tensor of
+    `model`: "block.step", or "block._forward_hooks"; None where it holds none.
+
+    Python copies no function: `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that
+    reads the model goes on running the original's modules. Looked at are attributes and hooks of its modules, what
+    these functions close over and are given by default, and globals that they name. Objects of other classes are not
+    looked into.
+    """
+    originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    for name, module in twin.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in _OWN and _reaches(value, originals):
+                return f"{name}.{attribute}" if name else attribute
+    return None
+
+
+def _reaches(value: Any, originals: set[int]) -> bool:
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        if id(value) in originals:
+            return True
+        if id(value) not in seen:
+            seen.add(id(value))
+            left += _known_to(value, originals)
+    return False
+
+
+def _known_to(value: Any, originals: set[int]) -> Iterator[Any]:
+    if isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            try:
+                yield cell.cell_contents
+            except ValueError:  # nothing was put into it
+                continue
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        yield from vars(value).values()  # what it wraps
+        named = (value.__globals__.get(name) for name in value.__code__.co_names)
+        yield from (found for found in named if id(found) in originals)
+    elif isinstance(value, MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, weakref.ref):
+        yield value()
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from value
 
 
 def hardness_modules_to_save(model: nn.Module) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hf_lgelu.models.batches import TRIED, Batch, for_decoder, read_batches, taken_by
+from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import TemporaryRelu

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.own_forward import looked_at
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison, compared_outputs

@@ -18,8 +18,8 @@ from tqdm.auto import tqdm
 
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.loading import forget_checkpoint
+from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import task_outputs
-from hf_lgelu.models.own_forward import independent_copy
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import RUNGS, ConversionConfig

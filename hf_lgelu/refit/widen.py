@@ -19,7 +19,7 @@ from hf_lgelu.models.config_widths import config_entries, plan_width_changes
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of
 from hf_lgelu.models.exchange import ConfigPlans
-from hf_lgelu.models.own_forward import independent_copy
+from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.placement import GateUnit, find_gate_units, product_behind

@@ -21,12 +21,11 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
 )
 from hf_lgelu.models.dataflow.trace import trace_sites
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import Inputs, in_own_forward
 from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_own_memory, require_values_here, uncompiled
 from hf_lgelu.models.outputs import largest_finite
-from hf_lgelu.models.own_forward import in_own_forward
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
