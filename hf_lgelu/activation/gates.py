@@ -8,9 +8,10 @@ with; for λ → ∞ every row is ReLU. Mish, x·tanh(softplus(x)), is no row: i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 _SQRT2 = math.sqrt(2.0)
@@ -31,6 +32,7 @@ class Gate:
         formula: of f.
         plain_names: what transformers calls the activation that λ = 1 is, the usual name first.
         plain_label: the same for people.
+        plain_module: builds it.
         width: ∫|H(u) − G(u)|du, so that the paper's E∞(λ) = ∫|H(x) − G(λx)|dx = `width`/λ.
         swap_error: κ = max_u u·(1 − G(u)), so that sup_x |f(x; λ) − ReLU(x)| = κ/λ.
         scale: v/u, folded into λ.
@@ -46,6 +48,7 @@ class Gate:
     formula: str
     plain_names: tuple[str, ...]
     plain_label: str
+    plain_module: Callable[[], nn.Module]
     width: float
     swap_error: float
     scale: float
@@ -93,6 +96,7 @@ GATES: dict[str, Gate] = {
             formula="x·Φ(λx)",
             plain_names=("gelu", "gelu_python"),  # the second is no family's name for another form
             plain_label="GELU",
+            plain_module=nn.GELU,
             width=2 * _INV_SQRT_2PI,
             swap_error=0.16997120747990366,
             scale=_INV_SQRT2,
@@ -108,6 +112,7 @@ GATES: dict[str, Gate] = {
             formula="x·½(1 + tanh(√(2/π)·(λx + 0.044715·(λx)³)))",
             plain_names=("gelu_pytorch_tanh", "gelu_new"),
             plain_label="GELU (tanh)",
+            plain_module=partial(nn.GELU, approximate="tanh"),
             width=0.79778089557430851,
             swap_error=0.17004075057125405,
             scale=1.0,
@@ -125,6 +130,7 @@ GATES: dict[str, Gate] = {
             formula="x·σ(λx)",
             plain_names=("silu", "swish"),
             plain_label="SiLU",
+            plain_module=nn.SiLU,
             width=2 * math.log(2.0),
             swap_error=0.27846454276107380,
             scale=1.0,

@@ -31,7 +31,7 @@ from hf_lgelu.models.config_keys import (
     held_configs,
     says_other_activations,
 )
-from hf_lgelu.models.sites import find_sites, is_activation, kind_of, place, uncompiled_name
+from hf_lgelu.models.sites import PLAIN_FORMS, find_sites, is_activation, kind_of, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 logger = logging.get_logger(__name__)
@@ -45,8 +45,6 @@ _GUARDED = "lambda_gelu_guards"
 SiteRecord = list[dict[str, Any]]
 """One entry per site in registration order (JSON objects lose theirs): {"site", "raw_shape"}, and {"gate"} where that
 is no λ-GELU. Behind them {"site", "activation"} of plain gates that the config alone would not build there."""
-
-_FORMS = {"gelu": ("gelu", "gelu_pytorch_tanh", "quick_gelu"), "silu": ("silu",), "mish": ("mish",)}
 
 
 def describe_sites(
@@ -177,7 +175,7 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
     x = torch.linspace(-8, 8, 129)
     # Several classes compute the same function; the bits are those of its own one.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
-    for name in (*own, *_FORMS.get(kind_of(module) or "", ())):
+    for name in (*own, *(form.name for form in PLAIN_FORMS if form.kind == kind_of(module))):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return {"activation": name}
     raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")

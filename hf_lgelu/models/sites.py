@@ -28,41 +28,51 @@ _HOOKS = (
     *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
 )
 
-# kind → (torch classes, names in transformers.activations, names in timm.layers). The kinds of λ-gates are the rows of
-# GATES.
-_KIND_CLASSES: dict[str, tuple[tuple[type, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "gelu": (
-        (nn.GELU,),
-        # The erf form, three spellings of the tanh form and the sigmoid form. ClippedGELUActivation
-        # is left out: it is another function.
-        (
-            "GELUActivation",
-            "NewGELUActivation",
-            "FastGELUActivation",
-            "AccurateGELUActivation",
-            "GELUTanh",
-            "QuickGELUActivation",
-        ),
-        ("GELU", "GELUTanh", "QuickGELU"),
-    ),
-    "silu": ((nn.SiLU,), ("SiLUActivation",), ("Swish", "SwishMe")),
-    "mish": ((nn.Mish,), ("MishActivation",), ("Mish", "MishMe")),
-}
+
+@dataclass(frozen=True)
+class PlainForm:
+    """A smooth activation that networks are trained with: its kind, its name in transformers, the classes computing it.
+
+    The classes are looked up by these names in torch.nn, transformers.activations and timm.layers.
+    """
+
+    kind: str
+    name: str
+    classes: tuple[str, ...]
+
+    @property
+    def gate(self) -> str | None:
+        """The row of GATES whose λ = 1 it is."""
+        return next((gate.name for gate in GATES.values() if self.name in gate.plain_names), None)
+
+
+_TANH_FORM = PlainForm(
+    "gelu",
+    "gelu_pytorch_tanh",
+    ("GELUTanh", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation"),  # four spellings of it
+)
+
+PLAIN_FORMS: tuple[PlainForm, ...] = (
+    PlainForm("gelu", "gelu", ("GELU", "GELUActivation")),
+    _TANH_FORM,
+    PlainForm("gelu", "quick_gelu", ("QuickGELU", "QuickGELUActivation")),  # x·σ(1.702x)
+    PlainForm("silu", "silu", ("SiLU", "SiLUActivation", "Swish")),
+    PlainForm("mish", "mish", ("Mish", "MishActivation")),
+)
+"""ClippedGELUActivation is left out: it is another function."""
+
+_PLAIN_LABELS = {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
 
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
 
-SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
+SELF_GATE_KINDS: tuple[str, ...] = tuple(dict.fromkeys(form.kind for form in PLAIN_FORMS if form.gate))
 """What λ = 1 of a row of GATES is: what `replace_activations` takes unless other kinds are asked for."""
 
-SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_KIND_CLASSES)
+SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_PLAIN_LABELS)
 """The kinds of smooth gates that become ReLU when they harden."""
 
 _HOMOGENEOUS: dict[type, str] = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu"}
-
-# Forms of GELU by their class names in transformers and timm; torch's own has an attribute.
-_TANH_CLASSES = ("NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation", "GELUTanh")
-_SIGMOID_CLASSES = ("QuickGELUActivation", "QuickGELU")
 
 
 @dataclass(frozen=True)
@@ -107,31 +117,36 @@ def place(parent: nn.Module, attribute: str, module: nn.Module) -> None:
         setattr(parent, _FUSED_KERNEL, 1 if type(module) is nn.ReLU else 2 if is_erf else 0)
 
 
-def _plain_classes(kind: str) -> tuple[type, ...]:
-    """The module classes of a kind of plain activation, as far as the imported libraries have them."""
-    return _classes(kind, _TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
-
-
 @cache
-def _classes(kind: str, with_timm: bool) -> tuple[type, ...]:
-    torch_classes, hf_names, timm_names = _KIND_CLASSES[kind]
-    found = [*torch_classes, *(getattr(hf_activations, name, None) for name in hf_names)]
-    if with_timm:
-        found += [getattr(sys.modules[_TIMM_LAYERS], name, None) for name in timm_names]
-    return tuple(dict.fromkeys(cls for cls in found if cls is not None))
+def _plain_classes(with_timm: bool) -> dict[type, PlainForm]:
+    """{class: its form}, as far as the imported libraries have them."""
+    libraries = [nn, hf_activations, *([sys.modules[_TIMM_LAYERS]] if with_timm else [])]
+    return {
+        getattr(library, name): form
+        for form in PLAIN_FORMS
+        for name in form.classes
+        for library in libraries
+        if hasattr(library, name)
+    }
+
+
+def plain_form(module: nn.Module) -> PlainForm | None:
+    """The plain activation that `module` computes, or None; a subclass may compute something of its own."""
+    classes = _plain_classes(_TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
+    base = next((cls for cls in type(module).__mro__ if cls in classes), None)
+    if base is None or not _computes_as(module, base):
+        return None
+    if base is nn.GELU and getattr(module, "approximate", None) == "tanh":
+        return _TANH_FORM
+    return classes[base]
 
 
 def kind_of(module: nn.Module) -> str | None:
     """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
     if isinstance(module, LambdaGate):
         return module.gate
-    return next((kind for kind in _KIND_CLASSES if _plain_class(module, kind) is not None), None)
-
-
-def _plain_class(module: nn.Module, kind: str) -> type | None:
-    """The class among those of a kind whose function `module` computes; None where a subclass computes its own."""
-    base = next((cls for cls in type(module).__mro__ if cls in _plain_classes(kind)), None)
-    return base if base is not None and _computes_as(module, base) else None
+    form = plain_form(module)
+    return None if form is None else form.kind
 
 
 @torch.no_grad()
@@ -166,13 +181,8 @@ def function_of(module: Any) -> tuple[type, float | None]:
 
 def plain_gate_of(module: nn.Module) -> str | None:
     """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
-    if _plain_class(module, "silu") is not None:
-        return "lambda_silu"
-    form = _plain_class(module, "gelu")
-    if form is None or form.__name__ in _SIGMOID_CLASSES:
-        return None
-    is_tanh = form.__name__ in _TANH_CLASSES or getattr(module, "approximate", None) == "tanh"
-    return "lambda_gelu_tanh" if is_tanh else "lambda_gelu"
+    form = plain_form(module)
+    return None if form is None else form.gate
 
 
 def gate_of(module: nn.Module) -> str:
@@ -215,7 +225,7 @@ def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
 
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
     """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
-    labels = {gate.name: gate.label for gate in GATES.values()} | {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
+    labels = {gate.name: gate.label for gate in GATES.values()} | _PLAIN_LABELS
     found = Counter(site.kind for site in find_sites(model, kinds))
     return " and ".join(f"{count} {labels[kind]}" for kind, count in found.items()) or "no smooth gates"
 

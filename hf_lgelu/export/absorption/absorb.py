@@ -4,9 +4,8 @@ a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -142,14 +141,6 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
     return AbsorptionReport(absorbed, plans.carry_out())
 
 
-_PLAIN_MODULES: dict[str, Callable[[], nn.Module]] = {
-    "lambda_gelu": nn.GELU,
-    "lambda_gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "lambda_silu": nn.SiLU,
-}
-"""Row of GATES → what λ = 1 is."""
-
-
 def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChange]:
     """The config changes after which these sites are plain; UnsupportedConfigError if there are none.
 
@@ -199,7 +190,7 @@ def _put_plain(
     def change() -> None:
         _write(scaled)
         for site in sites:
-            site.put(_PLAIN_MODULES[site.kind]())
+            site.put(GATES[site.kind].plain_module())
 
     def undo() -> None:
         _write(kept)
