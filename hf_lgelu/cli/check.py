@@ -10,15 +10,14 @@ from typing import Any
 from torch import Tensor
 
 from hf_lgelu.cli.arguments import CheckArguments, named
-from hf_lgelu.cli.compared import compare, in_words
-from hf_lgelu.cli.given_checkpoint import (
+from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     read_checkpoint,
     require_fitting_rows,
 )
-from hf_lgelu.cli.inputs.chosen import evaluation_set
-from hf_lgelu.cli.inputs.dataset_inputs import why_not_read
-from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.compared import compare, in_words
+from hf_lgelu.cli.inputs import evaluation_set, why_not_read
+from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_hardness, swap_errors

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.formats import percent, score
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.sites import SMOOTH_KINDS

@@ -14,8 +14,7 @@ from accelerate import PartialState
 from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments
-from hf_lgelu.cli.command import say
-from hf_lgelu.cli.given_checkpoint import (
+from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     push,
     read_checkpoint,
@@ -23,8 +22,9 @@ from hf_lgelu.cli.given_checkpoint import (
     require_gates,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import data_set, evaluation_set
-from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.command import say
+from hf_lgelu.cli.inputs import data_set, evaluation_set
+from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
 from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu.cli.arguments import ExportArguments
-from hf_lgelu.cli.command import say
-from hf_lgelu.cli.compared import compare, in_words
-from hf_lgelu.cli.given_checkpoint import (
+from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     push,
     read_checkpoint,
@@ -15,8 +13,10 @@ from hf_lgelu.cli.given_checkpoint import (
     require_hardness,
     require_other_folder,
 )
-from hf_lgelu.cli.inputs.chosen import evaluation_set
-from hf_lgelu.cli.inputs.input_set import InputSet
+from hf_lgelu.cli.command import say
+from hf_lgelu.cli.compared import compare, in_words
+from hf_lgelu.cli.inputs import evaluation_set
+from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.targets import EXPORT_TARGETS, ExportTarget
 from hf_lgelu.files import whole_folder

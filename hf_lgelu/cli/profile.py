@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hf_lgelu.cli.arguments import ProfileArguments
-from hf_lgelu.cli.given_checkpoint import read_checkpoint, require_hardness
+from hf_lgelu.cli.checkpoint import read_checkpoint, require_hardness
 from hf_lgelu.export.hub.card import draw_hardness
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.hardening import is_hardened, mean_of_several, smallest_by_site, swap_errors

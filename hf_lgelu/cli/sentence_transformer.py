@@ -17,7 +17,6 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_lgelu.cli.named_places import local
 from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.extras import require
 from hf_lgelu.files import require_inside
@@ -166,8 +165,8 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
     Raises ValueError for one whose first module is no encoder of transformers, and for a class that is not among
     SENTENCE_CLASSES, or a cross-encoder that computes its scores behind the encoder.
     """
-    path = local(name)
-    if path is None:
+    path: Path | None = Path(name).expanduser()
+    if not Path(name).expanduser().exists():
         path = _downloaded(name)
     if path is None or not (path / MODULES_FILE).is_file():
         return None

@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from word_tokenizer import word_tokenizer
 
+from hf_lgelu.cli import checkpoint
 from hf_lgelu.cli import convert as module
-from hf_lgelu.cli import given_checkpoint
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -145,7 +145,7 @@ def test_an_interrupt_says_what_is_kept(resume, place, tmp_path, monkeypatch, ca
 def test_an_interrupt_of_a_push_says_that_the_folder_is_complete(monkeypatch):
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", lambda *given, **options: stop())
     with pytest.raises(KeyboardInterrupt, match=r"out/relu is complete.*push_to_hub\('out/relu', 'you/it'\) repeats"):
-        given_checkpoint.push(Path("out/relu"), "you/it", private=False, tell=print)
+        checkpoint.push(Path("out/relu"), "you/it", private=False, tell=print)
 
 
 def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
@@ -191,7 +191,7 @@ def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place,
 
 
 def test_a_folder_that_loads_as_another_model_is_not_left(place, tmp_path, monkeypatch, call):
-    save = given_checkpoint.save_checkpoint
+    save = checkpoint.save_checkpoint
 
     def save_another(model, folder, **options):
         with torch.no_grad():
@@ -201,7 +201,7 @@ def test_a_folder_that_loads_as_another_model_is_not_left(place, tmp_path, monke
             model.classifier.bias[0].sub_(1)
         return files
 
-    monkeypatch.setattr(given_checkpoint, "save_checkpoint", save_another)
+    monkeypatch.setattr(checkpoint, "save_checkpoint", save_another)
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
     status, _, errors = call(*words, "--disable_tqdm")
     assert status == 1
@@ -294,8 +294,8 @@ def offline(monkeypatch):
         asked.append(name)
         raise OSError("no network")
 
-    monkeypatch.setattr("hf_lgelu.cli.named_places.HfApi.model_info", out_of_reach)
-    monkeypatch.setattr("hf_lgelu.cli.named_places.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("hf_lgelu.cli.checkpoint.HfApi.model_info", out_of_reach)
+    monkeypatch.setattr("hf_lgelu.cli.checkpoint.constants.HF_HUB_OFFLINE", False)
     return asked
 
 

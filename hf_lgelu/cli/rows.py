@@ -1,17 +1,22 @@
-"""Texts as token ids: blocks of a running text for a language model, a sequence each for other models."""
+"""Rows that a model takes: images, token ids and other tensors, made of the columns of a data set."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_labels
 
-from hf_lgelu.cli.inputs.input_set import TensorRows, sample_numbers
 from hf_lgelu.models.checkpoint import processor_files
+from hf_lgelu.models.example_run import in_dtype
 from hf_lgelu.models.outputs import IGNORED_LABEL, is_causal, pad_tokens
 
 LONGEST = 1024
@@ -20,8 +25,123 @@ LONGEST = 1024
 TOKENS, FEWEST_SEQUENCES = 32768, 32
 """Where the user names no number: sequences until they have so many tokens together, but at least so many of them."""
 
+_LOADED_TOGETHER = 64  # rows read at a time; how many are computed at a time is another matter
 _TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
 _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """Rows that a model takes.
+
+    Args:
+        rows: a data set in memory or on disk; `__getitems__` gives a batch, {name of an argument: tensor}, with
+            "labels" where they are known.
+        description: what they are, in words, such as "rows.csv" or "user/texts, split train".
+        source: Hub id of the data set, if it is on the Hub.
+        whole: no row was left out.
+        dtype: of floating-point inputs, that of the model: not every network casts what it is given.
+    """
+
+    rows: Any
+    description: str
+    source: str | None = None
+    whole: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
+        """All rows, in order, with a progress bar that says `what` they are for."""
+        loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=partial(in_dtype, dtype=self.dtype))
+        return tqdm(loader, desc=what, unit="batch", disable=not progress)
+
+    def first(self, count: int) -> dict[str, Tensor]:
+        """The first rows as a batch, without labels."""
+        batch = self.rows.__getitems__(range(min(count, len(self.rows))))
+        return in_dtype({name: tensor for name, tensor in batch.items() if name != "labels"}, self.dtype)
+
+
+class TensorRows(Dataset):
+    """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
+
+    `whole` says that no row of where they are from was left out.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False) -> None:
+        self.tensors, self.whole = tensors, whole
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self.tensors.items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The rows `indices` as one batch, sequences without what is padding behind all of them."""
+        batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
+        mask = batch.get("attention_mask")
+        if mask is None or mask.ndim != 2 or not mask.any():
+            return batch
+        whole, longest = mask.shape[1], int(mask.any(0).nonzero().max()) + 1
+        is_sequence = {name: tensor.ndim > 1 and tensor.shape[1] == whole for name, tensor in batch.items()}
+        return {name: tensor[:, :longest] if is_sequence[name] else tensor for name, tensor in batch.items()}
+
+
+class ProcessedImages(Dataset):
+    """Rows {"pixel_values": (C, H, W)}, with "labels" where they are known; decoded when they are asked for.
+
+    Args:
+        rows: a `datasets.Dataset`.
+        column: of images.
+        source: folder or Hub id of the model, whose image processor is taken; of timm's models what config.json's
+            `pretrained_cfg` says.
+        mode: PIL's name of what a pixel is: "RGB", or "L" for one channel.
+        labels: (len(rows),) int64 or None.
+
+    Raises ValueError if there is no image processor.
+    """
+
+    def __init__(self, rows: Any, column: str, source: str, *, mode: str = "RGB", labels: Tensor | None = None) -> None:
+        try:
+            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(
+                f"images need the model's image processor, and none can be loaded from {source} ({error}). Save it "
+                "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with batches of your own"
+            ) from error
+        self.rows = rows.select_columns(column)
+        self.column, self.mode, self.labels = column, mode, labels
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: values[0] for name, values in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """The rows `indices` as one batch."""
+        numbers = list(indices)
+        found = self.rows[numbers][self.column]
+        empty = [number for number, image in zip(numbers, found, strict=True) if image is None]
+        if empty:
+            raise ValueError(
+                f"column {self.column!r} holds no image in row {', '.join(map(str, empty[:8]))} (counted from 0); "
+                "leave such rows out"
+            )
+        images = [image.convert(self.mode) for image in found]
+        batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
+        return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
+
+
+def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
+    """`wanted` different row numbers below `available`, in the order of a seeded permutation; None takes all.
+
+    The same with every version of numpy, and the first of a larger sample with the same seed.
+    """
+    numbers = np.random.RandomState(seed).permutation(available)
+    return numbers if wanted is None else numbers[:wanted]
 
 
 def context_length(model: PreTrainedModel, wanted: int | None) -> int:
@@ -32,20 +152,15 @@ def context_length(model: PreTrainedModel, wanted: int | None) -> int:
     names = ("n_positions", "max_position_embeddings")
     sizes = (getattr(model.config, name, None) for name in names)
     own = next((size for size in sizes if size and size > 0), None)  # XLNet says -1 for no limit
-    if own is not None:
-        own -= _positions_of_padding(model, own)
+    if own is not None:  # less the positions that no token has: RoBERTa's begin behind that of padding
+        tables = [module for name, module in model.named_modules() if "position" in name.rpartition(".")[2]]
+        learned = [table for table in tables if isinstance(table, nn.Embedding) and len(table.weight) == own]
+        own -= max((table.padding_idx + 1 for table in learned if table.padding_idx is not None), default=0)
     if wanted is None:
         return min(own or LONGEST, LONGEST)
     if wanted < 2 or (own is not None and wanted > own):
         raise ValueError(f"--sequence_length must be from 2 to {own or 'what the model takes'}, got {wanted}")
     return wanted
-
-
-def _positions_of_padding(model: PreTrainedModel, positions: int) -> int:
-    """Of so many learned positions those that no token has: RoBERTa's begin behind that of padding."""
-    tables = [module for name, module in model.named_modules() if "position" in name.rpartition(".")[2]]
-    found = [table for table in tables if isinstance(table, nn.Embedding) and len(table.weight) == positions]
-    return max((table.padding_idx + 1 for table in found if table.padding_idx is not None), default=0)
 
 
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
@@ -84,7 +199,8 @@ def text_blocks(
     """
     starts = range(0, len(texts), _TOGETHER)
     order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
-    begins = _begins_with(tokenizer)
+    first = tokenizer("", return_attention_mask=False, verbose=False)["input_ids"][:1]
+    begins = [int(token) for token in first if token == tokenizer.bos_token_id]
     of_text = length - len(begins)
     tokens: list[int] = []
     are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER])  # of a file: an empty one is an empty line
@@ -107,12 +223,6 @@ def text_blocks(
     blocks = blocks[torch.from_numpy(sample_numbers(count, wanted, seed))]
     whole = wanted is None or count < wanted
     return TensorRows({"input_ids": blocks, "labels": _predicted(blocks)}, whole=whole)
-
-
-def _begins_with(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that the tokenizer puts before a text, if it does."""
-    first = tokenizer("", return_attention_mask=False, verbose=False)["input_ids"][:1]
-    return [int(token) for token in first if token == tokenizer.bos_token_id]
 
 
 def text_sequences(
@@ -183,14 +293,30 @@ def encoded_sequences(
     """
     order = sample_numbers(len(rows), None, seed).tolist()
     has_mask = "attention_mask" in rows.column_names
-    numbers = order[:wanted]
-    if wanted is None:
-        numbers = _taken(order, lambda number: min(length, _tokens(rows[number], has_mask)), None)
+
+    def tokens(number: int) -> int:
+        row = rows[number]
+        return min(length, sum(row["attention_mask"]) if has_mask else len(row["input_ids"]))
+
+    numbers = order[:wanted] if wanted is not None else _taken(order, tokens, None)
     found = rows[numbers]
     sequences = found["input_ids"]
     masks = found["attention_mask"] if has_mask else [[1] * len(ids) for ids in sequences]
-    cut = _Cut(numbers, sequences, masks, length)
-    ids, mask = cut.padded("input_ids", sequences), cut.padded("attention_mask", masks)
+    begins = [next((place for place, counts in enumerate(mask) if counts), 0) for mask in masks]
+    sizes = [len(ids) for ids in sequences]
+
+    def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
+        """(rows, longest) int64 of a column with a value for each token."""
+        if [len(row) if isinstance(row, list) else None for row in column] != sizes:
+            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
+        cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
+        for number, row in zip(numbers, cut, strict=True):
+            if row.is_floating_point() and not torch.equal(row, row.round()):
+                wrong = row[row != row.round()][0]
+                raise ValueError(f"column {name!r} must hold integers, and row {number} (counted from 0) holds {wrong}")
+        return nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
+
+    ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)
     if "input_ids" in (pad := pad_tokens(model)):
         # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
         ids = ids.masked_fill(mask == 0, pad["input_ids"])
@@ -198,44 +324,20 @@ def encoded_sequences(
     for name in taken_beside(model, rows.column_names):
         if name != "attention_mask" and any(row is not None for row in found[name]):
             is_of_rows = all(isinstance(row, int) for row in found[name])
-            tensors[name] = torch.tensor(found[name]) if is_of_rows else cut.padded(name, found[name])
+            tensors[name] = torch.tensor(found[name]) if is_of_rows else padded(name, found[name])
     if is_causal(model):
         has_labels = "labels" in rows.column_names and any(isinstance(row, list) for row in found["labels"])
-        own = cut.padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
+        own = padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
         tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
     elif labels is not None:
         tensors["labels"] = labels[numbers]
     return TensorRows(tensors, whole=len(numbers) == len(order))
 
 
-class _Cut:
-    """Where tokenized rows begin behind padding on the left, and how long they may be."""
-
-    def __init__(self, numbers: Sequence[int], sequences: Sequence[Any], masks: Sequence[Any], length: int) -> None:
-        self._numbers, self._sizes = numbers, [len(ids) for ids in sequences]
-        begins = (next((place for place, counts in enumerate(mask) if counts), 0) for mask in masks)
-        self._parts = [slice(begin, begin + length) for begin in begins]
-
-    def padded(self, name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
-        """(rows, longest) int64 of a column with a value for each token."""
-        if [len(row) if isinstance(row, list) else None for row in column] != self._sizes:
-            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
-        rows = [torch.tensor(row[part]) for row, part in zip(column, self._parts, strict=True)]
-        for number, row in zip(self._numbers, rows, strict=True):
-            if row.is_floating_point() and not torch.equal(row, row.round()):
-                wrong = row[row != row.round()][0]
-                raise ValueError(f"column {name!r} must hold integers, and row {number} (counted from 0) holds {wrong}")
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill).to(torch.int64)
-
-
 def taken_beside(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
     """Of these columns those that are arguments of the model beside its main input, and no labels."""
     arguments = inspect.signature(model.forward).parameters.keys() - set(find_labels(type(model)))
     return [name for name in columns if name in arguments and name != model.main_input_name]
-
-
-def _tokens(row: dict[str, Any], has_mask: bool) -> int:
-    return int(sum(row["attention_mask"])) if has_mask else len(row["input_ids"])
 
 
 def _predicted(tokens: Tensor) -> Tensor:

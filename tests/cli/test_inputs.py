@@ -29,10 +29,8 @@ from transformers import (
 )
 from word_tokenizer import word_tokenizer
 
-from hf_lgelu.cli.inputs.chosen import load_splits
-from hf_lgelu.cli.inputs.dataset_inputs import DatasetName, dataset_rows
-from hf_lgelu.cli.inputs.input_set import InputSet, sample_numbers
-from hf_lgelu.cli.inputs.texts import FEWEST_SEQUENCES, TOKENS, text_blocks, tokenizer_of
+from hf_lgelu.cli.inputs import Selection, load_splits
+from hf_lgelu.cli.rows import FEWEST_SEQUENCES, TOKENS, InputSet, sample_numbers, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -66,9 +64,8 @@ def mlp():
     return MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_labels=3))
 
 
-def inputs(rows, model, source="nowhere", name="rows", *, wanted=None, seed=0, sequence_length=None, **columns):
-    chosen = DatasetName(name, split="train", **columns)
-    return dataset_rows(chosen, rows, model, source, wanted=wanted, seed=seed, sequence_length=sequence_length)
+def inputs(rows, model, source="nowhere", name="rows", **options):
+    return Selection(name, rows, model, source, split="train", **options).read()
 
 
 def whole(made):
@@ -256,7 +253,7 @@ def test_other_models_get_a_sequence_a_text_with_its_class(tokenizer, bert):
 
 def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
     said = []
-    monkeypatch.setattr("hf_lgelu.cli.inputs.dataset_inputs.logger.warning", said.append)
+    monkeypatch.setattr("hf_lgelu.cli.inputs.logger.warning", said.append)
     names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["sun", "rain"])})
     rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 0, 1]}, features=names)
     assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
@@ -370,7 +367,7 @@ def test_files_of_every_kind(ending, tmp_path):
     else:
         {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
     assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
-    assert DatasetName(str(file), split="train").description == f"Rows.{ending}"
+    assert Selection(str(file), rows, None, "", split="train").description == f"Rows.{ending}"
     other = file.rename(tmp_path / "rows.xyz")
     with pytest.raises(ValueError, match=r"the file ends in \.xyz.*ends in \.csv, \.json"):
         load_splits(str(other))

@@ -7,8 +7,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_lgelu.cli.arguments import ConvertArguments
-from hf_lgelu.cli.given_checkpoint import read_checkpoint
-from hf_lgelu.cli.inputs.chosen import data_set
+from hf_lgelu.cli.checkpoint import read_checkpoint
+from hf_lgelu.cli.inputs import data_set
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 
 

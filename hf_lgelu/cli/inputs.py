@@ -1,0 +1,383 @@
+"""The inputs that a command's arguments name: which rows, columns and labels of a data set, as a model takes them."""
+
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_lgelu.cli.arguments import ConvertArguments, InputArguments
+from hf_lgelu.cli.checkpoint import GivenCheckpoint, local, require_there
+from hf_lgelu.cli.rows import (
+    FEWEST_SEQUENCES,
+    TOKENS,
+    InputSet,
+    ProcessedImages,
+    TensorRows,
+    context_length,
+    encoded_sequences,
+    sample_numbers,
+    taken_beside,
+    text_blocks,
+    text_sequences,
+    tokenizer_of,
+)
+from hf_lgelu.export.hub.loading import is_hub_id
+from hf_lgelu.models.outputs import is_causal
+
+logger = logging.get_logger(__name__)
+
+_SECOND_SPLITS = ("validation", "valid", "test")
+_SAVED_TO_DISK = ("dataset_dict.json", "state.json")
+_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
+_LABELS = ("label", "labels")
+_FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
+_NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
+
+
+def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
+    """What --data names, as the checkpoint's model takes it, by the tokenizer or image processor beside it.
+
+    Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
+    there is none.
+    """
+    splits = load_splits(arguments.data, arguments.data_config, progress=not arguments.disable_tqdm)
+    split = arguments.data_split
+    return _read(arguments, given, arguments.data, arguments.data_config, split, splits, arguments.max_samples)
+
+
+def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
+    """What --evaluation names; left out, another split of --data, where a command has one.
+
+    Raises as `data_set`, and ValueError where it would be the rows of --data once more.
+    """
+    of_data = arguments if isinstance(arguments, ConvertArguments) else None
+    name, config = arguments.evaluation, arguments.evaluation_config
+    if name is None and of_data is not None:
+        name, config = of_data.data, config or of_data.data_config
+    if name is None or name == "none":
+        return None
+    splits = load_splits(name, config, progress=not arguments.disable_tqdm)
+    is_data = False
+    if of_data is not None and config == of_data.data_config:  # however its name is spelled
+        here, there = local(name), local(of_data.data)
+        is_data = name == of_data.data if here is None or there is None else here.samefile(there)
+    taken = of_data.data_split if of_data is not None and is_data else None
+    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
+    split = arguments.evaluation_split or next((split for split in usual if split != taken), None)
+    if split is None and arguments.evaluation is None:
+        unused = [
+            option for option in ("evaluation_config", "max_eval_samples") if getattr(arguments, option) is not None
+        ]
+        if unused:
+            raise ValueError(f"--{unused[0]} is of a second set, and {name} has no split for one; give --evaluation")
+        return None
+    if split is None or split == taken:
+        beside = f" must be other rows than --data, split {taken!r}" if is_data else " has several splits"
+        raise ValueError(
+            f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
+        )
+    return _read(arguments, given, name, config, split, splits, arguments.max_eval_samples)
+
+
+def _read(
+    arguments: InputArguments,
+    given: GivenCheckpoint,
+    name: str,
+    config: str | None,
+    split: str,
+    splits: dict[str, Any],
+    wanted: int | None,
+) -> InputSet:
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
+    length = arguments.sequence_length
+    if length is None and given.longest is not None:
+        length = min(given.longest, context_length(given.model, None))
+    return Selection(
+        name, splits[split], given.model, given.processors, config=config, split=split, column=arguments.column,
+        label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
+        sequence_length=length, prompt=given.prompt,
+    ).read()  # fmt: skip
+
+
+def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
+    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
+
+    Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
+    """
+    import datasets
+
+    if not progress:
+        datasets.disable_progress_bars()
+    require_there(name, "dataset")
+    path = local(name)
+    try:
+        if path is not None and path.is_file():
+            if path.suffix.lower() not in _BUILDERS:
+                raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
+            found = datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files={"train": str(path)})
+        elif path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+            found = datasets.load_from_disk(str(path))
+        else:
+            found = datasets.load_dataset(str(path or name), config)
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
+        raise ValueError(
+            f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "
+            f"or a file with rows that ends in {', '.join(_BUILDERS)}"
+        ) from error
+    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def why_not_read(model: PreTrainedModel) -> str | None:
+    """What a model is whose inputs are not read from a data set here; None of those whose are."""
+    if model.main_input_name not in ("input_ids", "pixel_values", "features"):
+        return f"models whose main input is {model.main_input_name!r}"
+    if model.config.is_encoder_decoder:
+        return "encoder-decoders"
+    if model.main_input_name == "input_ids" and "pixel_values" in inspect.signature(model.forward).parameters:
+        return "models of texts and images"
+    return None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which rows and columns of a data set become the inputs of which model.
+
+    Args:
+        name: folder, file or Hub id of the data set.
+        rows: a `datasets.Dataset`.
+        model: what the inputs are for.
+        processors: folder or Hub id of its tokenizer or image processor.
+        config: the configuration of the data set that `rows` is of, `split` the split; both for the description.
+        column: of texts, images or features; None takes the only one there is.
+        label_column: of a classifier's classes; None takes "label" or "labels", if there is one.
+        pair_column: of the second texts of a model of pairs.
+        wanted: how many rows, of a running text blocks. None takes 8,192 rows of features, 1,024 images, or sequences
+            of together 32,768 tokens, but at least 32: past 32 times the width of a layer no gain was seen.
+        seed: of their choice.
+        sequence_length: tokens of a block, and the most of a sequence; None takes what the model takes.
+        prompt: put before every text.
+    """
+
+    name: str
+    rows: Any
+    model: PreTrainedModel
+    processors: str
+    config: str | None = None
+    split: str | None = None
+    column: str | None = None
+    label_column: str | None = None
+    pair_column: str | None = None
+    wanted: int | None = None
+    seed: int = 0
+    sequence_length: int | None = None
+    prompt: str = ""
+
+    @property
+    def description(self) -> str:
+        """The data set in words, without the path of what is local."""
+        path = local(self.name)
+        only_split = path is not None and path.is_file()  # a file has one, and its name says nothing
+        parts = [
+            self.name if path is None else path.resolve().name,
+            self.config,
+            f"split {self.split}" if self.split and not only_split else None,
+        ]
+        return ", ".join(part for part in parts if part)
+
+    def read(self) -> InputSet:
+        """The rows as the model takes them.
+
+        What a row is follows from the model's main input: token ids (texts, blocks of one for a language model), pixels
+        (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
+        are classes of the model, or the tokens of a language model; they are never fitted.
+
+        Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
+        """
+        model, main = self.model, self.model.main_input_name
+        reason = why_not_read(model)
+        if reason is not None:
+            raise ValueError(
+                f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) "
+                "with batches as the model takes them"
+            )
+        if self.label_column is not None and not self._is_classified:
+            raise ValueError(
+                f"--label_column: scored are a classifier's classes, and {type(model).__name__} gives none"
+            )
+        if self.pair_column is not None and (main != "input_ids" or is_causal(model)):
+            raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave it out")
+        for column in (self.column, self.pair_column, self.label_column):
+            if column is not None and column not in self.rows.column_names:
+                raise ValueError(f"{self.description} has no column {column!r}; {self._columns_in_words}")
+        if not len(self.rows):
+            raise ValueError(f"{self.description} has no rows")
+        made = {"input_ids": self._tokens, "pixel_values": self._pixels, "features": self._features}[main]()
+        whole = made.whole if isinstance(made, TensorRows) else len(made) == len(self.rows)
+        hub_id = self.name if is_hub_id(self.name) else None
+        return InputSet(made, self.description, hub_id, whole=whole, dtype=model.dtype)
+
+    def _tokens(self) -> TensorRows:
+        rows, model, seed = self.rows, self.model, self.seed
+        longest = context_length(model, self.sequence_length)
+        if "input_ids" in rows.column_names and self.column in (None, "input_ids") and self.pair_column is None:
+            return encoded_sequences(rows, model, longest, self.wanted, seed, self._labels())
+        texts = rows[self._column("text")]
+        tokenizer = tokenizer_of(self.processors)
+        longest = longest if self.sequence_length else min(longest, tokenizer.model_max_length)
+        if is_causal(model):
+            wanted = self.wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
+            return text_blocks(texts, tokenizer, longest, wanted, seed)
+        seconds = None if self.pair_column is None else rows[self.pair_column]
+        return text_sequences(
+            texts, tokenizer, longest, self.wanted, seed, self._labels(), seconds=seconds, prompt=self.prompt
+        )
+
+    def _pixels(self) -> TensorRows | Subset:
+        rows, model, labels = self.rows, self.model, self._labels()
+        chosen = sample_numbers(len(rows), self.wanted or _IMAGES, self.seed).tolist()
+        if "pixel_values" not in rows.column_names or self.column not in (None, "pixel_values"):
+            mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
+            images = ProcessedImages(rows, self._column("image"), self.processors, mode=mode, labels=labels)
+            return Subset(images, chosen)
+        # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
+        found = rows[chosen]
+        tensors = {name: torch.tensor(found[name]) for name in taken_beside(model, rows.column_names)}
+        pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
+        tensors["pixel_values"] = torch.from_numpy(pixels)
+        if labels is not None:
+            tensors["labels"] = labels[chosen]
+        return TensorRows(tensors, whole=len(chosen) == len(rows))
+
+    def _features(self) -> TensorRows:
+        labels, values = self._labels(), self.rows.with_format("numpy")
+        numbers = [column for column in self._columns_of("number") if column not in (*_LABELS, self.label_column)]
+        if self.column is None and numbers and not self._columns_of("list"):
+            stacked = np.stack([values[column][:] for column in numbers], axis=1)
+        else:
+            stacked = np.stack([np.asarray(row) for row in values[self._column("list")][:]])
+        features = torch.as_tensor(np.asarray(stacked, dtype=np.float32))
+        if features.ndim != 2:
+            raise ValueError(f"features must be numbers of shape (rows, features), got shape {tuple(features.shape)}")
+        wrong = features.isfinite().logical_not().nonzero()
+        if len(wrong):
+            places = ", ".join(map(str, wrong[:, 1].unique().tolist()))
+            raise ValueError(
+                f"features must be finite numbers, and of shape {tuple(features.shape)} {len(wrong)} are none, in "
+                f"feature {places} (counted from 0). Leave such rows out, or fill them as where the model was trained"
+            )
+        expected = getattr(self.model.config, "num_features", features.shape[1])
+        if features.shape[1] != expected:
+            raise ValueError(
+                f"{self.description} has {features.shape[1]} features a row, and the model takes {expected}; keep the "
+                f"columns that it was trained on, prepared as they were. {self._columns_in_words}"
+            )
+        chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.seed))
+        tensors = {"features": features[chosen]}
+        if labels is not None:
+            tensors["labels"] = labels[chosen]
+        return TensorRows(tensors, whole=len(chosen) == len(features))
+
+    def _column(self, kind: str) -> str:
+        """The column that was named, or the only one of that kind."""
+        found = self._columns_of(kind)
+        if self.column is not None:
+            found = [column for column in found if column == self.column]
+        elif kind == "text" and self._columns_of("nested"):
+            found = []  # beside words or messages in lists, the only column of text may be an id
+        else:
+            found = [column for column in found if column not in (self.pair_column, self.label_column, *_LABELS)]
+        if len(found) == 1:
+            return found[0]
+        what = "lists of numbers" if kind == "list" else kind
+        pairs = ", and of pairs the second with --pair_column" if kind == "text" else ""
+        raise ValueError(
+            f"{self.description}: name the column of {what} with --column{pairs}; {self._columns_in_words}"
+        )
+
+    def _columns_of(self, kind: str) -> list[str]:
+        return [column for column, feature in self.rows.features.items() if _kind(feature) == kind]
+
+    @property
+    def _columns_in_words(self) -> str:
+        kinds = {column: _kind(feature) or type(feature).__name__ for column, feature in self.rows.features.items()}
+        return f"its columns are {', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
+
+    @property
+    def _is_classified(self) -> bool:
+        """Whether the model gives one class a row."""
+        if getattr(self.model.config, "problem_type", None) in _NOT_ONE_CLASS:
+            return False
+        ends = ("ForImageClassification", "ForSequenceClassification", "ForClassification", "ClassificationWithTeacher")
+        return type(self.model).__name__.endswith(ends)
+
+    def _labels(self) -> Tensor | None:
+        """(N,) int64 classes of the model; None where the data set has none, or, with a warning, those of another task.
+
+        Raises ValueError for a column that was asked for by name and holds none.
+        """
+        usual = (name for name in _LABELS if name in self.rows.column_names)
+        column = self.label_column or next(usual, None)
+        if column is None or not self._is_classified:
+            return None
+        values = np.asarray(self.rows.with_format("numpy")[column][:])
+        labels = _as_model_classes(values, getattr(self.rows.features[column], "names", None), self.model)
+        if labels is None:
+            classes = ", ".join(map(str, self.model.config.id2label.values()))
+            reason = (
+                f"column {column!r} of {self.description} does not hold the model's classes, by name "
+                f"({classes[:200]}) or number (0 to {self.model.config.num_labels - 1})"
+            )
+            if self.label_column is not None:
+                raise ValueError(reason)
+            logger.warning(f"{reason}: nothing is scored by it")
+        return labels
+
+
+def _kind(feature: Any) -> str | None:
+    """ "text", "image", "number", "list" (of numbers), "nested" (lists or mappings of others), or None."""
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return "image"
+    if isinstance(feature, datasets.Value):
+        if feature.dtype in ("string", "large_string", "string_view"):
+            return "text"
+        return "number" if feature.dtype.startswith(("float", "int", "uint", "bool")) else None
+    if isinstance(feature, dict | list) or hasattr(feature, "feature"):
+        return "list" if _kind(getattr(feature, "feature", None)) == "number" else "nested"
+    return None
+
+
+def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
+    """By name where both sides have names, else by number; None where a row has no class, or none of the model's.
+
+    Capital or small letters make no other name ("POSITIVE", "positive"), unless two of the model's differ by them.
+    """
+    labels = {str(label): number for label, number in (model.config.label2id or {}).items()}
+    generic = all(label.startswith("LABEL_") for label in labels)
+    plain = str.casefold if len({label.casefold() for label in labels}) == len(labels) else str
+    own = {plain(label): number for label, number in labels.items()}
+    if values.dtype.kind in "UOT":  # texts
+        texts = values.tolist()
+        if not all(isinstance(text, str) and plain(text) in own for text in texts):
+            return None
+        values = np.array([own[plain(text)] for text in texts])
+    # Before the names are looked up: a row without a class has -1, which as an index would be the last name.
+    if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
+        return None
+    if names and not generic:
+        known = [plain(name) for name in names]
+        if len(known) != len(own) or set(known) != set(own):
+            return None
+        values = np.array([own[name] for name in known])[values]
+    return None if values.max() >= model.config.num_labels else torch.from_numpy(values.astype(np.int64))

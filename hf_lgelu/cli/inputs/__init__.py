@@ -1,1 +1,0 @@
-"""Inputs of a model from a data set that `datasets` reads: Hub id, folder, or file."""
