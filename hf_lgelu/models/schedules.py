@@ -5,47 +5,26 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 DEFAULT_SWITCH_FRACTION = 0.25
 """The paper's share of training in which λ is still learned."""
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The shape of the way from λ(e_s) to the target: `interpolate(start, target, progress)`."""
-
-    name: str
-    description: str
-    interpolate: Callable[[Any, float, float], Any]
-
-
-def _linear(start: Any, target: float, progress: float) -> Any:
-    return start + (target - start) * progress
-
+Schedule: TypeAlias = Callable[[Any, Any, float], Any]
+"""(start, target, progress) → λ."""
 
 SCHEDULES: dict[str, Schedule] = {
-    schedule.name: schedule
-    for schedule in (
-        Schedule("linear", "equal steps in λ (the paper's Algorithm 1)", _linear),
-        Schedule(
-            "geometric",
-            "equal factors of λ: the gate's width shrinks evenly in the logarithm",
-            lambda start, target, progress: start * (target / start) ** progress,
-        ),
-        Schedule(
-            "inverse",
-            "equal steps in 1/λ, the gate's width",
-            lambda start, target, progress: 1 / ((1 - progress) / start + progress / target),
-        ),
-        Schedule(
-            "cosine",
-            "slow at both ends of the way in λ",
-            lambda start, target, progress: _linear(start, target, (1 - math.cos(math.pi * progress)) / 2),
-        ),
-    )
+    # Equal steps in λ: the paper's Algorithm 1.
+    "linear": lambda start, target, progress: start + (target - start) * progress,
+    # Equal factors of λ: the gate's width shrinks evenly in the logarithm.
+    "geometric": lambda start, target, progress: start * (target / start) ** progress,
+    # Equal steps in 1/λ, the gate's width.
+    "inverse": lambda start, target, progress: 1 / ((1 - progress) / start + progress / target),
+    # Slow at both ends of the way in λ.
+    "cosine": lambda start, target, progress: start + (target - start) * ((1 - math.cos(math.pi * progress)) / 2),
 }
+"""The shapes of the way from λ(e_s) to the target, one row each."""
 
 
 def check_schedule(schedule: str) -> Schedule:
@@ -57,12 +36,12 @@ def check_schedule(schedule: str) -> Schedule:
 
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:
     """λ at `progress` ∈ [0, 1] of the way from `start` to `target`; at 1 it is `target` exactly."""
-    row = check_schedule(schedule)
+    on_the_way = check_schedule(schedule)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must lie in [0, 1], got {progress}")
     if progress == 1:
         return start * 0 + target
-    return row.interpolate(start, target, float(progress))
+    return on_the_way(start, target, float(progress))
 
 
 def switch_position(total: int, switch_fraction: float) -> int:

@@ -138,15 +138,22 @@ def gradients(
 
 def learned_gradients(
     x: Tensor,
-    state: tuple[Tensor, Tensor, Tensor],
+    state: tuple[Tensor, Tensor | None, Tensor | None],
     delta: Tensor,
     needs_x: bool,
     needs_raw_hardness: bool,
     gate: str = DEFAULT_GATE,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`gradients` by x and s, for λ = `effective_hardness(*state)` with state = (s, t, override)."""
-    grad_x, grad_hardness = gradients(x, effective_hardness(*state), delta, needs_x, needs_raw_hardness, gate)
-    return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(*state)
+    """`gradients` by x and s, for λ = `effective_hardness(*state)` with state = (s, t, override).
+
+    With (λ, None, None) by x and λ.
+    """
+    hardness, temperature, override = state
+    if temperature is None or override is None:
+        return gradients(x, hardness, delta, needs_x, needs_raw_hardness, gate)
+    learned = hardness, temperature, override
+    grad_x, grad_hardness = gradients(x, effective_hardness(*learned), delta, needs_x, needs_raw_hardness, gate)
+    return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(*learned)
 
 
 def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:

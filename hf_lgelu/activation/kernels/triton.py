@@ -168,13 +168,10 @@ class _LambdaGate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, *state = ctx.saved_tensors
-        hardness, temperature = state[:2]
+        hardness = state[0]
         needs_x, needs_hardness = ctx.needs_input_grad[:2]
         if plain.is_visible_backward(x, delta):
-            rest = (delta, needs_x, needs_hardness, ctx.gate)
-            if temperature is None:
-                return *aten.gradients(x, hardness, *rest), None, None, None
-            return *aten.learned_gradients(x, state, *rest), None, None, None
+            return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate), None, None, None
         dense = torch.empty_like(x)
         if x.numel() == 0:
             return dense if needs_x else None, torch.zeros_like(hardness) if needs_hardness else None, None, None, None

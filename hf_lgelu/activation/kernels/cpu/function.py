@@ -23,7 +23,6 @@ from hf_lgelu.activation.kernels.cpu.library import (
     load_failure,
     load_library,
 )
-from hf_lgelu.activation.kernels.layout import Loops, broadcast_strides, merged_loops, varying_axes
 from hf_lgelu.activation.kernels.plain import is_visible_backward, opaque_refusal
 
 # With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
@@ -67,7 +66,7 @@ class Several:
 
     def strides(self, shape: torch.Size) -> tuple[int, ...]:
         """λ's strides over x's shape."""
-        return broadcast_strides(self._hardness, shape)
+        return _broadcast_strides(self._hardness, shape)
 
     def new_sums(self) -> ctypes.Array:
         """Room for Σ δ·u²g(u) of each λ."""
@@ -86,7 +85,7 @@ def can_walk(x: Tensor, hardness: Tensor) -> bool:
     if x.numel() == 0:
         return True
     dense = torch.empty_like(x, device="meta").stride()
-    plan = _plan(x.shape, (dense, broadcast_strides(hardness.detach().contiguous(), x.shape), dense), 1)
+    plan = _plan(x.shape, (dense, _broadcast_strides(hardness.detach().contiguous(), x.shape), dense), 1)
     return plan is not None and plan.loops.sizes[plan.loops.axes - 1] >= _SHORTEST_RUN
 
 
@@ -148,18 +147,55 @@ class _Plan:
 @functools.lru_cache(maxsize=4096)
 def _plan(shape: torch.Size, strides: tuple[tuple[int, ...], ...], hardness: int) -> _Plan | None:
     """None where the operands cannot be walked over together; `hardness` is the position of λ among them."""
-    loops = merged_loops(shape, strides)
-    axes = varying_axes(loops.strides[hardness])
-    if len(loops.sizes) > MAX_AXES or len(axes) > 1:
+    sizes, steps = _merged_loops(shape, strides)
+    axes = [axis for axis, step in enumerate(steps[hardness]) if step != 0]  # along which λ varies
+    if len(sizes) > MAX_AXES or len(axes) > 1:
         return None
-    return _Plan(LoopsArgument.of(loops), axes[0] if axes else -1)
+    return _Plan(LoopsArgument.of(sizes, steps), axes[0] if axes else -1)
+
+
+def _merged_loops(
+    shape: torch.Size, strides: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Loops over operands of `shape` with `strides`: (their sizes, the innermost last; the steps of each operand).
+
+    They are as few as the strides allow, in the memory order of the first operand. Axes of size 1 vanish, and
+    neighbours merge where every operand steps through both as through one.
+    """
+    axes = [axis for axis, size in enumerate(shape) if size != 1]
+    # Stable, so that axes along which the first operand is broadcast keep their order.
+    axes.sort(key=lambda axis: -abs(strides[0][axis]))
+    sizes: list[int] = []
+    steps: list[list[int]] = [[] for _ in strides]
+    for axis in axes:
+        if sizes and all(s[-1] == stride[axis] * shape[axis] for s, stride in zip(steps, strides, strict=True)):
+            sizes[-1] *= shape[axis]
+            for s, stride in zip(steps, strides, strict=True):
+                s[-1] = stride[axis]
+        else:
+            sizes.append(shape[axis])
+            for s, stride in zip(steps, strides, strict=True):
+                s.append(stride[axis])
+    if not sizes:
+        return (1,), tuple((0,) for _ in strides)
+    return tuple(sizes), tuple(tuple(s) for s in steps)
+
+
+def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> tuple[int, ...]:
+    """The strides of `tensor` expanded to `shape`."""
+    if tensor.numel() == 1:
+        return (0,) * len(shape)
+    missing = len(shape) - tensor.dim()
+    return (0,) * missing + tuple(
+        0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
     """For contiguous operands and one λ."""
     strides = tuple((0,) if position == hardness else (1,) for position in range(operands))
-    return _Plan(LoopsArgument.of(Loops((size,), strides)), -1)
+    return _Plan(LoopsArgument.of((size,), strides), -1)
 
 
 def _loaded(gate: str) -> Library:
@@ -240,10 +276,8 @@ def _gradients(
     ctx: Any, x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
 ) -> tuple[Tensor | None, Tensor | None]:
     if is_visible_backward(x, delta):
-        if ctx.state is None:
-            return aten.gradients(x, hardness, delta, needs_x, needs_hardness, ctx.gate)
-        state = (hardness, *(torch.full_like(hardness, number) for number in ctx.state))
-        return aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate)
+        rest = (None, None) if ctx.state is None else (torch.full_like(hardness, number) for number in ctx.state)
+        return aten.learned_gradients(x, (hardness, *rest), delta, needs_x, needs_hardness, ctx.gate)
     sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
     grad_x = backward_pass(x, delta, ctx.used, ctx.gate, needs_x, sums)
     if not needs_hardness:

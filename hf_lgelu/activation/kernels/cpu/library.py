@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from hf_lgelu.activation.kernels.cpu.build import build_library
-from hf_lgelu.activation.kernels.layout import Loops
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
 
 
 class LoopsArgument(ctypes.Structure):
-    """`Loops` as the C++ side reads it."""
+    """Nested loops over the elements of several operands of one shape, as the C++ side reads them."""
 
     _fields_ = (
         ("axes", ctypes.c_int64),
@@ -31,11 +30,12 @@ class LoopsArgument(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, loops: Loops) -> "LoopsArgument":
-        argument = cls(axes=len(loops.sizes))
-        argument.sizes[: len(loops.sizes)] = loops.sizes
-        for row, strides in zip(argument.strides, loops.strides, strict=False):
-            row[: len(strides)] = strides
+    def of(cls, sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> "LoopsArgument":
+        """Of the sizes of the loops, the innermost last, and each operand's steps per loop in elements."""
+        argument = cls(axes=len(sizes))
+        argument.sizes[: len(sizes)] = sizes
+        for row, steps in zip(argument.strides, strides, strict=False):
+            row[: len(steps)] = steps
         return argument
 
 
