@@ -67,9 +67,9 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 
 
 def uncounted_outputs(output: Any) -> dict[str, Tensor]:
-    """The outputs that `task_outputs` leaves out though a task may read them.
+    """The outputs that `task_outputs` leaves out although a task may read them.
 
-    No task reads hidden states, attentions, caches and losses, nor what else transformers' own outputs hold.
+    None of them is a hidden state, attention, cache or loss. Outputs of transformers' own classes have no such outputs.
     """
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
@@ -83,11 +83,14 @@ def are_class_scores(name: str) -> bool:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a model predicts the token behind each: a causal language model of transformers, or one that is built
-    on one, or generates without an encoder's help (Llava and the like)."""
+    """Whether a model predicts, at each token, the next one.
+
+    So does a causal language model of transformers, a model that inherits from one, and a model that generates without
+    an encoder (Llava and the like).
+    """
     if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
         model = model.get_base_model()
-    # Of these the mapping, and generation, say nothing: they are trained to predict a token at its own place.
+    # XLNet, XLM and Flaubert are among the causal models of transformers, and predict a token at its own place.
     kind = getattr(getattr(model, "config", None), "model_type", "")
     if kind == "xlnet" or (kind in ("xlm", "flaubert") and not model.config.causal):
         return False
@@ -99,8 +102,8 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def labels_of_predictions(labels: Any, model: nn.Module) -> Any:
-    """Labels such that each stands where it is predicted: those of a causal language model one place earlier, its last
-    position predicting nothing. Anything else as it is."""
+    """The labels, each at the position that predicts it: of a causal language model one position earlier, where the
+    last position predicts nothing. What is no tensor of token labels comes back unchanged."""
     if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point() or not is_causal(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED_LABEL)], dim=1)
@@ -134,24 +137,24 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
-"""What the decoder of an encoder-decoder takes beside the encoder's output."""
+"""The inputs of the decoder of an encoder-decoder, without the encoder's output."""
 
 SOUND_INPUTS = ("input_values", "input_features")
-"""What audio networks listen to; behind their first layers many of its steps are one."""
+"""The inputs of audio networks, whose first layers make one frame of many steps."""
 
 
 def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
-    """Which rows of `values` are no padding: a mask of all axes but the last, or None for all of them.
+    """The mask of the rows of `values` that are no padding, over all axes but the last; None where all rows count.
 
-    Where the decoder was given inputs of its own, the encoder's mask says nothing of what is behind it, even where
-    both are as long.
+    Where the decoder has inputs of its own, the encoder's mask says nothing about the decoder's values, even if both
+    sequences are equally long.
 
     Args:
-        inputs: of the model, by name; the masks are among them.
-        values: what the network has at some place.
-        part: the name of the output, module or weight there.
-        channels_last: whether the last axis is known to hold channels. Only then the positions of a (B, T, C) can be
-            the frames of a sound: a convolution has (B, C, T).
+        inputs: of the model, by name, with its masks.
+        values: an output, or the values somewhere inside the network.
+        part: the name of the output, or of the module or weight there.
+        channels_last: whether the last axis is known to hold channels. Only then can the positions of (B, T, C) be the
+            frames of a sound: a convolution has (B, C, T).
     """
     masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
     if any(step.startswith("encoder") for step in part.split(".")):
@@ -167,9 +170,9 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channe
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:
-    """{input: the token that it is padded with}, by the model's config: what it looks for where it has to know.
+    """{input: its padding token} by the model's config.
 
-    A classifier on a decoder takes the last token that is none of these, whatever the attention mask says.
+    A classifier on a decoder reads the last token that is no padding token, whatever the attention mask says.
     """
     configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
     config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
@@ -195,7 +198,7 @@ def _pad_token(config: PreTrainedConfig) -> int | None:
 
 
 def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """How many frames an audio network of transformers makes of so many steps, where it says so."""
+    """The function from numbers of steps to numbers of frames of an audio network of transformers; None without one."""
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):
@@ -205,15 +208,16 @@ def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
-    """Whether the mask (B, T) is that of the steps of a `SOUND_INPUTS`: (B, T) or (B, T, features)."""
+    """Whether the mask (B, T) belongs to the steps of a sound, (B, T) or (B, T, features)."""
     sounds = (inputs.get(name) for name in SOUND_INPUTS)
     return any(isinstance(sound, Tensor) and sound.shape[:2] == mask.shape for sound in sounds)
 
 
 def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
-    """The mask (B, T) for `frames` positions that share its T steps evenly: at each what the last of its steps has.
+    """The mask (B, frames) made of the mask (B, T) of steps: a frame counts if the last of its steps counts.
 
-    Convolutions without padding make a few frames less, so that where a sound ends one may be missed.
+    Frames are taken to share the steps evenly. Convolutions without padding make a few frames less, so that the last
+    frame of a sound may be missed.
     """
     steps = mask.shape[1]
     last = (torch.arange(1, frames + 1, device=mask.device) * steps - 1) // frames
@@ -223,20 +227,22 @@ def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
 # What rounding may change in an output, relative to the largest.
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-_OFF_ONE = 0.01  # shares that were rounded to bfloat16 add up to one as nearly
-_TOO_MANY_BY_CHANCE = 32  # scores that all lie between 0 and 1
-_VARIES = 1e-9  # of the squares of an output, the least share that its mean does not explain
-_NUMBERS_AT_ONCE = 2**21  # are compared in float64
+_OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
+_TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
+_VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
+_NUMBERS_AT_ONCE = 2**21  # compared in float64
 
 
 @dataclass(frozen=True)
 class OutputChange:
     """How far the first output of one model (not the loss) is from another's.
 
-    `rows` is the number of predictions (all axes but that of the classes, the last, of maps (N, C, H, W) axis 1) and
-    `unchanged_predictions` the share of them that stay, None where a row has a single score, for no class is the
-    largest of one; `largest_output` the largest finite absolute value of the first model's. An infinity that both have
-    at one place is no change.
+    Args:
+        max_change: the largest absolute difference. An infinity that both models give at one place is no difference.
+        largest_output: the largest finite absolute value of the first model.
+        unchanged_predictions: the share of predictions whose largest score stays at its class; None where a prediction
+            is a single score.
+        rows: the number of predictions: all axes but the last, of maps (N, C, H, W) all but axis 1.
     """
 
     max_change: float
@@ -326,7 +332,7 @@ class OutputComparison:
 
     @property
     def change(self) -> OutputChange:
-        """The largest change, and the share of predictions that stay."""
+        """The changes as a record."""
         share = self.agreement if any(columns > 1 for columns in self._columns) else None
         return OutputChange(self.largest_change, self.largest_output, share, self.rows)
 
@@ -363,26 +369,26 @@ def _larger(one: float, other: float) -> float:
 
 
 def difference(output: Tensor, other: Tensor) -> Tensor:
-    """`output - other`; of the infinity that models give for classes that cannot be, 0 where both have the same."""
+    """`output - other`, with 0 where both are the same infinity, which models give for impossible classes."""
     return torch.where(output == other, 0.0, output - other)
 
 
 def same_classes(output: Tensor, other: Tensor) -> Tensor:
-    """(...), in which rows of (..., classes) the same class has the largest score; in none with a NaN."""
+    """The mask (...) of rows of (..., classes) without NaN in which both have the largest score at the same class."""
     return (output.argmax(-1) == other.argmax(-1)) & ~output.isnan().any(-1) & ~other.isnan().any(-1)
 
 
 def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
-    """p·log(p/q) of every class, (..., classes), from logits; a class that cannot be (p = 0) adds nothing."""
+    """p·log(p/q) of every class, (..., classes), from logits; an impossible class (p = 0) adds nothing."""
     expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
     terms = F.kl_div(given, expected, reduction="none", log_target=True)
     return terms.masked_fill(expected == -math.inf, 0.0)
 
 
 def are_probabilities(output: Tensor) -> bool:
-    """Whether the numbers are what softmax or a sigmoid gives, of which another softmax would make nearly equal shares.
+    """Whether an output (..., classes) comes from softmax or a sigmoid: another softmax would make it nearly uniform.
 
-    All lie between 0 and 1, and the rows add up to one, or there are 32 numbers or more: as scores, some would not.
+    So it is where all numbers lie between 0 and 1, and each row adds up to 1 or there are 32 numbers or more.
     """
     if not has_classes(output) or not output.numel():
         return False
@@ -394,9 +400,9 @@ def are_probabilities(output: Tensor) -> bool:
 
 
 def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
-    """An output with one column a class: the classes last, one number a sample as one column.
+    """The output (..., classes); an output of one number a sample has one column.
 
-    They are on `class_axis`; where that is not known, of maps (N, C, H, W) on axis 1, else on the last.
+    Classes are moved there from `class_axis`; if it is None, from axis 1 of maps (N, C, H, W).
     """
     if output.ndim < 2:
         return output.reshape(-1, 1)
@@ -405,12 +411,12 @@ def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
 
 
 def has_classes(output: Tensor) -> bool:
-    """Whether it has several scores a row, the largest of which may be a class predicted."""
+    """Whether an output has several scores a row, so that the largest may be a predicted class."""
     return output.ndim > 1 and output.shape[-1] > 1
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
-    """How `other`'s first output differs from `model`'s; the loss is none (`outputs_of`).
+    """The change from the first output of `model` to that of `other` (`outputs_of`).
 
     Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
     the outputs are empty or the first model's hold NaN.
@@ -432,30 +438,31 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point tensors of a model's output, in order, with gradients and training mode off.
+    """The floating-point tensors that a model gives in eval mode, in order, without the loss.
 
-    Without the loss, which stands first where the inputs hold labels: a scalar beside tensors of predictions, or what
-    the output names "loss".
+    Inputs with labels make a loss: the output named "loss", or a scalar among tensors of predictions.
     """
     return floating_outputs(run_example(model, inputs))
 
 
 def floating_outputs(output: Any) -> list[Tensor]:
-    """What `outputs_of` gives, of an output that is there."""
+    """The same tensors as from `outputs_of`, of an output at hand."""
     found = [tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"]
     return [tensor for tensor in found if tensor.ndim > 0] or found
 
 
 def allowed_rounding(output: Tensor) -> float:
-    """How far rounding may move a number of this output, by its dtype and the largest finite one."""
+    """The most that rounding changes a number of this output, by its dtype and its largest finite number."""
     return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest_finite(output)
 
 
 def agree(
     before: Sequence[Tensor], after: Sequence[Tensor], allowed: Callable[[Tensor], float] = allowed_rounding
 ) -> bool:
-    """Whether tensors have the same shapes and the same numbers, but for what is allowed of each. NaN agrees with NaN,
-    an infinity with the same infinity."""
+    """Whether tensors have the same shapes and the same numbers, up to the allowed change of each tensor.
+
+    NaN agrees with NaN, and an infinity with the same infinity.
+    """
     return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
         torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True)
         for one, other in zip(before, after, strict=True)
@@ -463,6 +470,6 @@ def agree(
 
 
 def largest_finite(tensor: Tensor) -> float:
-    """The largest absolute value among those that are finite; 0 where there is none."""
+    """The largest finite absolute value; 0 without a finite number."""
     finite = tensor[tensor.isfinite()]
     return finite.abs().max().item() if finite.numel() else 0.0

@@ -1,8 +1,6 @@
 """The original, its direct swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
@@ -39,16 +37,16 @@ def evaluate_conversion(
     batches: Iterable[Batch],
     outputs: Sequence[str] | None = None,
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
-    """What the three networks give on every batch, and how far the converted one is from the original on each sample.
+    """The evaluation of the three networks, and the distance of the converted one from the original on each sample.
 
-    None and () if no process has a prediction that is no padding.
+    They are None and () if no process has a prediction that is no padding.
 
     Args:
         original: the given model.
-        converted: the refitted one.
+        converted: the refitted network.
         substitution: puts ReLU at the original's gates: the direct swap.
         batches: of this process; every process must call.
-        outputs: names of those that count, as in `hf_lgelu.models.outputs.task_outputs`.
+        outputs: names of the outputs that count, as for `hf_lgelu.models.outputs.task_outputs`.
     """
     score, direct, refitted = Score(), NetComparison(), NetComparison()
     causal = is_causal(original)
@@ -59,8 +57,11 @@ def evaluate_conversion(
         score += Score.of(reference, batch, causal)
         direct.add(batch, reference, swapped, causal)
         refitted.add(batch, reference, compared_outputs(converted, batch.inputs, outputs), causal)
-    scores, directs, refits = zip(*each_has((score, direct, refitted)), strict=True)
-    score, direct, refitted = (functools.reduce(operator.iadd, found) for found in (scores, directs, refits))
+    (score, direct, refitted), *others = each_has((score, direct, refitted))
+    for other_score, other_direct, other_refitted in others:
+        score += other_score
+        direct.merge(other_direct)
+        refitted.merge(other_refitted)
     if not refitted.rows:
         return None, ()
     evaluation = Evaluation(refitted.rows, len(refitted.gaps), score.values, direct.change, refitted.change)
@@ -85,11 +86,11 @@ class NetComparison:
             change.add(value, other.tensors[name], counted, are_scores=reference.are_logits and number == 0)
         self._score += Score.of(other, batch, is_causal)
 
-    def __iadd__(self, other: "NetComparison") -> "NetComparison":
+    def merge(self, other: "NetComparison") -> None:
+        """Add what another process has compared."""
         self._score += other._score
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
-        return self
 
     @property
     def _first(self) -> OutputComparison:
@@ -111,13 +112,13 @@ class NetComparison:
         first, scores = self._first, self._score.values
         errors = {name: change.relative_error for name, change in self._outputs.items()}
         return NetChange(
-            first.kl, first.agreement, first.largest_change, errors[next(iter(errors))], scores,
+            first.kl, first.agreement, first.largest_change, first.relative_error, scores,
             errors if len(errors) > 1 else {},
         )  # fmt: skip
 
 
 def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[str] | None) -> Iterator[Batch]:
-    """The batches, in pieces of as many samples as `samples_at_once` says."""
+    """The batches, cut into pieces of at most `samples_at_once`."""
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
@@ -128,18 +129,20 @@ def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[st
 
 @torch.no_grad()
 def samples_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | None = None) -> int:
-    """The number of samples like these whose outputs are held at once: of large vocabularies they need more memory than
-    all else, and several networks' are compared."""
+    """The number of samples like these whose outputs are held at once.
+
+    Outputs over a large vocabulary need more memory than all else, and several networks' outputs are compared.
+    """
     few = batch[:TRIED]
     scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
 
 
 class Compared(NamedTuple):
-    """Outputs by name, the one that is compared closest first; whether that one holds class scores.
+    """The outputs that count by name, and whether the first, which is compared closest, holds class scores.
 
-    `queries_are_chosen` of a detector that ranks places of a picture and gives a box for the best ones, in the order of
-    their rank: another network's n-th box may be of another place.
+    `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
+    the order of their rank: the n-th box of another network may be at another place.
     """
 
     tensors: dict[str, Tensor]
@@ -153,10 +156,11 @@ def compared_outputs(
     outputs: Sequence[str] | None = None,
     call: Callable[[nn.Module, Any], Any] = run_example,
 ) -> Compared:
-    """What of a model's output is compared: that of `task_outputs`, the last axis of each being its classes.
+    """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
 
-    Of maps they are moved there from the axis on which the layer before has them (`class_axes`); one number a sample
-    (N,) becomes (N, 1). Probabilities are no scores (`are_probabilities`). `call` may leave gradients.
+    The classes of maps are moved there from the axis on which the layer before has them (`class_axes`). One number a
+    sample (N,) becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
+
     Raises ValueError where there is no tensor, or the first is one number for all samples.
     """
     whole = call(model, inputs)
@@ -177,8 +181,10 @@ def compared_outputs(
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
-    """Whether the columns of an output are scores of classes of which one is right, so that softmax makes shares of
-    them: the KL does not see a number that is added to all of them, which would move a sigmoid of each."""
+    """Whether the columns of an output are scores of classes of which one is right, read by a softmax.
+
+    A KL does not see a number that is added to all columns, which would move a sigmoid of each.
+    """
     if not are_class_scores(name) or config is None or name != "logits":
         return are_class_scores(name)
     labels = getattr(config, "num_labels", None)
@@ -189,7 +195,10 @@ def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> 
 
 
 def in_order_of(reference: Compared, other: Compared) -> Compared:
-    """Where queries are chosen: for each of the reference's the other's that is nearest to it, in scores and box."""
+    """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
+
+    Near are queries of like scores and a like box.
+    """
     if not reference.queries_are_chosen:
         return other
     places = [
@@ -207,8 +216,8 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
 def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
     """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
 
-    1 behind a convolution, as in torch's losses, the last behind a linear layer. Of three axes only where the output is
-    one tensor: those with names have their classes last. Found out once for each model.
+    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. An output of three
+    axes is followed only if it has no name: named outputs have their classes last. Each model is followed once.
     """
     maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
     known = _CLASS_AXES.setdefault(model, {})

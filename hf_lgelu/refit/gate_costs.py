@@ -1,8 +1,6 @@
 """What each gate costs when it alone becomes ReLU: which ones to keep, if some may stay smooth."""
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +77,10 @@ def swap_costs(
         for swap, comparison in zip(alone, found, strict=True):
             with swap.applied():
                 comparison.add(batch, reference, compared_outputs(model, batch.inputs, outputs))
-    itself, *found = (functools.reduce(operator.iadd, each) for each in zip(*each_has((itself, *found)), strict=True))
+    (itself, *found), *others = each_has((itself, *found))
+    for theirs in others:
+        for comparison, other in zip((itself, *found), theirs, strict=True):
+            comparison.merge(other)
     if not itself.rows:
         raise ValueError("no input has a prediction that is no padding; give others")
     if not math.isfinite(itself.change.distance):
