@@ -15,7 +15,7 @@ from hf_lgelu.cli.checkpoint import (
     read_checkpoint,
     require_fitting_rows,
 )
-from hf_lgelu.cli.compared import compare, in_words
+from hf_lgelu.cli.comparison import compare, in_words
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.config_keys import UnsupportedConfigError

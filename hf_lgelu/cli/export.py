@@ -14,7 +14,7 @@ from hf_lgelu.cli.checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.compared import compare, in_words
+from hf_lgelu.cli.comparison import compare, in_words
 from hf_lgelu.cli.inputs import evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.export.hub.card import write_card

@@ -1,9 +1,8 @@
-"""Comparing a model with its ReLU substitution, batch by batch.
+"""The comparison of a model with its ReLU substitution during an evaluation of Trainer.
 
-Both sets of logits are seen in one pass over the data, so the comparison needs no memory for the
-logits of a whole evaluation set, and travels through Trainer's own gathering: exact over an uneven
-last batch, and over several processes, except that there, as in Trainer's own loss, the mean loss of
-a batch that was filled up counts the samples that fill it.
+Both networks run on each batch, so the logits of the whole evaluation set need no memory. The numbers of each sample go
+through Trainer's own gathering, which is exact for an uneven last batch and for several processes. As in Trainer's own
+loss, the mean loss over several processes counts the samples that fill up a last batch.
 """
 
 import copy
@@ -35,17 +34,17 @@ _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 
 
-def compare_outputs(
+def compare_samples(
     loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int,
     padding: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """(batch, 5) float32: loss, loss substituted, largest change of an output, predictions that stay the same,
-    predictions made.
+    """(batch, 5) float32: loss, loss with ReLU, largest change of an output, unchanged predictions, predictions.
 
-    Compared is the first tensor among the outputs; where there is none, the largest change is −1. A prediction is the
-    largest of several outputs of one position (of maps (N, C, H, W) along axis 1), unless labels are real numbers (a
-    regression) or −100 (no label), each where it is predicted; of integers (generated tokens) it is the whole row, the
-    shorter ones filled up with `padding`. One that holds NaN never stays the same.
+    Compared is the first tensor of the outputs; without a tensor, the largest change is −1. A prediction is the class
+    with the largest score at one position; of maps (N, C, H, W), classes are axis 1. A position with the label −100
+    counts for nothing, and real labels (a regression) make no prediction; labels stand where they are predicted.
+    A row of integers (generated tokens) is one prediction, filled up with `padding`. A prediction with NaN is never
+    unchanged.
     """
     before, after = (next((tensor for _, tensor in named_tensors(given)), None) for given in (outputs, relu_outputs))
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
@@ -97,11 +96,10 @@ def _by_sample(values: Tensor, batch_size: int) -> Tensor:
 
 
 def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None) -> dict[str, float]:
-    """Trainer metrics of all rows of `compare_outputs`: the substituted loss, the largest change of an output, and, if
-    there is a prediction, the share that substitution leaves unchanged.
+    """The metrics of all rows of `compare_samples`: loss with ReLU, largest change, share of unchanged predictions.
 
-    `loss` is what Trainer reports of the same rows as they are. Where it is finite and some rows' is not, Trainer has
-    left those out (`logging_nan_inf_filter`; a batch without a label), and the substituted loss is of the same rows.
+    `loss` is Trainer's loss of the same rows. If it is finite, Trainer has left out rows whose loss is not
+    (`logging_nan_inf_filter`; a batch without a label), and the loss with ReLU leaves out the same rows.
     """
     rows = rows.astype(np.float64)
     metrics: dict[str, float] = {}
@@ -150,7 +148,7 @@ def metrics_of_both(
 
 
 def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]:
-    """Trainer's own objective of a search, without what is reported of the substitution on these evaluation sets."""
+    """Trainer's own objective of a search, without the metrics of the substitution on these evaluation sets."""
     names = eval_dataset if isinstance(eval_dataset, dict) else ()
     return partial(_without, ("eval_relu_", *(f"eval_{name}_relu_" for name in names)))
 
@@ -160,20 +158,20 @@ def _without(prefixes: tuple[str, ...], metrics: dict[str, float]) -> float:
 
 
 def padding_token(processing_class: Any, model: nn.Module) -> int | None:
-    """What generated rows are padded with."""
+    """The token that generated rows are padded with; None if it is unknown."""
     found = getattr(processing_class, "pad_token_id", None)
     return pad_tokens(model).get("decoder_input_ids") if found is None else found
 
 
 def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The batch with copies of its tensors, which a forward may change in place."""
+    """The batch with copies of its tensors: a forward may change them in place."""
     copies = {name: tree_map_only(Tensor, Tensor.clone, value) for name, value in inputs.items()}
     return type(inputs)(copies)  # type: ignore[call-arg]  # a dict, or a BatchEncoding
 
 
 @contextmanager
 def random_state_kept(model: nn.Module) -> Iterator[None]:
-    """torch's random state after the block is the one before it, so that a second pass draws what the first drew."""
+    """A block after which torch's random state is as before, so that a second pass draws what the first drew."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if device.type in ("cpu", "meta"):
         with torch.random.fork_rng(devices=[]):
@@ -185,8 +183,10 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def collected_kept(trainer: Any) -> Iterator[None]:
-    """What a trainer's loss collects on the way is after the block what it was before, so that a second pass adds
-    nothing to it: the numbers that TRL's trainers and sentence-transformers' average at the end of an evaluation."""
+    """A block after which the numbers that a trainer's loss collects are as before, so that a second pass adds nothing.
+
+    The trainers of TRL and sentence-transformers average these numbers at the end of an evaluation.
+    """
     kept = {name: vars(trainer)[name] for name in _COLLECTED if name in vars(trainer)}
     for name, value in kept.items():
         setattr(trainer, name, copy.deepcopy(value))

@@ -32,7 +32,7 @@ from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
 from hf_lgelu.training.evaluation import (
     collected_kept,
-    compare_outputs,
+    compare_samples,
     comparison_metrics,
     copied,
     metrics_of_both,
@@ -203,7 +203,7 @@ class LambdaGELUTrainer(Trainer):
         batch_size = find_batch_size(inputs) or 1
         predicted = labels_of_predictions(labels, self.model)
         padding = padding_token(self.processing_class, self.model)
-        rows = compare_outputs(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
+        rows = compare_samples(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
         return loss, (rows, logits, relu_logits), labels

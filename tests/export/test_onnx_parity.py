@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lgelu.export.onnx.onnx_run import compare_outputs
+from hf_lgelu.export.onnx.onnx_run import require_parity
 
 
 class Runtime:
@@ -22,7 +22,7 @@ class Runtime:
 
 def compare(found, expected, tolerance=0.25, **inputs):
     expected = {"logits": torch.tensor(expected)}
-    found = compare_outputs(Runtime(found), {"x": torch.ones(1), **inputs}, expected, tolerance, "here")
+    found = require_parity(Runtime(found), {"x": torch.ones(1), **inputs}, expected, tolerance, "here")
     return found.max_change, found.largest_output
 
 
@@ -30,7 +30,7 @@ def test_the_largest_difference_and_output_of_all_outputs():
     runtime = Runtime([[1.0, -4.0]], [[2.0, 2.5]])
     expected = {"a": torch.tensor([[1.0, -3.5]]), "b": torch.tensor([[2.0, 2.25]])}
     inputs = {"x": torch.ones(1), "unused": torch.ones(1)}
-    found = compare_outputs(runtime, inputs, expected, 0.25, "here")
+    found = require_parity(runtime, inputs, expected, 0.25, "here")
     assert (found.max_change, found.largest_output) == (0.5, 3.5)
     assert set(runtime.inputs) == {"x"}
 

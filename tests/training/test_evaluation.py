@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hf_lgelu import anneal_hardness, find_smooth_calls, replace_activations
-from hf_lgelu.training.evaluation import compare_outputs, comparison_metrics
+from hf_lgelu.training.evaluation import compare_samples, comparison_metrics
 
 
 @pytest.mark.parametrize("hardened", [None, 0.02, 1.0])
@@ -130,7 +130,7 @@ def test_label_smoothing_and_the_substituted_loss(tmp_path):
 def test_rows_and_their_metrics_by_hand():
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
     other = torch.tensor([[1.5, 1.0], [3.0, 0.25], [0.0, 1.0]])
-    rows = compare_outputs(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]), 3)
+    rows = compare_samples(torch.tensor(0.5), logits, torch.tensor(0.75), other, torch.tensor([1, 0, 1]), 3)
     expected = [[0.5, 0.75, 1.0, 0, 1], [0.5, 0.75, 0.25, 1, 1], [0.5, 0.75, 0, 1, 1]]
     assert rows.tolist() == expected
     metrics = comparison_metrics(rows.numpy(), "eval", loss=0.5)
@@ -144,12 +144,12 @@ def test_rows_and_their_metrics_by_hand():
 def test_half_precision_logits_are_compared_in_float32():
     logits = torch.tensor([[1024.0, 0.0]], dtype=torch.float16)
     other = torch.tensor([[-65504.0, 0.0]], dtype=torch.float16)
-    assert compare_outputs(None, logits, None, other, None, 1)[0, 2] == 66528  # inf in float16
+    assert compare_samples(None, logits, None, other, None, 1)[0, 2] == 66528  # inf in float16
 
 
 def test_masked_classes_do_not_make_the_change_nan():
     masked = torch.tensor([[-math.inf, 1.0, 2.0]])
-    rows = compare_outputs(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None, 1)
+    rows = compare_samples(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None, 1)
     assert rows[0, 2] == 0.5
     assert rows[0, 3] == 1
 
@@ -157,12 +157,12 @@ def test_masked_classes_do_not_make_the_change_nan():
 def test_positions_without_a_label_do_not_count_whatever_is_there():
     logits, labels = torch.zeros(1, 3, 2), torch.tensor([[0, -100, 1]])
     other = torch.tensor([[[0.5, 0.0], [math.nan, 7.0], [0.0, 0.25]]])
-    assert compare_outputs(None, logits, None, other, labels, 1)[0, 2:].tolist() == [0.5, 1, 2]
+    assert compare_samples(None, logits, None, other, labels, 1)[0, 2:].tolist() == [0.5, 1, 2]
 
 
 def test_regression_targets_do_not_mask_anything():
     logits, labels = torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0])
-    assert compare_outputs(None, logits, None, logits - 2, labels, 3)[:, 2].tolist() == [2, 2, 2]
+    assert compare_samples(None, logits, None, logits - 2, labels, 3)[:, 2].tolist() == [2, 2, 2]
 
 
 def test_maps_have_their_classes_on_axis_1_and_a_label_at_each_place():
@@ -171,14 +171,14 @@ def test_maps_have_their_classes_on_axis_1_and_a_label_at_each_place():
     other = maps.clone()
     other[0, 1, 0, 1], other[0, 1, 0, 2] = 1.5, 9.0
     labels = torch.tensor([[[0, 0, -100]], [[1, 1, 1]]])
-    assert compare_outputs(None, maps, None, other, labels, 2)[:, 2:].tolist() == [[1.5, 1, 2], [0, 3, 3]]
-    assert compare_outputs(None, maps, None, other, None, 2)[:, 2:].tolist() == [[9.0, 1, 3], [0, 3, 3]]
+    assert compare_samples(None, maps, None, other, labels, 2)[:, 2:].tolist() == [[1.5, 1, 2], [0, 3, 3]]
+    assert compare_samples(None, maps, None, other, None, 2)[:, 2:].tolist() == [[9.0, 1, 3], [0, 3, 3]]
 
 
 def test_a_prediction_of_nan_is_no_prediction_that_stayed():
     logits = torch.tensor([[math.nan, 1.0], [0.0, 1.0], [0.0, 1.0]])
     other = torch.tensor([[math.nan, 1.0], [0.0, math.nan], [0.0, 1.0]])
-    rows = compare_outputs(None, logits, None, other, None, 3)
+    rows = compare_samples(None, logits, None, other, None, 3)
     assert rows[:, 3].tolist() == [0, 0, 1]
     metrics = comparison_metrics(rows.numpy(), "eval")
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(1 / 3)
@@ -187,30 +187,30 @@ def test_a_prediction_of_nan_is_no_prediction_that_stayed():
 
 def test_real_labels_make_no_class_of_the_largest_output():
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
-    rows = compare_outputs(None, logits, None, logits.flip(1), torch.zeros(2, 2), 2)
+    rows = compare_samples(None, logits, None, logits.flip(1), torch.zeros(2, 2), 2)
     assert rows[:, 2:].tolist() == [[1, 0, 0], [3, 0, 0]]
 
 
 def test_generated_tokens_are_compared_row_by_row_and_not_as_numbers():
     tokens = torch.tensor([[5, 28, 0], [5, 7, 7]])
     other = torch.tensor([[5, 28, 0], [5, 0, 7]])
-    rows = compare_outputs(None, tokens, None, other, None, 2)
+    rows = compare_samples(None, tokens, None, other, None, 2)
     assert rows[:, 2:].tolist() == [[-1, 1, 1], [-1, 0, 1]]
-    longer = compare_outputs(None, tokens, None, torch.zeros(2, 4, dtype=torch.long), None, 2)
+    longer = compare_samples(None, tokens, None, torch.zeros(2, 4, dtype=torch.long), None, 2)
     assert longer[:, 2:].tolist() == [[-1, 0, 1], [-1, 0, 1]]
     assert comparison_metrics(rows.numpy(), "eval") == {"eval_relu_unchanged_predictions": 0.5}
 
 
 @pytest.mark.parametrize("output", [(), None, {}, ["text", None]])
 def test_without_a_tensor_there_is_nothing_to_compare_but_the_losses(output):
-    rows = compare_outputs(torch.tensor(0.5), output, torch.tensor(0.75), output, None, 2)
+    rows = compare_samples(torch.tensor(0.5), output, torch.tensor(0.75), output, None, 2)
     assert comparison_metrics(rows.numpy(), "eval", loss=0.5) == {"eval_relu_loss": 0.75}
 
 
 def test_the_substituted_loss_is_of_the_rows_that_trainers_is_of():
     """Trainer leaves out batches whose loss is no number, or reports none. A NaN of ReLU's own stays."""
     losses = torch.tensor([[0.5, 0.75], [math.nan, math.nan], [1.5, 2.0]])
-    rows = torch.cat([compare_outputs(loss, (), relu_loss, (), None, 2) for loss, relu_loss in losses])
+    rows = torch.cat([compare_samples(loss, (), relu_loss, (), None, 2) for loss, relu_loss in losses])
     assert comparison_metrics(rows.numpy(), "eval", loss=1.0) == {"eval_relu_loss": 1.375}
     assert math.isnan(comparison_metrics(rows.numpy(), "eval", loss=math.nan)["eval_relu_loss"])
     rows[0, 1] = math.nan
@@ -219,7 +219,7 @@ def test_the_substituted_loss_is_of_the_rows_that_trainers_is_of():
 
 def test_an_output_of_another_first_axis_counts_once():
     logits = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
-    rows = compare_outputs(None, logits, None, logits.flip(1), None, 2)
+    rows = compare_samples(None, logits, None, logits.flip(1), None, 2)
     metrics = comparison_metrics(rows.numpy(), "eval")
     assert metrics == {"eval_relu_max_logit_change": 3.0, "eval_relu_unchanged_predictions": 0.0}
     assert rows[:, 4].tolist() == [3, 0]

@@ -23,7 +23,7 @@ from transformers import (
 from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness
-from hf_lgelu.training.evaluation import compare_outputs
+from hf_lgelu.training.evaluation import compare_samples
 
 
 def bert_for_tokens():
@@ -330,7 +330,7 @@ def test_generated_rows_of_other_lengths_are_compared_without_their_padding():
         torch.tensor([[5, 6, 2, 0], [5, 2, 0, 0], [5, 7, 2, 0]]),
         torch.tensor([[5, 6, 2, 0, 0], [5, 2, 0, 0, 0], [5, 7, 7, 7, 2]]),
     )
-    found = compare_outputs(None, before, None, after, None, 3, padding=0)
+    found = compare_samples(None, before, None, after, None, 3, padding=0)
     assert found[:, 3:].tolist() == [[1, 1], [1, 1], [0, 1]]
 
 

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
-    compare_outputs,
     find_activations,
     read_onnx,
+    require_parity,
     silence_python,
     strip_metadata,
 )
@@ -251,7 +251,7 @@ def _compare(
 ) -> tuple[OutputChange, list[tuple[dict[str, int], OutputChange]]]:
     """On the example inputs, and at each of the other sizes that the model takes: some want a multiple of 16 or so."""
     expected = network.named(*_copies(inputs).values())
-    example = compare_outputs(onnx_model, inputs, expected, tolerance, "on the example inputs")
+    example = require_parity(onnx_model, inputs, expected, tolerance, "on the example inputs")
     resized, refusal = [], None
     for sizes in others:
         batch = resize(inputs, axes, sizes)
@@ -262,7 +262,7 @@ def _compare(
         except NOT_TAKEN as error:
             refusal = f"at {sizes} torch says: {error}"
             continue
-        resized.append((sizes, compare_outputs(onnx_model, batch, expected, tolerance, f"at {sizes}")))
+        resized.append((sizes, require_parity(onnx_model, batch, expected, tolerance, f"at {sizes}")))
     if refusal is not None and not resized:
         raise ValueError(
             f"the model was tried at other sizes of the axes that may vary, and takes none of them: {refusal}. Pass "

@@ -164,7 +164,7 @@ def _nodes(graph: Any) -> list[Any]:
     return nodes
 
 
-def compare_outputs(
+def require_parity(
     onnx_model: OnnxModel, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, where: str
 ) -> OutputChange:
     """The change from `expected`, torch's outputs by name, to what onnxruntime gives for `inputs`: of all outputs.

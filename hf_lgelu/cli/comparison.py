@@ -1,4 +1,4 @@
-"""A checkpoint beside what becomes of it, on the inputs that a command's --evaluation names."""
+"""The comparison of two networks on the inputs that a command's --evaluation names."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,11 @@ def compare(
     progress: bool,
     outputs: Sequence[str] | None = None,
 ) -> Evaluation:
-    """`network`, itself with ReLU at every smooth gate ("direct"), and `other` ("refitted"), on all of `inputs`.
+    """The evaluation on all of `inputs` of `network` with ReLU at every smooth gate ("direct") and of `other`
+    ("refitted"), each against `network`.
 
-    `outputs` are names of those that count, None those that the task reads. Raises ValueError for a network without a
-    smooth gate or without such an output.
+    `outputs` are names of the outputs that count; None are the outputs that the task reads. Raises ValueError for a
+    network without a smooth gate or without an output of these names.
     """
     read = inputs.batches("evaluation", progress=progress, **({} if batch_size is None else {"batch_size": batch_size}))
     batches = cut_batches(read_batches(read), batch_size)
@@ -36,7 +37,7 @@ def compare(
 
 
 def in_words(change: NetChange, original: dict[str, float]) -> str:
-    """How far a network is from the one that was given: scores first, where there are labels."""
+    """The change of a network against the given one: scores first, where there are labels."""
     parts = [
         f"{name} {score(name, value)}, {score(name, original[name])} as it is" for name, value in change.metrics.items()
     ]
