@@ -1,13 +1,30 @@
-"""On what a run was made: package versions and hardware, for its record."""
+"""What is installed: optional packages, and the package versions and hardware of a run, for its record."""
 
+import importlib
 import importlib.metadata
 import os
 import platform
+from types import ModuleType
 from typing import Any
 
 import torch
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "evaluate", "tokenizers", "numpy")
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """Import and return `module`, which the optional extra `extra` of this package brings.
+
+    Raises ImportError that says what to install if it is not there, or is there and cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{module} cannot be imported ({error}); install it with: pip install 'hf-lgelu[{extra}]', or in a clone: "
+            f"pip install '.[{extra}]'",
+            name=module,
+        ) from error
 
 
 def package_versions() -> dict[str, str]:

@@ -79,7 +79,12 @@ def register_in_timm() -> None:
 def _register(tables: dict[str, MutableMapping[str, Callable[..., nn.Module]]]) -> None:
     for table_name, table in tables.items():
         for name, cls in _NAMES.items():
-            _check_free(table, table_name, name, cls)
+            present = table.get(name)  # of ACT2FN the class; its __getitem__ would build an instance
+            if present is not None and present is not cls:
+                raise RuntimeError(
+                    f"{name!r} is already registered in {table_name} as {present!r}; two activations cannot share "
+                    "the name. Import hf_lgelu before the code that registers the other, or rename that one"
+                )
     for table in tables.values():
         table.update(_NAMES)
 
@@ -113,18 +118,6 @@ def timm_activation_classes() -> MutableMapping[str, Callable[..., nn.Module]] |
             "timm"
         )
     return table
-
-
-def _check_free(
-    table: MutableMapping[str, Callable[..., nn.Module]], table_name: str, name: str, cls: Callable[..., LambdaGate]
-) -> None:
-    # dict.get of ACT2FN returns the class; its __getitem__ would build an instance.
-    present = table.get(name)
-    if present is not None and present is not cls:
-        raise RuntimeError(
-            f"{name!r} is already registered in {table_name} as {present!r}; two activations cannot share "
-            "the name. Import hf_lgelu before the code that registers the other, or rename that one"
-        )
 
 
 # What the MLP is made of, in the order in which they import each other, and what each has when it is whole.

@@ -19,7 +19,7 @@ ALLOWED = {
     "export": {"activation", "models", "refit.page", "refit.report", "refit.config", "refit.wording"},
     "cli": {"activation", "models", "training", "refit", "export"},
 }
-ANYWHERE = {"version", "extras", "environment", "files", "formats", "host_imports", "registry"}
+ANYWHERE = {"version", "environment", "files", "formats", "host_imports", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -93,7 +93,6 @@ LISTED = {
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
     "export.onnx.onnx_run",
-    "extras",
     "formats",
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards

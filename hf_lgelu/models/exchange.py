@@ -115,7 +115,12 @@ class ConfigPlans:
         """
         plans = cls()
         for name, root in pretrained_roots(model):
-            inside = _inside(name, at_sites)
+            prefix = f"{name}." if name else ""
+            inside = {
+                uncompiled_name(site.removeprefix(prefix)): content
+                for site, content in at_sites.items()
+                if site.startswith(prefix)
+            }
             if inside:
                 plans._plans.append((root, plan(root, inside)))
         return plans
@@ -125,15 +130,6 @@ class ConfigPlans:
         for root, changes in self._plans:
             write_config_changes(root, changes)
         return tuple(change for _, changes in self._plans for change in changes)
-
-
-def _inside(root_name: str, at_sites: Mapping[str, Content]) -> dict[str, Content]:
-    prefix = f"{root_name}." if root_name else ""
-    return {
-        uncompiled_name(name.removeprefix(prefix)): content
-        for name, content in at_sites.items()
-        if name.startswith(prefix)
-    }
 
 
 def carry_out(

@@ -94,11 +94,6 @@ def mean_of_several(model: nn.Module) -> dict[str, float]:
     return {site.name: means[site.name] for site in sites if site.module.raw_hardness.numel() > 1}
 
 
-def gate_names(model: nn.Module) -> dict[str, str]:
-    """{module name: what a config calls its gate, a row of GATES} of every λ-gate's site, in order."""
-    return {site.name: site.kind for site in find_sites(model, LEARNED_KINDS)}
-
-
 def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> dict[str, float]:
     """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
 

@@ -167,15 +167,12 @@ def _keep_gates_untied(original: Any) -> Any:
     @functools.wraps(original)
     def get_expanded_tied_weights_keys(self: PreTrainedModel, *args: Any, **kwargs: Any) -> dict[str, str]:
         # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
+        of_gates = {f"{name}.{key}" for name, module in self.named_modules(remove_duplicate=False)
+                    if isinstance(module, LambdaGate) for key in _STATE}  # fmt: skip
         tied = original(self, *args, **kwargs)
-        return {target: source for target, source in tied.items() if not _is_of_a_gate(self, target)}
+        return {target: source for target, source in tied.items() if target not in of_gates}
 
     return get_expanded_tied_weights_keys
-
-
-def _is_of_a_gate(model: nn.Module, name: str) -> bool:
-    owner, _, tensor = name.rpartition(".")
-    return tensor in _STATE and isinstance(model.get_submodule(owner), LambdaGate)
 
 
 def _report_lambda_gelu_keys(original: Any) -> Any:
@@ -190,7 +187,10 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
                 "from there"
             )
         modules = lambda_gelu_modules(self)
-        _refuse_impossible_states(modules)
+        for name, module in modules:
+            problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
+            if problem is not None:
+                raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
         owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
         if owned and owned <= set(loading_info.missing_keys) and _is_of_another_activation(self, loading_info, owned):
             # Its missing keys are no fault, so they are not listed.
@@ -204,7 +204,7 @@ def _report_lambda_gelu_keys(original: Any) -> Any:
             logger.warning(
                 f"The checkpoint holds the hardness of {len(lost)} λ-GELU activations and this model has none: its "
                 "activations are another function. That is harmless only for a hardened checkpoint read as ReLU. To "
-                "keep λ-GELU, set the config's activation key to 'lambda_gelu' or use hf_lgelu.from_pretrained"
+                "keep λ-GELU, set the config's activation key to 'lambda_gelu'"
             )
 
     return _adjust_missing_and_unexpected_keys
@@ -214,17 +214,19 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
     """Whether a checkpoint without any hardness is one that was trained with a plain activation.
 
     It is not where nothing of it fits the model, nor where its own config says that it has λ-GELU: then ReLU was in its
-    place while it was saved, or its weights are of another run. Where its config cannot be asked, nobody knows.
+    place while it was saved, or its weights are of another run. A record of gates says so, for nobody writes one by
+    hand; names of gates count in the config's file only. Where that file is not found, nobody knows.
     """
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     others = set(model.state_dict()) - owned - tied
     if others and others <= set(loading_info.missing_keys):
         return False
-    says = _config_says_lambda_gelu(model)
-    if says is False:
+    recorded = any("activation" not in entry for _, record in recorded_models(model) for entry in record)
+    written = written_gates(model)
+    if not recorded and written is not None and not written:
         return True
     start = f"every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was"
-    if says:
+    if recorded or written:
         logger.warning(
             f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: {start}. Was it saved while "
             "ReLU was substituted?"
@@ -236,17 +238,6 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
             "activation, and for no other"
         )
     return False
-
-
-def _config_says_lambda_gelu(model: PreTrainedModel) -> bool | None:
-    """Whether the config of the checkpoint being loaded says λ-GELU; None where there is none to ask.
-
-    A record of gates is a checkpoint's own: nobody writes one by hand. Names of gates count in the config's file only.
-    """
-    if any("activation" not in entry for _, record in recorded_models(model) for entry in record):
-        return True
-    written = written_gates(model)
-    return None if written is None else bool(written)
 
 
 def _tell_other_functions(model: PreTrainedModel) -> None:
@@ -300,13 +291,6 @@ def _tell_other_gates(model: PreTrainedModel) -> None:
             f"{', '.join(sorted(built))}: with the same λ they are another function. To keep the network, leave the "
             "activation as the checkpoint's config says it"
         )
-
-
-def _refuse_impossible_states(modules: list[tuple[str, LambdaGate]]) -> None:
-    for name, module in modules:
-        problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
-        if problem is not None:
-            raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
 
 
 def forget_checkpoint(model: nn.Module) -> None:

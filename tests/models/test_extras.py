@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 
 PACKAGE = Path(__file__).parents[2] / "hf_lgelu"
 OPTIONAL = {"onnx", "onnxscript", "onnxruntime"}

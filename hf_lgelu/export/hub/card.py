@@ -27,7 +27,7 @@ from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts, is_hub_id
 from hf_lgelu.files import save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
-from hf_lgelu.models.hardening import gate_names, mean_of_several, smallest_by_site
+from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import TARGETS
@@ -225,7 +225,7 @@ def write_card(
         facts,
         hardness=smallest_by_site(model),
         mean_hardness=mean_of_several(model),
-        gates=gate_names(model),
+        gates={site.name: site.kind for site in find_sites(model, LEARNED_KINDS)},
         license=license or facts.license or (stated_licence(source) if source else None),
         limits=limits,
     )

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from hf_lgelu.environment import require
 from hf_lgelu.export.int8.compare import compare_files
 from hf_lgelu.export.onnx.onnx_inputs import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
@@ -39,7 +40,6 @@ from hf_lgelu.export.onnx.onnx_run import (
     silence_python,
     strip_metadata,
 )
-from hf_lgelu.extras import require
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.outputs import OutputChange
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
@@ -20,7 +21,6 @@ from hf_lgelu.export.onnx.onnx_run import (
     silence_python,
     strip_metadata,
 )
-from hf_lgelu.extras import require
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, in_dtype, in_own_forward, keeping_buffers

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last, counted_rows
 
 CLIPS = frozenset({"Relu", "Clip"})

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import TimmWrapperForImageClassification
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.cifar_resnet import SIDE_PIXELS, new_cifar_resnet
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.data import (
     BenchmarkData,
     DataOptions,

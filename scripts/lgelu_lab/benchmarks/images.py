@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import Batch, BenchmarkData, DataOptions, choose_rows, collate_rows
 from lgelu_lab.benchmarks.metrics import accuracy

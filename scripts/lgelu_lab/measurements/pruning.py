@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hf_lgelu import MLPForClassification
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from hf_lgelu.models.outputs import compare_models
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData

@@ -26,9 +26,8 @@ from hf_lgelu import (
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.environment import hardware
+from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.extras import require
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import Origin, load_splits
 from lgelu_lab.measurements.conversion import kept_rung

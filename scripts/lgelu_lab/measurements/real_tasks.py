@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from hf_lgelu.models.outputs import IGNORED_LABEL
 from lgelu_lab.measurements.conversion import change_of_outputs
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu import MLPForClassification, export_onnx
-from hf_lgelu.extras import require
+from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement

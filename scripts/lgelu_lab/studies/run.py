@@ -36,9 +36,8 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.environment import hardware
+from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
-from hf_lgelu.extras import require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import smallest_by_site
 from hf_lgelu.models.sites import find_sites
