@@ -15,15 +15,22 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.batches import BARE, LABELS, ROWS_AT_ONCE, Batch
 from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
-from hf_lgelu.models.outputs import IGNORED_LABEL, are_class_scores, frames_of_sound, is_of_sound, pad_tokens
+from hf_lgelu.models.outputs import (
+    IGNORED_LABEL,
+    OutputComparison,
+    are_class_scores,
+    frames_of_sound,
+    is_of_sound,
+    pad_tokens,
+)
 from hf_lgelu.refit.compare import compared_outputs
 from hf_lgelu.refit.processes import each_has, known_processes
 
 _KEY_BYTES = 16
 
 _MOST_CHANGE = 0.1
-"""Of outputs by padding, relative to how far they are spread. Rounding in bfloat16 makes 0.01, a position that is not
-the right one about 1."""
+"""Of outputs by padding, relative to how far they are spread: √ of `OutputComparison.relative_error`. Rounding in
+bfloat16 makes 0.01, a wrong position about 1."""
 
 _MOST_CHANGE_OF_CROPPED = 0.02
 """Less, since padding that was given can stay at no cost but time."""
@@ -323,48 +330,38 @@ def _largest_change(
     Outputs that cannot be compared, or a model that becomes another network, are no change; with `must_compare` they
     are an infinite one.
     """
-    given: dict[str, list[Tensor]] = defaultdict(list)
-    other: dict[str, list[Tensor]] = defaultdict(list)
+    changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
     for first, second in pairs:
         with structure_kept(model) as is_another:
             try:
-                _run(model, first, outputs, given)
+                given = _counted_rows(model, first, outputs)
             except NOT_TAKEN:
                 return 0.0  # what the model does not take is told where all of it is
             try:
-                _run(model, second, outputs, other)
+                other = _counted_rows(model, second, outputs)
             except NOT_TAKEN:
                 return math.inf
             if must_compare and is_another():
                 return math.inf
-    return max((_change(given[name], other[name], must_compare) for name in given), default=0.0)
+        for name, rows in given.items():
+            changed = other[name]
+            least = min(len(rows), len(changed))
+            # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
+            if abs(len(rows) - len(changed)) <= 1 and rows.shape[1:] == changed.shape[1:]:
+                known = rows[:least].isfinite()
+                changes[name].add(rows[:least].where(known, 0.0), changed[:least].where(known, 0.0))
+            elif must_compare:
+                return math.inf
+    errors = [change.relative_error for change in changes.values()]
+    return math.sqrt(max(errors, default=0.0)) if all(map(math.isfinite, errors)) else math.inf
 
 
-def _run(model: nn.Module, batch: Batch, outputs: Sequence[str] | None, into: dict[str, list[Tensor]]) -> None:
-    """Add each output by name, (rows, columns) in float64, without padding."""
+def _counted_rows(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> dict[str, Tensor]:
+    """{name: (rows, columns)} of the outputs in float64, without padding."""
+    found = {}
     for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
         rows = batch.without_padding(output, name, -1).double()
         # A number that is added to all classes changes nothing, and may be larger than all that does.
         is_centred = are_class_scores(name) and rows.shape[-1] > 1
-        into[name].append(rows - rows.mean(-1, keepdim=True) if is_centred else rows)
-
-
-def _change(given: list[Tensor], other: list[Tensor], must_compare: bool) -> float:
-    """‖other − given‖ / ‖given − its mean‖ over the rows of all; of a single row its own norm."""
-    # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
-    pairs = [
-        (first[: len(second)], second[: len(first)])
-        for first, second in zip(given, other, strict=True)
-        if abs(len(first) - len(second)) <= 1 and first.shape[1:] == second.shape[1:]
-    ]
-    if must_compare and len(pairs) < len(given):
-        return math.inf
-    if not pairs:
-        return 0.0
-    wanted, found = (torch.cat(rows) for rows in zip(*pairs, strict=True))
-    known = wanted.isfinite()
-    if not bool((found.isfinite() | ~known).all()):
-        return math.inf
-    wanted, found = wanted.masked_fill(~known, 0.0), found.masked_fill(~known, 0.0)
-    spread = wanted - wanted.mean(0) if len(wanted) > 1 else wanted
-    return ((found - wanted).norm() / spread.norm().clamp(min=torch.finfo(torch.float64).tiny)).item()
+        found[name] = rows - rows.mean(-1, keepdim=True) if is_centred else rows
+    return found
