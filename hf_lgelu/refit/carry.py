@@ -23,13 +23,13 @@ from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import (
-    Gate,
     KeptValues,
     Program,
     Programs,
     Stage,
     Stop,
     differing_nodes,
+    gate_of,
     plan_stages,
     upstream,
 )
@@ -52,7 +52,7 @@ _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 @dataclass(frozen=True)
 class Trace:
-    """The program of one shape of inputs, with its layers; `masks` names the mask over each layer's tokens, if any."""
+    """The program of one shape of inputs, with its layers; `masks` has the mask over each layer's tokens, if any."""
 
     program: Program
     layers: Layers
@@ -60,17 +60,27 @@ class Trace:
     differing: frozenset[Node]
     original: Mapping[Node, Any]
     converted: Mapping[Node, Any]
-    masks: list[str | None]
+    masks: list[Node | None]
 
 
 @dataclass(frozen=True)
 class Values:
-    """What a batch's nodes hold: where both networks agree, in the original, in the converted one; and its masks."""
+    """The values of a batch where both networks agree, in the original and in the converted one, and its masks."""
 
     same: dict[Node, Any]
     original: dict[Node, Any]
     converted: dict[Node, Any]
-    masks: dict[str, Tensor]
+    masks: dict[Node, Tensor]
+
+    def needed_behind(self, stage: Stage) -> dict[str, dict[Node, Any]]:
+        """The values that later stages use."""
+        kept = stage.later | stage.features
+        return {
+            "same": {node: value for node, value in self.same.items() if node in kept},
+            "original": {node: value for node, value in self.original.items() if node in stage.later},
+            "converted": {node: value for node, value in self.converted.items() if node in kept},
+            "masks": self.masks,
+        }
 
 
 class Carrier:
@@ -84,8 +94,8 @@ class Carrier:
         self._gate_maps_change = gate_maps_change
         self._programs, self._converted = programs, converted
         self._model, self._sites = model, sites = programs.model, programs.sites
-        self._gates = _gate([site.module for site in sites])
-        self._new_gates = _gate([converted.get_submodule(site.name) for site in sites])
+        self._gates = gate_of([site.module for site in sites])
+        self._new_gates = gate_of([converted.get_submodule(site.name) for site in sites])
         # With as many samples as tokens in a batch, its shapes would not say which axis counts samples.
         self._batches = [[piece for batch in fold for piece in _not_square(batch)] for fold in folds.folds]
         self._images = len(folds.samples.keys) - folds.held_out_samples
@@ -158,10 +168,11 @@ class Carrier:
             program, stage = trace.program, trace.stages[index]
             if index == 0:
                 given = batch.load()
-                masks = {name: mask.to(self._device) for name, mask in given.masks.items()}
+                nodes = {node.name: node for node in program.inputs}
+                masks = {nodes[name]: mask.to(self._device) for name, mask in given.masks.items() if name in nodes}
                 values = Values(program.bind(given.inputs, self._device), {}, {}, masks)
             else:  # once more behind the layer before, now that it is refitted
-                values = _restored(program, self._kept.take((fold, place)))
+                values = Values(**self._kept.take((fold, place), program))
                 self._run_converted(trace, trace.stages[index - 1].behind, values.converted, values)
             same = [node for node in stage.before if node not in trace.differing]
             differing = [node for node in stage.before if node in trace.differing]
@@ -172,7 +183,7 @@ class Carrier:
             self._run_converted(trace, stage.behind, behind, values)
             yield trace, batch, values, behind
             if index + 1 < len(self.layers.layers):
-                self._kept.put((fold, place), _still_needed(stage, values))
+                self._kept.put((fold, place), values.needed_behind(stage))
 
     def _run_converted(self, trace: Trace, nodes: Sequence[Node], into: dict[Node, Any], values: Values) -> None:
         trace.program.run(nodes, into, (values.converted, values.same, trace.converted), self._new_gates)
@@ -219,14 +230,13 @@ class Carrier:
         )
         known = ChainMap(behind, values.converted, values.same)
         features = [consumer.geometry.feature_rows(known[consumer.data], positions) for consumer in layer.maps]
-        counted = self._counted(trace, index, values.masks, positions, len(residuals))
+        counted = self._counted(trace, index, values, positions, len(residuals))
         return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
 
-    def _counted(
-        self, trace: Trace, index: int, masks: Mapping[str, Tensor], positions: Tensor | None, rows: int
-    ) -> Tensor | None:
+    def _counted(self, trace: Trace, index: int, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
         """Which of a layer's rows no mask calls padding, (rows,); None for all."""
-        mask, first = masks.get(trace.masks[index] or ""), trace.layers.layers[index].maps[0]
+        node, first = trace.masks[index], trace.layers.layers[index].maps[0]
+        mask = None if node is None else values.masks.get(node)
         if mask is None:
             return None
         shape = tuple(first.node.meta["val"].shape)
@@ -245,44 +255,19 @@ class Carrier:
         return None
 
 
-def _not_square(batch: FoldBatch) -> Iterator[FoldBatch]:
-    """The batch, in two where it has as many samples as tokens."""
-    is_square = len(batch) > 1 and len(batch) in batch.lengths.values()
-    return batch.pieces(len(batch) - is_square)
+def _not_square(batch: FoldBatch) -> list[FoldBatch]:
+    """The batch in as few pieces as have, each, another number of samples than of tokens; single samples do."""
+    lengths = batch.lengths.values()
+    cuts = (list(batch.pieces(most)) for most in range(len(batch), 0, -1))
+    return next(pieces for pieces in cuts if not any(1 < len(piece) in lengths for piece in pieces))
 
 
-def _gate(modules: Sequence[nn.Module]) -> Gate:
-    def run(site: int, value: Tensor) -> Tensor:
-        module = modules[site]
-        # Not as it is called: what hooks do to its output is in the trace.
-        return module.forward(value.clone() if getattr(module, "inplace", False) else value)
-
-    return run
-
-
-def _mask_over(program: Program, layer: Layer) -> str | None:
-    """The name of the mask over a layer's tokens: the decoder's own for what depends on its tokens."""
+def _mask_over(program: Program, layer: Layer) -> Node | None:
+    """The mask over a layer's tokens, of the inputs: the decoder's own for what depends on its tokens."""
     inputs = {node.name: node for node in program.inputs}
     sources = upstream(layer.target)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
-        return "decoder_attention_mask"
+        return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
     # The image tower of a model with two has as many rows as the text's mask only by chance.
-    return "attention_mask" if not text or any(node in sources for node in text) else None
-
-
-def _still_needed(stage: Stage, values: Values) -> dict[str, dict[str, Any]]:
-    """The values that later stages use, by the nodes' names: what is on disk knows of no nodes."""
-    kept = stage.later | stage.features
-    parts = (values.same, kept), (values.original, stage.later), (values.converted, kept)
-    named = [{node.name: value for node, value in held.items() if node in needed} for held, needed in parts]
-    return dict(zip(("same", "original", "converted", "masks"), [*named, values.masks], strict=True))
-
-
-def _restored(program: Program, state: dict[str, dict[str, Any]]) -> Values:
-    """The values of a batch, from what `_still_needed` gave."""
-    same, original, converted = (
-        {program.by_name[name]: value for name, value in state[part].items()}
-        for part in ("same", "original", "converted")
-    )
-    return Values(same, original, converted, state["masks"])
+    return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None

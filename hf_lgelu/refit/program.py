@@ -118,6 +118,17 @@ class Program:
         return found
 
 
+def gate_of(modules: Sequence[nn.Module]) -> Gate:
+    """The gate that runs the module of each site."""
+
+    def run(site: int, value: Tensor) -> Tensor:
+        module = modules[site]
+        # Not as it is called: what hooks do to its output is in the trace.
+        return module.forward(value.clone() if getattr(module, "inplace", False) else value)
+
+    return run
+
+
 def _can_be_kept(program: ExportedProgram) -> bool:
     """Whether the value of each node stays what it was however long it is kept: no operation works in place or moves
     a norm's running statistics, and none stands for others that may."""
@@ -235,8 +246,9 @@ class KeptValues:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def put(self, key: Any, state: dict[str, Any]) -> None:
-        """Keep a state under a key that holds none."""
+    def put(self, key: Any, values: Mapping[str, Mapping[Node, Any]]) -> None:
+        """Keep values under a key that holds none, by the nodes' names: what is on disk knows of no nodes."""
+        state = {part: {node.name: value for node, value in held.items()} for part, held in values.items()}
         leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
         size = sum({leaf.data_ptr(): leaf.nbytes() for leaf in leaves}.values())  # views share one
         if size <= self._left:
@@ -249,11 +261,11 @@ class KeptValues:
         torch.save(state, path)
         self._kept[key] = (path, 0)
 
-    def take(self, key: Any) -> dict[str, Any]:
-        """Give the state back, and keep it no longer."""
+    def take(self, key: Any, program: Program) -> dict[str, dict[Node, Any]]:
+        """The values under a key, by the nodes of their program; they are kept no longer."""
         state, size = self._kept.pop(key)
         self._left += size
         if isinstance(state, Path):
             path, state = state, torch.load(state, weights_only=True)
             path.unlink()
-        return state
+        return {part: {program.by_name[name]: value for name, value in held.items()} for part, held in state.items()}
