@@ -43,20 +43,14 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     with open(config, encoding="utf-8") as file:
         saved_config, own_config = file.read(), model.config.to_json_string()
     written, built = gate_names(saved_config), gate_names(own_config)
-    if written and built and written != built:
-        raise ValueError(
-            f"the activations of the checkpoint {folder} are {', '.join(sorted(written))} and the model's "
-            f"{', '.join(sorted(built))}, which is another function of the same weights. Resume with the model as it "
-            "was when the checkpoint was written"
-        )
+    differing = sorted(written ^ built) if written and built else []
     told, there = _records(json.loads(saved_config)), _records(json.loads(own_config))
-    differing = [entry["site"] for entry in (*told, *there) if entry not in told or entry not in there]
+    differing += [entry["site"] for entry in (*told, *there) if entry not in told or entry not in there]
     if differing:
         raise ValueError(
-            f"the gates that surgery put into the model and those of the checkpoint {folder} differ, at "
-            f"{', '.join(dict.fromkeys(differing))}, which is another function of the same weights. Repeat the surgery "
-            "that the checkpoint was trained with (gate, granularity), or load it with "
-            "hf_lgelu.from_pretrained"
+            f"the gates of the checkpoint {folder} and of the model differ ({', '.join(dict.fromkeys(differing))}), "
+            "which is another function of the same weights. Resume with the model as it was when the checkpoint was "
+            "written, with the same surgery (gate, granularity), or load it with hf_lgelu.from_pretrained"
         )
 
 

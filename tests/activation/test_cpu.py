@@ -11,14 +11,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.kernels.cpu import function as cpu
-from hf_lgelu.activation.kernels.cpu.library import load_failure
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0]
 
 
 def test_it_is_here_where_there_is_a_compiler():
     assert shutil.which("c++") or shutil.which("g++"), "the other tests of this file need a C++ compiler"
-    assert load_failure("lambda_gelu") is None
+    assert cpu.unavailable("lambda_gelu") is None
 
 
 @pytest.mark.parametrize("hardness", HARDNESSES)

@@ -119,7 +119,7 @@ def checkpoint(tmp_path):
             r"holds the hardness of 2 λ-GELU activations and the model has 0: they are not the same",
         ),
         ("relu", "lambda_gelu", "holds the hardness of 0 λ-GELU activations and the model has 2"),
-        ("lambda_gelu", "lambda_silu", "are lambda_gelu and the model's lambda_silu, which is another function"),
+        ("lambda_gelu", "lambda_silu", r"differ \(lambda_gelu, lambda_silu\), which is another function"),
     ],
 )
 def test_another_network_does_not_resume(tmp_path, saved, resumed, message):

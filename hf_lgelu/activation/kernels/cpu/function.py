@@ -20,7 +20,6 @@ from hf_lgelu.activation.kernels.cpu.library import (
     MAX_AXES,
     Library,
     LoopsArgument,
-    load_failure,
     load_library,
 )
 from hf_lgelu.activation.kernels.plain import is_visible_backward, opaque_refusal
@@ -200,8 +199,8 @@ def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
 
 def _loaded(gate: str) -> Library:
     library = load_library(gate)
-    if library is None:  # as after a refusal that was not asked for
-        raise RuntimeError(f"the kernel 'cpu' cannot be used here: {load_failure(gate)}")
+    if isinstance(library, str):  # as after a refusal that was not asked for
+        raise RuntimeError(f"the kernel 'cpu' cannot be used here: {library}")
     return library
 
 
@@ -210,9 +209,10 @@ def _threads(x: Tensor) -> int:
     return torch.get_num_threads() if x.numel() > _ALONE else 1
 
 
-def unavailable() -> str | None:
-    """Why this kernel cannot run on this machine, or None."""
-    return load_failure(DEFAULT_GATE)
+def unavailable(gate: str = DEFAULT_GATE) -> str | None:
+    """Why this kernel cannot run on this machine, or None. Builds it if need be."""
+    library = load_library(gate)
+    return library if isinstance(library, str) else None
 
 
 def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
@@ -228,7 +228,7 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
     if hardness.numel() != 1 and not can_walk(x, hardness):
         shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
         return f"{shapes} too often or along several axes"
-    return load_failure(gate)
+    return unavailable(gate)
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:

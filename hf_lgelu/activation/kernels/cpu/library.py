@@ -82,22 +82,8 @@ _libraries: dict[str, Library | str] = {}
 """Gate → its library, or why there is none."""
 
 
-def load_library(gate: str) -> Library | None:
-    """The compiled kernel of a gate, built on the first call of the process; None where that failed.
-
-    A failure is logged in one line, once; `load_failure` tells what it was.
-    """
-    found = _library_or_failure(gate)
-    return found if isinstance(found, Library) else None
-
-
-def load_failure(gate: str) -> str | None:
-    """Why there is no compiled kernel of this gate, or None if there is one. Builds it if need be."""
-    found = _library_or_failure(gate)
-    return found if isinstance(found, str) else None
-
-
-def _library_or_failure(gate: str) -> Library | str:
+def load_library(gate: str) -> Library | str:
+    """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
     found = _libraries.get(gate)
     if found is None:
         with _lock:
