@@ -13,7 +13,6 @@ from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     read_checkpoint,
-    require_fitting_rows,
 )
 from hf_lgelu.cli.comparison import compare, in_words
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
@@ -37,7 +36,6 @@ from hf_lgelu.refit.wording import summarize
 
 _EXAMPLE_ROWS = 8
 _LONGEST_LIST = 12
-_ADVICE = "Give --evaluation inputs like those that the model was trained on, or leave it out"
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,6 @@ def check(arguments: CheckArguments) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
     evaluation = evaluation_set(arguments, given)
-    if evaluation is not None:
-        require_fitting_rows(given.network, given.name, evaluation.first(2), evaluation.description, _ADVICE)
     print(f"{given.name}: {type(given.model).__name__}, {sites_in_words(given.network)}")
     try:
         inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)

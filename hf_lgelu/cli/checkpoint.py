@@ -1,6 +1,6 @@
 """The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,13 @@ import safetensors
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.constants import CONFIG_NAME
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.loading import MODULES_FILE, could_be_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
-from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 _ADAPTER_FILE = "adapter_config.json"
@@ -124,11 +123,21 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     if not progress:
         logging.disable_progress_bar()
     require_there(name)
-    name = name if local(name) is None else str(Path(name).expanduser())
-    _refuse_other_folders(name)
+    path = local(name)
+    name = name if path is None else str(path)
+    if path is not None and path.is_dir():
+        if (path / _ADAPTER_FILE).is_file():
+            raise ValueError(
+                f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of "
+                "its base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained), and give that folder"
+            )
+        inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_NAME}"))
+        if inside and not (path / CONFIG_NAME).is_file() and not (path / MODULES_FILE).is_file():
+            raise FileNotFoundError(
+                f"{name} has no {CONFIG_NAME}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
+            )
+        processor_files(path)  # a link among them is refused before the work, not after it
     sentences = find_sentence_folder(name)
-    if Path(name).is_dir():
-        processor_files(Path(name))  # a link among them is refused before the work, not after it
     try:
         network = load_checkpoint(name) if sentences is None else sentences.load()
     except safetensors.SafetensorError as error:
@@ -136,22 +145,6 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
             f"the weights of {name} are damaged: {error}; copy or download the checkpoint again"
         ) from error
     return GivenCheckpoint(name, network, sentences)
-
-
-def _refuse_other_folders(name: str) -> None:
-    path = local(name)
-    if path is None or not path.is_dir():
-        return
-    if (path / _ADAPTER_FILE).is_file():
-        raise ValueError(
-            f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of its "
-            "base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained) and give the merged folder"
-        )
-    inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_NAME}"))
-    if not (path / CONFIG_NAME).is_file() and not (path / MODULES_FILE).is_file() and inside:
-        raise FileNotFoundError(
-            f"{name} has no {CONFIG_NAME}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
-        )
 
 
 def require_hardness(given: GivenCheckpoint) -> None:
@@ -206,18 +199,6 @@ def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> 
         if path is not None and path.resolve().is_relative_to(folder.resolve()):
             where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
             raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
-
-
-def require_fitting_rows(network: nn.Module, name: str, rows: Mapping[str, Tensor], source: str, advice: str) -> None:
-    """Raise ValueError, with what the model said, unless it takes these rows.
-
-    `name` is the checkpoint's, `source` says where the rows are from, `advice` what to do.
-    """
-    try:
-        run_example(network, rows)
-    except NOT_TAKEN as error:
-        shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
-        raise ValueError(f"{name} does not take the rows of {source} ({shapes}): {error}. {advice}") from error
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:

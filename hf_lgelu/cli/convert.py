@@ -18,7 +18,6 @@ from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     push,
     read_checkpoint,
-    require_fitting_rows,
     require_gates,
     require_other_folder,
 )
@@ -46,7 +45,6 @@ PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
 
 _COMPARED_ROWS = 8
 _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
-_ADVICE = "Give inputs like those that the model was trained on"
 
 
 def convert(arguments: ConvertArguments) -> ConversionReport:
@@ -76,8 +74,6 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             given.network.to(state.device)
             data = data_set(arguments, given)
             evaluation = evaluation_set(arguments, given)
-        for inputs in filter(None, (data, evaluation)):
-            require_fitting_rows(given.network, given.name, inputs.first(2), inputs.description, _ADVICE)
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
         tell(summarize(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()

@@ -30,6 +30,7 @@ from hf_lgelu.cli.rows import (
     tokenizer_of,
 )
 from hf_lgelu.export.hub.loading import is_hub_id
+from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)
@@ -101,11 +102,21 @@ def _read(
     length = arguments.sequence_length
     if length is None and given.longest is not None:
         length = min(given.longest, context_length(given.model, None))
-    return Selection(
+    inputs = Selection(
         name, splits[split], given.model, given.processors, config=config, split=split, column=arguments.column,
         label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
         sequence_length=length, prompt=given.prompt,
     ).read()  # fmt: skip
+    rows = inputs.first(2)
+    try:
+        run_example(given.network, rows)
+    except NOT_TAKEN as error:
+        shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
+        raise ValueError(
+            f"{given.name} does not take the rows of {inputs.description} ({shapes}): {error}. Give inputs like those "
+            "that the model was trained on"
+        ) from error
+    return inputs
 
 
 def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:

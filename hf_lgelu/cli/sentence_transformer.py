@@ -6,7 +6,7 @@ along byte for byte. Networks are compared by their embeddings, cross-encoders b
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,12 +123,19 @@ class SentenceFolder:
 
         Raises ValueError for a link that leads out of the folder.
         """
+        # Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own.
+        places = (self.path, self.encoder_path)
         left_out = {
             *(path for pattern in _ENCODERS_OWN for path in self.encoder_path.glob(pattern)),
-            *(place / name for place in self._places for name in (*_OTHER_FORMS, REPOCARD_NAME)),
-            *(path for place in self._places for pattern in (*_WEIGHTS, "openvino_*") for path in place.glob(pattern)),
-            *self._other_networks(),
+            *(place / name for place in places for name in (*_OTHER_FORMS, REPOCARD_NAME)),
+            *(path for place in places for pattern in (*_WEIGHTS, "openvino_*") for path in place.glob(pattern)),
         }
+        modules = {self.path / module["path"] for module in _modules(self.path)}
+        for place in (entry for entry in self.path.iterdir() if entry.is_dir()):
+            # Weights that the list of modules does not name: what was exported there before, and the like.
+            is_module = any(module == place or place in module.parents for module in modules)
+            if not is_module and any(any(place.rglob(pattern)) for pattern in _WEIGHTS):
+                left_out.add(place)
         for file in sorted(self.path.rglob("*")):
             place = file.relative_to(self.path)
             if any(part.startswith(".") for part in place.parts) or left_out & {file, *file.parents}:
@@ -139,19 +146,6 @@ class SentenceFolder:
             if file.is_file():
                 (target / place).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target / place)
-
-    @property
-    def _places(self) -> tuple[Path, Path]:
-        """Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own."""
-        return self.path, self.encoder_path
-
-    def _other_networks(self) -> Iterator[Path]:
-        """Folders with weights that the list of modules does not name: what was exported there before, and the like."""
-        modules = {self.path / module["path"] for module in _modules(self.path)}
-        for place in (entry for entry in self.path.iterdir() if entry.is_dir()):
-            is_module = any(module == place or place in module.parents for module in modules)
-            if not is_module and any(any(place.rglob(pattern)) for pattern in _WEIGHTS):
-                yield place
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
         """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""
@@ -184,7 +178,14 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
             "whose encoder gives the scores. Load it and give the model itself: "
             "hf_lgelu.convert_to_relu(model, pairs, options=ConversionConfig(data_collator=model.preprocess))"
         )
-    return SentenceFolder(path, first, _longest(path / first), network_class, _prompt(path))
+    # How many tokens the encoder is given, in a file beside it whose name its class decides.
+    file = next((path / first / name for name in _SETTINGS if (path / first / name).is_file()), None)
+    settings = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
+    longest = settings.get("max_seq_length") if isinstance(settings, dict) else None
+    whole = sentence_settings(path)
+    prompts = whole.get("prompts")
+    prompt = prompts.get(whole.get("default_prompt_name")) if isinstance(prompts, dict) else None
+    return SentenceFolder(path, first, int(longest) if longest else None, network_class, prompt or "")
 
 
 def _modules(path: Path) -> list[dict[str, str]]:
@@ -192,22 +193,6 @@ def _modules(path: Path) -> list[dict[str, str]]:
     file = path / MODULES_FILE
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return [module for module in modules if "path" in module] if isinstance(modules, list) else []
-
-
-def _prompt(path: Path) -> str:
-    """What a folder's network puts before a text where nothing else is asked for."""
-    settings = sentence_settings(path)
-    prompts = settings.get("prompts")
-    prompt = prompts.get(settings.get("default_prompt_name")) if isinstance(prompts, dict) else None
-    return prompt or ""
-
-
-def _longest(encoder: Path) -> int | None:
-    """What sentence-transformers keeps beside an encoder of how many tokens it is given; None where it does not."""
-    file = next((encoder / name for name in _SETTINGS if (encoder / name).is_file()), None)
-    settings = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
-    longest = settings.get("max_seq_length") if isinstance(settings, dict) else None
-    return int(longest) if longest else None
 
 
 def _downloaded(name: str) -> Path | None:
