@@ -56,8 +56,9 @@ def register_activation() -> None:
     Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
 
     >>> import hf_lgelu
+    >>> from hf_lgelu.registry import register_activation
     >>> from transformers.activations import ACT2FN
-    >>> hf_lgelu.register_activation()
+    >>> register_activation()
     >>> type(ACT2FN["lambda_silu"]).__name__
     'LambdaSiLU'
     """

@@ -7,6 +7,7 @@ python scripts/api_page.py --check    # exits with 1 if the page is not what wou
 import argparse
 import dataclasses
 import inspect
+import pkgutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,41 +34,39 @@ many. `kinds` are kinds of activations, `granularity` how many λ a layer has, `
 # Each public name stands in one section; a name in none makes the script fail.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "The activation": (
-        "lambda_gelu", "lambda_gelu_tanh", "lambda_silu", "LambdaGELU", "LambdaGELUTanh", "LambdaSiLU",
-        "hardness_for_tolerance", "swap_error_bound", "use_kernel", "kernel_report",
-        "register_activation",
+        "lambda_gelu", "lambda_silu", "LambdaGELU", "LambdaSiLU", "hardness_for_tolerance",
     ),
     "Putting it into a model": (
-        "replace_activations", "SurgeryReport", "initialize_hardness", "hardness_profile", "from_pretrained",
-        "hardness_modules_to_save", "MLPConfig", "MLPForClassification",
+        "replace_activations", "initialize_hardness", "hardness_profile", "from_pretrained",
+        "MLPConfig", "MLPForClassification",
     ),
     "Training and hardening": (
-        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningCallback", "HardeningConfig",
-        "HardnessLogCallback",
-        "hardness_parameter_groups", "separate_hardness_group", "anneal_hardness", "freeze_hardness",
-        "release_hardness", "is_hardened", "hardening_progress", "layer_targets",
+        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningConfig", "HardeningCallback", "HardnessLogCallback",
+        "hardness_parameter_groups", "anneal_hardness", "freeze_hardness",
     ),
-    "Substituting": ("substitute_relu", "temporary_relu", "absorb_hardness"),
-    "Converting without training": (
-        "convert_to_relu", "gate_costs", "Conversion", "ConversionReport", "Evaluation", "NetChange",
-        "LayerRefit",
-    ),
-    "Exporting": (
-        "export_relu", "export_gelu", "export_onnx", "write_card", "attach_model_code", "push_to_hub",
-        "runtime_warnings", "RUNTIMES",
-    ),
-    "Checking and analysing": (
-        "find_smooth_calls", "equalize_ranges", "quantize_onnx", "compare_onnx",
-    ),
-    "Errors": (
-        "ConversionRefusedError", "UnsupportedConfigError",
-    ),
+    "Substituting": ("substitute_relu", "absorb_hardness"),
+    "Converting without training": ("convert_to_relu", "ConversionConfig", "ConversionReport",),
+    "Exporting": ("export_relu", "export_gelu", "export_onnx", "push_to_hub",),
+    "Checking and analysing": ("quantize_onnx",),
+    "Errors": ("ConversionRefusedError", "UnsupportedConfigError",),
     "The package": ("__version__",),
+    "In modules of their own": (
+        "activation.functional.lambda_gelu_tanh", "activation.hardness.swap_error_bound",
+        "activation.kernels.use_kernel", "activation.module.LambdaGELUTanh", "activation.report.kernel_report",
+        "export.hub.card.write_card", "export.hub.loading.attach_model_code",
+        "export.int8.compare.compare_onnx", "export.int8.equalize.equalize_ranges",
+        "models.exchange.SurgeryReport", "models.hardening.is_hardened", "models.hardening.release_hardness",
+        "models.operable.hardness_modules_to_save",
+        "models.runtimes.runtime_warnings", "models.schedules.hardening_progress",
+        "models.smooth_calls.find_smooth_calls", "models.substitution.temporary_relu",
+        "refit.convert.Conversion", "refit.gate_costs.gate_costs", "refit.report.Evaluation",
+        "refit.report.LayerRefit", "refit.report.NetChange", "registry.register_activation",
+        "training.layer_targets.layer_targets", "models.optimizer_groups.separate_hardness_group",
+    ),
 }  # fmt: skip
 
 # Constants have no docstring of their own.
 CONSTANTS = {
-    "RUNTIMES": "What other programs do with the activation that a checkpoint's config names, by program.",
     "__version__": "The version, a string.",
 }
 
@@ -78,7 +77,7 @@ _CHANGED = ("Changes `model` in place", "Changes `optimizer` in place")
 def page() -> str:
     """The whole page. Raises ValueError for a public name in no section, and for a name there that is not public."""
     listed = [name for names in SECTIONS.values() for name in names]
-    differing = sorted(set(listed) ^ set(hf_lgelu.__all__))
+    differing = sorted({name for name in listed if "." not in name} ^ set(hf_lgelu.__all__))
     if differing or len(listed) != len(set(listed)):
         raise ValueError(
             f"{', '.join(differing) or 'a name twice'}: each name of hf_lgelu.__all__ belongs in one section of "
@@ -94,7 +93,7 @@ def page() -> str:
 def _entry(name: str) -> str:
     if name in CONSTANTS:
         return f"### `{name}`\n\n{CONSTANTS[name]}\n"
-    documented = getattr(hf_lgelu, name)
+    documented = pkgutil.resolve_name(f"hf_lgelu.{name}")
     docstring = inspect.getdoc(documented)
     whole, text = (" ".join(part.split()) for part in (docstring, docstring.partition("\n\n")[0]))
     changed = next((words for words in _CHANGED if words in whole and words not in text), None)

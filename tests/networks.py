@@ -11,7 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hf_lgelu import Conversion, ConversionConfig, convert_to_relu
+from hf_lgelu import ConversionConfig, convert_to_relu
+from hf_lgelu.refit.convert import Conversion
 
 VOCABULARY = 40
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from docs_world import build_world
 
-import hf_lgelu
+from hf_lgelu.activation.report import kernel_report
 from hf_lgelu.cli.command import main
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def _in_a_copy(world, tmp_path, monkeypatch):
 def test_a_block_runs_alone(name, text, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     exec(compile(text, name, "exec"), {"__name__": "__main__"})
-    assert hf_lgelu.kernel_report()  # a block that chose a kernel for the process would be seen in the next ones
+    assert kernel_report()  # a block that chose a kernel for the process would be seen in the next ones
 
 
 @pytest.mark.usefixtures("_in_a_copy")
@@ -92,7 +92,7 @@ def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     assert evaluations[-1]["eval_relu_max_logit_change"] < 1e-2
     assert AutoModelForSequenceClassification.from_pretrained("out/hardened").config.hidden_act == "relu"
     assert Path("out/hardened/tokenizer.json").is_file()
-    assert hf_lgelu.kernel_report()  # as for every block
+    assert kernel_report()  # as for every block
 
 
 def test_a_stranger_meets_code_early_and_the_readme_is_short():

@@ -88,7 +88,9 @@ LABORATORY = PACKAGE.parent / "scripts"
 # What the laboratory may import of the library beside its public names, and who does.
 LISTED = {
     "activation.gates",  # which activation names harden
+    "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
+    "export.int8.equalize",
     "export.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
@@ -97,6 +99,8 @@ LISTED = {
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
+    "models.schedules",
+    "models.smooth_calls",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the comparison of two networks; the label that is not counted
     "refit.config",  # the efforts that a conversion can be asked for

@@ -67,8 +67,9 @@ def lambda_gelu_tanh(x: Tensor, hardness: Tensor | float, kernel: str | None = N
     those of `lambda_gelu`.
 
     >>> import torch, hf_lgelu
+    >>> from hf_lgelu.activation.functional import lambda_gelu_tanh
     >>> x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
-    >>> torch.equal(hf_lgelu.lambda_gelu_tanh(x, 1.0), torch.nn.functional.gelu(x, approximate="tanh"))
+    >>> torch.equal(lambda_gelu_tanh(x, 1.0), torch.nn.functional.gelu(x, approximate="tanh"))
     True
     """
     return lambda_gate(x, hardness, "lambda_gelu_tanh", kernel)

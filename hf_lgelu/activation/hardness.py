@@ -127,7 +127,8 @@ def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
         ValueError: `hardness` is below 1 or NaN, or there is no such gate.
 
     >>> import hf_lgelu
-    >>> f"{hf_lgelu.swap_error_bound(159.577):.5f}"
+    >>> from hf_lgelu.activation.hardness import swap_error_bound
+    >>> f"{swap_error_bound(159.577):.5f}"
     '0.00107'
     """
     value = float(hardness)

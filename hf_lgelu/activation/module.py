@@ -144,7 +144,8 @@ class LambdaGELUTanh(LambdaGate):
     Arguments, state dict and shapes: `LambdaGate`.
 
     >>> import torch, hf_lgelu
-    >>> hf_lgelu.LambdaGELUTanh(init_hardness=160.0)(torch.tensor([-1.0, 1.0])).tolist()
+    >>> from hf_lgelu.activation.module import LambdaGELUTanh
+    >>> LambdaGELUTanh(init_hardness=160.0)(torch.tensor([-1.0, 1.0])).tolist()
     [-0.0, 1.0]
     """
 

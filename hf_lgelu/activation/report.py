@@ -45,7 +45,8 @@ def kernel_report() -> KernelReport:
     an input that a kernel refuses goes to the next.
 
     >>> import hf_lgelu
-    >>> "aten" in str(hf_lgelu.kernel_report())
+    >>> from hf_lgelu.activation.report import kernel_report
+    >>> "aten" in str(kernel_report())
     True
     """
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])

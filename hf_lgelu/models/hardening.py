@@ -304,9 +304,10 @@ def release_hardness(model: nn.Module) -> None:
     (`device_map`); then no λ has moved.
 
     >>> import torch, hf_lgelu
+    >>> from hf_lgelu.models.hardening import release_hardness
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
     >>> hf_lgelu.anneal_hardness(model, 1.0)
-    >>> hf_lgelu.release_hardness(model)
+    >>> release_hardness(model)
     >>> round(model.layers[0].activation.hardness.item(), 4)
     1.05
     """
@@ -336,9 +337,10 @@ def is_hardened(
     outside (0, 1].
 
     >>> import torch, hf_lgelu
+    >>> from hf_lgelu.models.hardening import is_hardened
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
     >>> hf_lgelu.anneal_hardness(model, 0.6)
-    >>> hf_lgelu.is_hardened(model), hf_lgelu.is_hardened(model, fraction=1)
+    >>> is_hardened(model), is_hardened(model, fraction=1)
     (True, False)
     """
     targets = target_hardnesses(target_hardness)

@@ -253,9 +253,10 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import hf_lgelu
+    >>> from hf_lgelu.models.operable import hardness_modules_to_save
     >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 0}
     >>> model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", **sizes))
-    >>> hf_lgelu.hardness_modules_to_save(model)
+    >>> hardness_modules_to_save(model)
     ['transformer.h.0.mlp.act']
     """
     names = [name for name, _ in require_lambda_gelu(model)]

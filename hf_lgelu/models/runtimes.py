@@ -38,7 +38,7 @@ def runtime_warnings(config: Any) -> tuple[str, ...]:
 
     Example:
         >>> from transformers import GPT2Config
-        >>> from hf_lgelu import runtime_warnings
+        >>> from hf_lgelu.models.runtimes import runtime_warnings
         >>> runtime_warnings(GPT2Config())
         ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
     """

@@ -59,7 +59,8 @@ def hardening_progress(position: int, total: int, switch_fraction: float = DEFAU
     Raises ValueError for a position outside training or a fraction outside [0, 1).
 
     >>> import hf_lgelu
-    >>> [hf_lgelu.hardening_progress(epoch, 8) for epoch in range(1, 9)]
+    >>> from hf_lgelu.models.schedules import hardening_progress
+    >>> [hardening_progress(epoch, 8) for epoch in range(1, 9)]
     [None, None, 0.16666666666666666, 0.3333333333333333, 0.5, 0.6666666666666666, 0.8333333333333334, 1.0]
     """
     if not 1 <= position <= total:

@@ -141,8 +141,9 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
     where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
 
     >>> import torch, hf_lgelu
+    >>> from hf_lgelu.models.substitution import temporary_relu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> with hf_lgelu.temporary_relu(model):
+    >>> with temporary_relu(model):
     ...     print(type(model.layers[0].activation).__name__)
     ReLU
     >>> print(type(model.layers[0].activation).__name__)

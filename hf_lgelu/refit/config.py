@@ -123,8 +123,8 @@ class ConversionConfig:
         target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope
             than 0.01. Kinks and widths are of relu alone. Default: relu.
         keep: Gates that stay smooth: how many, those that cost the most when each alone is exchanged
-            (`hf_lgelu.gate_costs`), or their names. Most configs have one key for all gates: a saved config then names
-            the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is refused.
+            (`hf_lgelu.refit.gate_costs`), or their names. Most configs have one key for all gates: a saved config then
+            names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is refused.
             Default: none.
         tolerance: Nats of mean KL to the original (or relative error) on samples held out that is to be reached: rungs
             are climbed until it is, up to the effort, or the conversion is refused. With a metric, the share of the

@@ -45,7 +45,7 @@ def gate_costs(
     Raises ValueError where there is no gate, or no input that the model takes, or its own outputs are not finite.
 
     >>> import torch
-    >>> from hf_lgelu import gate_costs
+    >>> from hf_lgelu.refit.gate_costs import gate_costs
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     >>> list(gate_costs(net, torch.randn(50, 4)))
     ['1']

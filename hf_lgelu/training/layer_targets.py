@@ -76,7 +76,8 @@ def layer_targets(
 
     Example:
         >>> import torch
-        >>> from hf_lgelu import LambdaGELU, layer_targets
+        >>> from hf_lgelu import LambdaGELU
+        >>> from hf_lgelu.training.layer_targets import layer_targets
         >>> model = torch.nn.Sequential(torch.nn.Identity(), LambdaGELU())
         >>> z = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
         >>> {name: round(target) for name, target in layer_targets(model, z).items()}

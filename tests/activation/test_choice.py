@@ -5,7 +5,8 @@ import torch
 from expectations import random
 
 import hf_lgelu
-from hf_lgelu.activation.kernels import KERNELS, Kernel, choose_kernel
+from hf_lgelu.activation.kernels import KERNELS, Kernel, choose_kernel, use_kernel
+from hf_lgelu.activation.report import kernel_report
 
 X, HARDNESS = random(8, seed=1), torch.tensor([2.0])
 
@@ -31,17 +32,17 @@ def test_the_first_that_takes_the_input_runs(calls):
 
 
 def test_the_argument_wins_over_the_context_and_the_context_over_the_automatic_choice(calls):
-    with hf_lgelu.use_kernel("aten"):
+    with use_kernel("aten"):
         hf_lgelu.lambda_gelu(X, HARDNESS)
         hf_lgelu.lambda_gelu(X, HARDNESS, kernel="eager")
     assert calls == ["aten", "eager"]
 
 
 def test_contexts_nest_and_end_with_an_error(calls):
-    with hf_lgelu.use_kernel("eager"):
-        with hf_lgelu.use_kernel(None):
+    with use_kernel("eager"):
+        with use_kernel(None):
             hf_lgelu.lambda_gelu(X, HARDNESS)
-        with pytest.raises(ZeroDivisionError), hf_lgelu.use_kernel("aten"):
+        with pytest.raises(ZeroDivisionError), use_kernel("aten"):
             raise ZeroDivisionError
         hf_lgelu.lambda_gelu(X, HARDNESS)
     hf_lgelu.lambda_gelu(X, HARDNESS)
@@ -51,19 +52,19 @@ def test_contexts_nest_and_end_with_an_error(calls):
 def test_a_named_kernel_that_cannot_take_the_input_raises_and_says_why():
     with pytest.raises(RuntimeError, match=r"'cpu' was asked for .* float32 and bfloat16, x is torch.float64"):
         hf_lgelu.lambda_gelu(X.double(), HARDNESS, kernel="cpu")
-    with hf_lgelu.use_kernel("cpu"), pytest.raises(RuntimeError, match="cannot be used here"):
+    with use_kernel("cpu"), pytest.raises(RuntimeError, match="cannot be used here"):
         hf_lgelu.LambdaGELU()(X.double())
 
 
 @pytest.mark.parametrize("name", ["fast", "CPU", ""])
 def test_an_unknown_name_raises_and_lists_the_kernels(name):
-    for ask in (lambda: hf_lgelu.use_kernel(name), lambda: choose_kernel(X, HARDNESS, name)):
+    for ask in (lambda: use_kernel(name), lambda: choose_kernel(X, HARDNESS, name)):
         with pytest.raises(ValueError, match=f"one of {', '.join(KERNELS)}, .* got {name!r}"):
             ask()
 
 
 def test_the_report_names_what_runs(calls):
-    report = hf_lgelu.kernel_report()
+    report = kernel_report()
     for (device, dtype), name in report.taken.items():
         calls.clear()
         hf_lgelu.lambda_gelu(torch.zeros(1, device=device, dtype=getattr(torch, dtype)), HARDNESS.to(device))
@@ -74,13 +75,11 @@ def test_the_report_names_what_runs(calls):
 
 
 def test_the_report_says_what_is_not_here_and_what_would_fail():
-    with hf_lgelu.use_kernel("cpu"):
-        text = str(hf_lgelu.kernel_report())
+    with use_kernel("cpu"):
+        text = str(kernel_report())
     assert "choice: cpu" in text
     assert "cpu float64   an error: it takes float32 and bfloat16, x is torch.float64" in text
     assert "torch.compile   an error: 'cpu' is not for the compiler" in text
     assert all(f"\n  {name} " in text for name in KERNELS)
     if not torch.cuda.is_available():
-        assert set(hf_lgelu.kernel_report().taken) == {
-            ("cpu", dtype) for dtype in ("float32", "bfloat16", "float16", "float64")
-        }
+        assert set(kernel_report().taken) == {("cpu", dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}

@@ -13,9 +13,10 @@ from torch._inductor.utils import run_and_get_code
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, jacrev, vmap
 
-from hf_lgelu import anneal_hardness, freeze_hardness, release_hardness
+from hf_lgelu import anneal_hardness, freeze_hardness
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
+from hf_lgelu.models.hardening import release_hardness
 
 pytestmark = pytest.mark.kernels
 

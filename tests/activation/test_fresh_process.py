@@ -25,9 +25,9 @@ except ValueError as error:
 forget()
 os.environ["LGELU_KERNEL"] = "eager"
 import hf_lgelu
-print("named:", str(hf_lgelu.kernel_report()).splitlines()[0])
-with hf_lgelu.use_kernel(None):
-    print("automatic:", hf_lgelu.kernel_report().chosen)
+print("named:", str(kernel_report()).splitlines()[0])
+with use_kernel(None):
+    print("automatic:", kernel_report().chosen)
 del os.environ["LGELU_KERNEL"]
 print("built:", *(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel="cpu").tolist()))
 print("also built:", *(hf_lgelu.lambda_silu(torch.ones(3), 1.0, kernel="cpu").tolist()))

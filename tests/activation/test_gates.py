@@ -12,11 +12,12 @@ from mpmath import mpf
 from torch.nn import functional as F
 
 import hf_lgelu
-from hf_lgelu.activation.functional import lambda_gate
+from hf_lgelu.activation.functional import lambda_gate, lambda_gelu_tanh
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance, swap_error_bound
 from hf_lgelu.activation.kernels import KERNELS, choose_kernel, plain
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.models.hardening import is_hardened
 
 HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]
 TRANSFORMABLE = ["aten", "eager", "automatic"]
@@ -28,7 +29,7 @@ PLAIN = {
 }
 FUNCTIONS = {
     "lambda_gelu": hf_lgelu.lambda_gelu,
-    "lambda_gelu_tanh": hf_lgelu.lambda_gelu_tanh,
+    "lambda_gelu_tanh": lambda_gelu_tanh,
     "lambda_silu": hf_lgelu.lambda_silu,
 }
 # torch's own derivatives of the other two, which aten takes, and σ(1 − σ) in eager's autograd.
@@ -247,7 +248,7 @@ def test_a_module_learns_hardens_and_comes_back(gate, raw_shape):
     hf_lgelu.anneal_hardness(module, 1.0)
     target = hardness_for_tolerance(gate=gate)
     assert module.hardness.flatten().tolist() == pytest.approx([target] * module.hardness.numel(), rel=1e-7)
-    assert hf_lgelu.is_hardened(module, fraction=1.0)
+    assert is_hardened(module, fraction=1.0)
     module.zero_grad()
     module(X).backward(DELTA)
     assert not module.raw_hardness.grad.any()

@@ -23,8 +23,8 @@ from expectations import (
 )
 from torch import nn
 
-import hf_lgelu
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS
+from hf_lgelu.activation.kernels import use_kernel
 from hf_lgelu.activation.module import LambdaGELU
 
 STATE = ["raw_hardness", "temperature", "hardness_override"]
@@ -168,12 +168,12 @@ def test_an_override_on_its_way_up_in_an_average_is_none(kernel, average):
     """What an EMA over buffers makes of 0 and 160 after a few steps: λ is the learned one, and s learns."""
     module = LambdaGELU(init_hardness=1.5)
     override(module, average)
-    with hf_lgelu.use_kernel(kernel):
+    with use_kernel(kernel):
         assert module.hardness.tolist() == [pytest.approx(1.5)]
         assert_evaluates_at(module, 1.5)
         assert_learns(module, temperature=0.1)
     override(module, 1.0)
-    with hf_lgelu.use_kernel(kernel):
+    with use_kernel(kernel):
         assert_evaluates_at(module, 1.0)
         assert raw_gradient(module).tolist() == [0.0]
 
@@ -185,7 +185,7 @@ def test_what_works_in_place_behind_a_hardened_gate_trains_as_before(kernel, dty
         pytest.skip("half precision is of the other kernels")
     module, x = LambdaGELU(), X.to(dtype).clone().requires_grad_()
     override(module, 40.0)
-    with hf_lgelu.use_kernel(kernel):
+    with use_kernel(kernel):
         y = module(x)
         y.mul_(2)
         y.sum().backward()

@@ -17,7 +17,8 @@ from transformers import (
     TimmWrapperForImageClassification,
 )
 
-from hf_lgelu import replace_activations, write_card
+from hf_lgelu import replace_activations
+from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification

@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, attach_model_code, export_gelu, export_relu
-from hf_lgelu.export.hub.loading import CheckpointFacts, with_carried_code, without_hf_lgelu
+from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
+from hf_lgelu.export.hub.loading import CheckpointFacts, attach_model_code, with_carried_code, without_hf_lgelu
 
 HERE = Path(__file__).parent
 FEATURES = torch.randn(20, 5, generator=torch.Generator().manual_seed(4))

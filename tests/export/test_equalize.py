@@ -15,7 +15,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from hf_lgelu import equalize_ranges, export_onnx, quantize_onnx
+from hf_lgelu import export_onnx, quantize_onnx
+from hf_lgelu.export.int8.equalize import equalize_ranges
 
 
 def loud_mlp() -> nn.Sequential:

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.activations import ACT2FN
 
-from hf_lgelu import compare_onnx, export_onnx, quantize_onnx
-from hf_lgelu.export.int8.compare import compare_files
+from hf_lgelu import export_onnx, quantize_onnx
+from hf_lgelu.export.int8.compare import compare_files, compare_onnx
 from hf_lgelu.export.int8.quantize import products_saturate
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, find_activations
 from hf_lgelu.models.sites import SMOOTH_KINDS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
-from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu, write_card
+from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.export.hub.card import (
     TEMPLATE,
     CardFacts,
@@ -18,6 +18,7 @@ from hf_lgelu.export.hub.card import (
     render_card,
     save_card_facts,
     shown,
+    write_card,
 )
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder, is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint

@@ -10,16 +10,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 import hf_lgelu
-from hf_lgelu import (
-    from_pretrained,
-    hardness_modules_to_save,
-    hardness_profile,
-    initialize_hardness,
-    replace_activations,
-    substitute_relu,
-    temporary_relu,
-)
+from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, replace_activations, substitute_relu
+from hf_lgelu.export.int8.equalize import equalize_ranges
+from hf_lgelu.models.operable import hardness_modules_to_save
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.models.substitution import temporary_relu
 from hf_lgelu.training.refusals import check_hardness_learns
 
 IDS = torch.arange(12).reshape(2, 6)
@@ -132,7 +127,7 @@ INPUTS = {"input_ids": IDS, "use_cache": False}
 def equalized(model):
     with torch.no_grad():
         model.transformer.h[0].mlp.c_fc.weight[:, 0] *= 64  # one loud unit
-    hf_lgelu.equalize_ranges(model, INPUTS)
+    equalize_ranges(model, INPUTS)
     return model
 
 

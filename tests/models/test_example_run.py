@@ -7,6 +7,7 @@ from transformers import BatchEncoding, BertConfig, BertForSequenceClassificatio
 
 import hf_lgelu
 from hf_lgelu.models.example_run import evaluation_mode, placed, run_example
+from hf_lgelu.refit.gate_costs import gate_costs
 
 
 class Add(nn.Module):
@@ -109,7 +110,7 @@ class Largest(nn.Module):
 
 
 LOOKED_AT = {
-    "gate_costs": (nn.GELU, lambda net, x, folder: hf_lgelu.gate_costs(net, x)),
+    "gate_costs": (nn.GELU, lambda net, x, folder: gate_costs(net, x)),
     "export_onnx": (nn.ReLU, lambda net, x, folder: hf_lgelu.export_onnx(net, folder / "net.onnx", x[:4])),
 }
 

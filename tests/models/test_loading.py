@@ -19,9 +19,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu, temporary_relu
+from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.models.substitution import temporary_relu
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1

@@ -14,16 +14,14 @@ from hf_lgelu import (
     anneal_hardness,
     export_gelu,
     export_relu,
-    find_smooth_calls,
     hardness_profile,
     initialize_hardness,
-    is_hardened,
-    layer_targets,
-    release_hardness,
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.models.hardening import smallest_hardness
+from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_hardness
+from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.training.layer_targets import layer_targets
 
 ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}

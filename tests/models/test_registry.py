@@ -7,7 +7,8 @@ from timm.layers import create_act, create_act_layer, get_act_layer
 from torch import nn
 from transformers.activations import ACT2CLS, ACT2FN, get_activation
 
-from hf_lgelu import LambdaGELU, register_activation, registry
+from hf_lgelu import LambdaGELU, registry
+from hf_lgelu.registry import register_activation
 
 TIMM_TABLE = create_act._ACT_LAYER_DEFAULT
 TABLES = {"ACT2CLS": ACT2CLS, "ACT2FN": ACT2FN, "create_act": TIMM_TABLE}

@@ -15,10 +15,10 @@ from hf_lgelu import (
     hardness_for_tolerance,
     hardness_parameter_groups,
     hardness_profile,
-    is_hardened,
     replace_activations,
     substitute_relu,
 )
+from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 
 HERE = Path(__file__).parent

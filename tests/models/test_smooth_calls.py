@@ -10,8 +10,8 @@ import transformers
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu import LambdaGELU, find_smooth_calls
-from hf_lgelu.models.smooth_calls import SmoothCall
+from hf_lgelu import LambdaGELU
+from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 
 
 class Calls(nn.Module):

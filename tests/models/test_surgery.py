@@ -13,17 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 
-from hf_lgelu import (
-    LambdaGELU,
-    LambdaGELUTanh,
-    LambdaSiLU,
-    find_smooth_calls,
-    replace_activations,
-    substitute_relu,
-    temporary_relu,
-)
+from hf_lgelu import LambdaGELU, LambdaSiLU, replace_activations, substitute_relu
+from hf_lgelu.activation.module import LambdaGELUTanh
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, is_activation
+from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.models.substitution import temporary_relu
 
 BERT = BY_NAME["bert"]
 

@@ -10,7 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from hf_lgelu import LambdaGELU, replace_activations, substitute_relu, temporary_relu
+from hf_lgelu import LambdaGELU, replace_activations, substitute_relu
+from hf_lgelu.models.substitution import temporary_relu
 
 BERT = BY_NAME["bert"]
 

@@ -17,10 +17,11 @@ from transformers import (
 )
 
 import hf_lgelu
-from hf_lgelu import convert_to_relu, gate_costs
+from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.gate_costs import gate_costs
 
 
 def mlp(**more):

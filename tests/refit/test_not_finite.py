@@ -9,8 +9,9 @@ import torch
 from report_by_hand import REPORT
 from torch import nn
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu, gate_costs
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.figure import draw_conversion
+from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.page import render_markdown
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.wording import summarize

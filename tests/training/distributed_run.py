@@ -20,10 +20,10 @@ from hf_lgelu import (
     LambdaGELUTrainingArguments,
     anneal_hardness,
     freeze_hardness,
-    hardening_progress,
     hardness_parameter_groups,
-    release_hardness,
 )
+from hf_lgelu.models.hardening import release_hardness
+from hf_lgelu.models.schedules import hardening_progress
 
 EPOCHS, SWITCH, UPDATES = 4, 1, 3  # 20 samples, 2 per process: 5 batches an epoch, in updates of 2, 2 and 1
 RUNS = {

@@ -22,10 +22,10 @@ from hf_lgelu import (
     freeze_hardness,
     hardness_parameter_groups,
     initialize_hardness,
-    is_hardened,
-    release_hardness,
     replace_activations,
 )
+from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.models.hardening import is_hardened, release_hardness
 
 TARGET = float(target())
 FLOAT32 = 2**-23  # one unit in the last place of a float32, relative
@@ -176,4 +176,4 @@ def test_a_number_of_numpy_of_any_width_is_a_number():
     assert all(type(group["lr"]) is type(group["weight_decay"]) is float for group in groups)  # checkpoints hold them
     x = torch.linspace(-1, 1, 5)
     assert torch.equal(hf_lgelu.lambda_gelu(x, width(2)), hf_lgelu.lambda_gelu(x, 2.0))
-    assert hf_lgelu.swap_error_bound(numpy.float16(2)) == hf_lgelu.swap_error_bound(numpy.int64(2))
+    assert swap_error_bound(numpy.float16(2)) == swap_error_bound(numpy.int64(2))

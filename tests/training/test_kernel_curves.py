@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu import initialize_hardness, use_kernel
-from hf_lgelu.activation.kernels import KERNELS
+from hf_lgelu import initialize_hardness
+from hf_lgelu.activation.kernels import KERNELS, use_kernel
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import find_sites
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import anneal_hardness, hardness_profile, is_hardened, layer_targets
+from hf_lgelu import anneal_hardness, hardness_profile
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import GATE_MODULES
+from hf_lgelu.models.hardening import is_hardened
+from hf_lgelu.training.layer_targets import layer_targets
 
 STEPS = {
     "lambda_gelu": mpmath.ncdf,

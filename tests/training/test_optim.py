@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from hf_lgelu.training.optim import separate_hardness_group
 from timm.optim import Muon
 from tiny_training import lambda_gelus, names_in, tiny_model
 from torch import nn
@@ -19,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_lgelu import hardness_parameter_groups, replace_activations, separate_hardness_group
+from hf_lgelu import hardness_parameter_groups, replace_activations
 
 SMALL = {
     "hidden_size": 8,

@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 from tiny_training import ARGUMENTS, rows, tiny_model, tiny_trainer
 from transformers import Trainer
 
-from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, temporary_relu
+from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
+from hf_lgelu.models.substitution import temporary_relu
 
 TRAIN, EVALUATION = rows(20), rows(10, seed=1)
 

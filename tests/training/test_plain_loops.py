@@ -15,16 +15,10 @@ from tiny_training import (
 )
 from torch import nn
 
-from hf_lgelu import (
-    anneal_hardness,
-    find_smooth_calls,
-    freeze_hardness,
-    hardening_progress,
-    hardness_parameter_groups,
-    release_hardness,
-    replace_activations,
-    substitute_relu,
-)
+from hf_lgelu import anneal_hardness, freeze_hardness, hardness_parameter_groups, replace_activations, substitute_relu
+from hf_lgelu.models.hardening import release_hardness
+from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 TARGET = float(target())
 

@@ -16,11 +16,11 @@ from hf_lgelu import (
     LambdaGELU,
     LambdaGELUTrainer,
     anneal_hardness,
-    hardening_progress,
     hardness_parameter_groups,
-    is_hardened,
-    separate_hardness_group,
 )
+from hf_lgelu.models.hardening import is_hardened, release_hardness
+from hf_lgelu.models.optimizer_groups import separate_hardness_group
+from hf_lgelu.models.schedules import hardening_progress
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
 
@@ -94,7 +94,7 @@ def test_deepspeed(tmp_path):
 OF_A_MODEL = {
     "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
     "freeze_hardness": hf_lgelu.freeze_hardness,
-    "release_hardness": hf_lgelu.release_hardness,
+    "release_hardness": release_hardness,
     "is_hardened": is_hardened,
     "hardness_parameter_groups": lambda model: hardness_parameter_groups(model, 0.1),
     "separate_hardness_group": lambda model: separate_hardness_group(sgd(model), model),

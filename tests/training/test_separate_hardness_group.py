@@ -4,8 +4,12 @@ import pytest
 import torch
 from tiny_training import names_in, raw_values, tiny_model
 
-from hf_lgelu import separate_hardness_group
-from hf_lgelu.models.optimizer_groups import HARDNESS_GROUP, hardness_learning_rate, hold_averaged_hardness
+from hf_lgelu.models.optimizer_groups import (
+    HARDNESS_GROUP,
+    hardness_learning_rate,
+    hold_averaged_hardness,
+    separate_hardness_group,
+)
 
 
 def separate(model, multiplier=9.0):

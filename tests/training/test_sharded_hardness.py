@@ -15,11 +15,9 @@ from hf_lgelu import (
     freeze_hardness,
     hardness_profile,
     initialize_hardness,
-    is_hardened,
-    release_hardness,
     replace_activations,
 )
-from hf_lgelu.models.hardening import smallest_by_site
+from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_by_site
 from hf_lgelu.training.refusals import check_hardness_learns
 
 

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 import torch
+from hf_lgelu.training.optim import separate_hardness_group
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -20,16 +21,14 @@ from hf_lgelu import (
     MLPForClassification,
     anneal_hardness,
     from_pretrained,
-    hardness_modules_to_save,
     hardness_parameter_groups,
     hardness_profile,
-    release_hardness,
     replace_activations,
-    separate_hardness_group,
     substitute_relu,
-    write_card,
 )
-from hf_lgelu.models.hardening import smallest_soft_hardness
+from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.models.hardening import release_hardness, smallest_soft_hardness
+from hf_lgelu.models.operable import hardness_modules_to_save
 
 ROWS = [
     {"features": torch.randn(4, generator=torch.Generator().manual_seed(row)), "labels": row % 2} for row in range(16)

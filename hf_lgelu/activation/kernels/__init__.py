@@ -152,7 +152,8 @@ class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
     """Within it, the λ-gates are computed by the named kernel, in the whole process; None is the automatic choice.
 
     >>> import torch, hf_lgelu
-    >>> with hf_lgelu.use_kernel("aten"):
+    >>> from hf_lgelu.activation.kernels import use_kernel
+    >>> with use_kernel("aten"):
     ...     hf_lgelu.lambda_gelu(torch.tensor([0.0, 4.0]), 160.0)
     tensor([0., 4.])
 

@@ -198,7 +198,8 @@ def write_card(
 
     Example:
         >>> import tempfile
-        >>> from hf_lgelu import MLPConfig, MLPForClassification, write_card
+        >>> from hf_lgelu import MLPConfig, MLPForClassification
+        >>> from hf_lgelu.export.hub.card import write_card
         >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save_pretrained(folder)

@@ -204,7 +204,8 @@ def attach_model_code(folder: str | os.PathLike) -> Path:
 
     Example:
         >>> import tempfile
-        >>> from hf_lgelu import MLPConfig, MLPForClassification, attach_model_code
+        >>> from hf_lgelu import MLPConfig, MLPForClassification
+        >>> from hf_lgelu.export.hub.loading import attach_model_code
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     MLPForClassification(MLPConfig(num_features=2, hidden_act="relu")).save_pretrained(folder)
         ...     attach_model_code(folder).name

@@ -196,7 +196,7 @@ def _require_complete(folder: Path, names: list[str]) -> None:
     if missing:
         raise ValueError(
             f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
-            "hf_lgelu.write_card the card"
+            "hf_lgelu.export.hub.card.write_card the card"
         )
 
 

@@ -50,7 +50,8 @@ def compare_onnx(
 
     Example:
         >>> import tempfile, torch
-        >>> from hf_lgelu import compare_onnx, export_onnx
+        >>> from hf_lgelu import export_onnx
+        >>> from hf_lgelu.export.int8.compare import compare_onnx
         >>> linear, rows = torch.nn.Linear(4, 3), torch.randn(64, 4)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = export_onnx(linear, f"{folder}/a.onnx", rows)

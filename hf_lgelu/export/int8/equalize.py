@@ -98,7 +98,7 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
 
     Example:
         >>> import torch
-        >>> from hf_lgelu import equalize_ranges
+        >>> from hf_lgelu.export.int8.equalize import equalize_ranges
         >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         >>> _ = net[0].weight.data[0].mul_(100.0)  # one loud unit
         >>> rows = torch.randn(64, 4)

@@ -10,6 +10,7 @@ from transformers.activations import XIELUActivation
 
 import hf_lgelu
 from hf_lgelu.activation.kernels import KERNELS, choose_kernel
+from hf_lgelu.activation.module import LambdaGELUTanh
 from lgelu_lab.benchmarks.mlp import LearnableSwish
 
 REFERENCE = "gelu"
@@ -111,7 +112,7 @@ PROVIDERS: dict[str, Provider] = {
         Provider("lambda_gelu", "λ-GELU", _learning(hf_lgelu.LambdaGELU), "automatic", True),
         Provider("lambda_gelu_frozen", "λ-GELU, λ frozen", _frozen, "automatic", True),
         *map(_named, KERNELS),
-        Provider("lambda_gelu_tanh", "λ-GELU (tanh)", _learning(hf_lgelu.LambdaGELUTanh), "automatic", True),
+        Provider("lambda_gelu_tanh", "λ-GELU (tanh)", _learning(LambdaGELUTanh), "automatic", True),
         Provider("lambda_silu", "λ-SiLU", _learning(hf_lgelu.LambdaSiLU), "automatic", True),
         Provider("gelu_tanh", "GELU (tanh)", _plain(lambda: nn.GELU(approximate="tanh"))),
         Provider("relu", "ReLU", _plain(nn.ReLU)),

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from hf_lgelu import MLPForClassification, find_smooth_calls
+from hf_lgelu import MLPForClassification
+from hf_lgelu.models.smooth_calls import find_smooth_calls
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement

@@ -20,13 +20,13 @@ from hf_lgelu import (
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     convert_to_relu,
-    equalize_ranges,
     export_onnx,
     quantize_onnx,
     replace_activations,
     substitute_relu,
 )
 from hf_lgelu.environment import hardware, require
+from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import Origin, load_splits

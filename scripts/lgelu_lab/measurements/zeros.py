@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu import use_kernel
+from hf_lgelu.activation.kernels import use_kernel
 from hf_lgelu.models.sites import kind_of
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_lgelu import hardening_progress, substitute_relu
+from hf_lgelu import substitute_relu
+from hf_lgelu.models.schedules import hardening_progress
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.models.substitution import require_substitutable
 

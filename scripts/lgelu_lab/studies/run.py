@@ -28,7 +28,6 @@ from hf_lgelu import (
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     from_pretrained,
-    hardening_progress,
     hardness_for_tolerance,
     hardness_profile,
     initialize_hardness,
@@ -40,6 +39,7 @@ from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import smallest_by_site
+from hf_lgelu.models.schedules import hardening_progress
 from hf_lgelu.models.sites import find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions

@@ -5,7 +5,7 @@ import sys
 import bench_activation
 import pytest
 
-import hf_lgelu
+from hf_lgelu.activation.kernels import use_kernel
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_a_wrong_argument_is_named(change, said):
 
 
 def test_a_kernel_of_the_environments_is_refused():
-    with hf_lgelu.use_kernel("aten"), pytest.raises(ValueError, match="LGELU_KERNEL is set"):
+    with use_kernel("aten"), pytest.raises(ValueError, match="LGELU_KERNEL is set"):
         bench_activation.check(bench_activation.BenchArguments())
 
 

@@ -5,7 +5,7 @@ import torch
 from lgelu_lab.kernel_bench import measure, providers
 from torch import nn
 
-import hf_lgelu
+from hf_lgelu.activation.kernels import use_kernel
 
 
 @pytest.mark.parametrize("text", ["", "x", "0x4", "-1", "4x", "2^12", "256x256:nhwc", "256x256:channels_last"])
@@ -52,7 +52,7 @@ def test_the_kernel_that_computes_it_is_named():
         **{"lambda_gelu:eager": "eager", "lambda_gelu:aten": "aten"},
     }
     automatic = providers.PROVIDERS["lambda_gelu"]
-    with hf_lgelu.use_kernel("eager"):
+    with use_kernel("eager"):
         assert automatic.kernel_taken(automatic.build(x, 2.0), x) == "eager"
 
 
