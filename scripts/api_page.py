@@ -41,7 +41,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "MLPConfig", "MLPForClassification",
     ),
     "Training and hardening": (
-        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningConfig", "HardeningCallback", "HardnessLogCallback",
+        "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "HardeningConfig", "HardeningCallback",
+        "HardnessLogCallback",
         "hardness_parameter_groups", "anneal_hardness", "freeze_hardness",
     ),
     "Substituting": ("substitute_relu", "absorb_hardness"),

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from hf_lgelu.training.optim import separate_hardness_group
 from timm.optim import Muon
 from tiny_training import lambda_gelus, names_in, tiny_model
 from torch import nn
@@ -21,6 +20,7 @@ from transformers import (
 )
 
 from hf_lgelu import hardness_parameter_groups, replace_activations
+from hf_lgelu.models.optimizer_groups import separate_hardness_group
 
 SMALL = {
     "hidden_size": 8,

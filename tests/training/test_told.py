@@ -5,7 +5,6 @@ import logging
 
 import pytest
 import torch
-from hf_lgelu.training.optim import separate_hardness_group
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
@@ -29,6 +28,7 @@ from hf_lgelu import (
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.models.hardening import release_hardness, smallest_soft_hardness
 from hf_lgelu.models.operable import hardness_modules_to_save
+from hf_lgelu.models.optimizer_groups import separate_hardness_group
 
 ROWS = [
     {"features": torch.randn(4, generator=torch.Generator().manual_seed(row)), "labels": row % 2} for row in range(16)
