@@ -1,4 +1,4 @@
-"""Which axis of a tensor counts channels, and the shape of what reaches each activation: seen in one forward pass.
+"""The axis of a tensor that counts channels, and the shape of each activation's input, seen in one forward pass.
 
 The channels of a linear layer's output lie on the last axis, those of a convolution's or batch norm's on axis 1.
 """
@@ -22,7 +22,7 @@ _CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAtten
 
 
 class ChannelAxes:
-    """Knows the channel axis of the tensors of a forward pass inside `watching`."""
+    """The channel axes of the tensors in a forward pass that runs inside `watching`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = [module for module in model.modules() if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)]
@@ -30,15 +30,15 @@ class ChannelAxes:
         self._last: dict[int, tuple[tuple[int, ...], int]] = {}  # rank → (shape, axis) of the layer that ran last
 
     def of(self, tensor: Tensor) -> int | None:
-        """The axis of `tensor` that counts channels, from 0: as `followed`, and of one or two axes the last."""
+        """The axis of `tensor` that counts channels, from 0: that of `followed`; without it the last of one or two."""
         found = self.followed(tensor)
         return tensor.dim() - 1 if found is None and 0 < tensor.dim() <= 2 else found
 
     def followed(self, tensor: Tensor) -> int | None:
-        """That of the layer whose output, or a slice of it, `tensor` is; else of the last layer before of as many axes.
+        """The axis of the layer whose output, or a slice of it, `tensor` is; else of the last layer with as many axes.
 
-        The latter counts where that layer has as many channels, and of three axes the same shape: sums, norms and
-        pooling stand between. None where neither tells, as behind a transposition that leaves the shape as it was.
+        The last layer counts where its output has as many channels, and with three axes the same shape: sums, norms and
+        pooling may stand between. None where neither tells, as behind a transposition that leaves the shape unchanged.
         """
         if (key := _storage(tensor)) in self._in_memory:
             strides, axis = self._in_memory[key]
@@ -51,7 +51,7 @@ class ChannelAxes:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the forward pass that is made inside."""
+        """A block whose forward pass is watched."""
         with forward_hooks(self._layers, self._see):
             yield
 
@@ -73,7 +73,7 @@ def _storage(tensor: Tensor) -> StorageWeakRef:
 def site_input_shapes(
     model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs
 ) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """{site name: (shape of its input, channel axis from 0, None where it is not known)}, seen in one forward pass.
+    """{site name: (shape of its input, channel axis from 0 or None where unknown)}, seen in one forward pass.
 
     Raises ValueError for a site that the example inputs never reach.
     """
@@ -97,9 +97,9 @@ def site_input_shapes(
 
 @contextmanager
 def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}, with copies at those of `sites` whose module sits at several places of the model.
+    """{id(module): site name}, with a copy at each site whose module sits at several places of the model.
 
-    Inside, a hook on the module in place at a site (`site.parent.<attribute>`) sees that site's calls alone.
+    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
     """
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
     names: dict[int, str] = {}

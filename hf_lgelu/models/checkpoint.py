@@ -86,7 +86,7 @@ def load_checkpoint(
 
 @contextmanager
 def _explaining_config(name_or_path: str | os.PathLike) -> Iterator[None]:
-    """A field of another type, or an activation's name that nobody knows, as a ValueError that says where it is."""
+    """A block whose errors of a config (a field's type, an unknown activation) are ValueErrors that name the file."""
     try:
         yield
     except (StrictDataclassError, KeyError) as error:
@@ -103,7 +103,7 @@ def _named_code(own_code: Mapping[str, Any]) -> list[str]:
 
 
 def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:
-    """Refuse a model of which a part is new: transformers only warns, and its outputs would be taken for its own."""
+    """Raise ValueError for a model of which a part is new and random: transformers only warns."""
     missing = sorted(found["missing_keys"])
     unexpected = sorted(name for name in found["unexpected_keys"] if not _of_another_head(name, model))
     if missing or unexpected:
@@ -125,7 +125,7 @@ def _of_another_head(name: str, model: PreTrainedModel) -> bool:
 
 
 def _check_folder(name_or_path: str | os.PathLike) -> None:
-    """Say of a path what transformers would take for a Hub id, or for a config that it does not know."""
+    """Raise OSError for a path that is no folder of a checkpoint: transformers would take it for a Hub id."""
     path = Path(name_or_path)
     if path.is_dir():
         if not (path / CONFIG_NAME).is_file():

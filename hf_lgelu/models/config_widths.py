@@ -1,7 +1,7 @@
-"""Which keys of a config hold the width of hidden layers: those with which the config alone builds a model's shapes.
+"""The keys of a config that hold the width of hidden layers, found by building the model without memory.
 
 The key has as many names as the activation's (intermediate_size, n_inner, ffn_dim, d_ff, encoder_ffn_dim ...), and
-families add others. So here, too, no list of names is kept: each key that holds the width is tried.
+families add others. So no list of names is kept here either: each key that holds the width is tried.
 """
 
 import itertools
@@ -23,14 +23,14 @@ def plan_width_changes(
 ) -> list[ConfigChange] | None:
     """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
 
-    Nothing is changed here. Each key by itself comes first, and after these all at once: an encoder-decoder may have
-    one for either side. Where another key holds the same number by chance, those that bring the shapes nearer.
+    Nothing is changed here. Each key is tried by itself, then all keys at once: an encoder-decoder may have a key for
+    either side. Last, where another key holds the same number by chance, the keys that each bring the shapes nearer.
 
     Args:
         model: has other shapes than its config says.
-        resized: what a key is to hold in the place of what it holds, an integer or a list, or None where a family
-            leaves the width open; the same where that is no width.
-        beside: what may have to change besides, each tried with each of these keys, and alone.
+        resized: the new value for the value of a key: an integer, a list, or None where a family leaves the width open.
+            The same value for one that is no width.
+        beside: other changes that may be needed, each tried with each of these keys, and alone.
     """
     shapes = _shapes(model)
     keys = _keys(model.config, resized)
@@ -48,7 +48,7 @@ def plan_width_changes(
 def _grown(
     model: PreTrainedModel, keys: Sequence[ConfigChange], changes: list[ConfigChange], shapes: Mapping[str, Any]
 ) -> list[ConfigChange] | None:
-    """`changes` and such of `keys` that each leaves fewer tensors wrong; None where that ends before the shapes."""
+    """`changes` and some of `keys`, each of which leaves fewer tensors wrong; None if the shapes are not reached."""
 
     def wrong(some: list[ConfigChange]) -> float:
         built = _built_shapes(model, some)
@@ -65,7 +65,7 @@ def _grown(
 
 
 def _needed(model: PreTrainedModel, changes: list[ConfigChange], shapes: Mapping[str, Any]) -> list[ConfigChange]:
-    """Of changes that build these shapes those without which they are not built: a token's number may be a width."""
+    """The changes without which these shapes are not built: the number of a token may equal a width."""
     for change in changes:
         fewer = [other for other in changes if other is not change]
         if _built_shapes(model, fewer) == shapes:

@@ -20,21 +20,22 @@ Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
 
 NOT_TAKEN = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError)
-"""What a model raises of inputs that it does not take: timm asserts the size of pictures, and what is not given is
+"""The errors of a model that does not take its inputs: timm asserts the size of images, and an input that is missing is
 looked up, or None."""
 
 
 def run_example(model: nn.Module, inputs: Inputs) -> Any:
-    """Call `model` on the inputs without gradients and in eval mode, and restore every training flag.
+    """The output of `model` for the inputs, without gradients and in eval mode; every training flag is restored.
 
-    Tensors are moved to the device of the model's first parameter. What it draws at random is the same at every call.
+    Tensors are moved to the device of the model's first parameter. The model's random numbers are the same at every
+    call.
     """
     with torch.no_grad(), evaluation_mode(model):
         return call_alike(model, inputs)
 
 
 def call_alike(model: nn.Module, inputs: Inputs) -> Any:
-    """Call `model`, in the mode that it is in, on the inputs `placed` for it; it draws the same numbers every time."""
+    """The output of `model` in its own mode for the inputs `placed` for it, with the same random numbers every time."""
     given = placed(inputs, model)
     with same_randomness():
         if isinstance(given, dict):
@@ -43,9 +44,10 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
-    """The inputs with copies of their tensors, in place of which a model may work, where its first parameter is.
+    """The inputs with copies of their tensors on the device of the model's first parameter.
 
-    Where accelerate keeps that elsewhere (`device_map`), they stay where they are.
+    Copies, because a model may work in place. Where accelerate keeps that parameter elsewhere (`device_map`), the
+    copies stay where the inputs are.
 
     Raises TypeError for inputs of another kind.
     """
@@ -84,17 +86,19 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
 
 
 def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """Call `model` with keyword arguments.
+    """The output of `model` for keyword arguments.
 
-    An nn.Sequential takes one argument, `input`: a SentenceTransformer, which is one, the mapping itself.
+    An nn.Sequential takes one argument, `input`; a SentenceTransformer is an nn.Sequential and takes the mapping.
     """
     whole = isinstance(model, nn.Sequential) and inputs.keys() != {"input"}
     return model(inputs) if whole else model(**(outputs_by_name(model) | inputs))
 
 
 def outputs_by_name(model: nn.Module) -> dict[str, Any]:
-    """What makes a network of transformers name its outputs though its config wants a tuple: which of them are class
-    scores is known by their names."""
+    """The argument that makes a network of transformers name its outputs though its config wants a tuple.
+
+    The names tell which outputs are class scores.
+    """
     if not isinstance(model, PreTrainedModel) or getattr(model.config, "return_dict", True):
         return {}
     taken = inspect.signature(model.forward).parameters.values()
@@ -104,10 +108,10 @@ def outputs_by_name(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back to its own mode after.
+    """Every module in eval mode inside, each back in its own mode after.
 
-    A module with a `train` of its own is called back by it: what merges an adapter into its weights for evaluation
-    takes it out of them again.
+    A module with a `train` of its own is put back by calling that method: one that merges an adapter into its weights
+    for evaluation takes the adapter out again.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -123,9 +127,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Every buffer as it was, behind, whatever the forwards inside wrote into it (a count of calls, a moving mean).
+    """Every buffer as before, after the block, whatever the forwards inside wrote into it (a count of calls, a mean).
 
-    What is no module is left alone.
+    A `model` that is no module is left alone.
     """
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
@@ -145,7 +149,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """The modules of a model, and the texts that they hold, as they were, behind; gives what tells of a change.
+    """The modules of a model and their text attributes as before, after the block; gives a test for a change.
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
     """
@@ -170,11 +174,11 @@ def _texts_of(module: nn.Module) -> dict[str, str]:
 
 @contextmanager
 def own_forward(model: nn.Module) -> Iterator[None]:
-    """The model without accelerate's autocast inside; behind, also after an error, with it as before.
+    """The model without accelerate's autocast inside the block; with it again after, also after an error.
 
     accelerate puts autocast around the forward of a model that it prepares (Trainer with bf16 or fp16) and leaves it
-    there: the trained model then computes otherwise than its weights do when they are loaded again. Changes `model` in
-    place, in the meantime. What is no module is left alone.
+    there. The trained model then computes otherwise than its weights do when they are loaded again. Changes `model` in
+    place inside the block. A `model` that is no module is left alone.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
     held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)}) for module in modules
@@ -193,11 +197,11 @@ def own_forward(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def looked_at(model: nn.Module) -> Iterator[None]:
-    """The model as it is, in eval mode, whatever the caller is in; neither its modes nor its buffers change.
+    """The model in eval mode, without the caller's contexts; neither its modes nor its buffers change.
 
-    What is compiled (`model.compile()`) runs eagerly inside, for its code looks at no hook; autocast, also what
-    accelerate leaves around a model's forward, would put casts between the weights and their use; in inference mode
-    nothing has gradients.
+    Compiled code (`model.compile()`) calls no hook, so the model runs eagerly inside. Autocast, also the one that
+    accelerate leaves around a forward, would put casts between the weights and their use. In inference mode no tensor
+    has a gradient.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     with ExitStack() as stack:
@@ -231,9 +235,9 @@ keeping_buffers = _inside(buffers_kept)
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """torch's generators as they are after `torch.manual_seed(0)`; behind, as they were.
+    """torch's generators as after `torch.manual_seed(0)` inside the block, and as before after it.
 
-    For models that draw random numbers in eval mode too (the mask of ViTMAE), and are run to be compared.
+    For models that draw random numbers in eval mode too (the mask of ViTMAE) and whose runs are compared.
     """
     kind = _accelerator()
     with torch.random.fork_rng(range(torch.get_device_module(kind).device_count()), device_type=kind):
@@ -247,7 +251,7 @@ def same_randomness() -> Iterator[None]:
 
 
 def _accelerator() -> str:
-    """What torch.manual_seed seeds beside the CPU, of what `fork_rng` can keep: "cuda" where there is none."""
+    """The device type that torch.manual_seed seeds beside the CPU and `fork_rng` can keep: "cuda" without one."""
     found = torch.accelerator.current_accelerator()
     return "cuda" if found is None or found.type == "mps" else found.type
 
@@ -264,11 +268,11 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
 def forward_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
 ) -> AbstractContextManager[None]:
-    """Call `hook(module, arguments, output)` after each forward of `modules`, while inside.
+    """A block in which `hook(module, arguments, output)` is called after each forward of `modules`.
 
-    The arguments are those given by position or, where there are none, those given by name, in their order. What it
-    returns, unless that is None, takes the output's place. Torch's encoder layers go by their own modules inside:
-    their fused path, with a padding mask, gives these nested tensors, which have no shape to look at.
+    The arguments are those given by position or, where there are none, those given by name, in their order. A result of
+    the hook other than None takes the output's place. torch's encoder layers run their own modules inside the block:
+    the fused path with a padding mask gives these modules nested tensors, which have no shape to look at.
     """
 
     def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
@@ -280,7 +284,7 @@ def forward_hooks(
 def forward_pre_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...]], Any]
 ) -> AbstractContextManager[None]:
-    """The same of `hook(module, arguments)` before each forward, which may give other arguments."""
+    """A block in which `hook(module, arguments)` is called before each forward, and may give other arguments."""
 
     def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         others = hook(module, args or tuple(named.values()))
@@ -294,7 +298,7 @@ def forward_pre_hooks(
 
 @contextmanager
 def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], Any]) -> Iterator[None]:
-    """Call `see(module, input, output)` after each forward of `modules`, all of one argument, while inside."""
+    """A block in which `see(module, input, output)` is called after each forward of `modules`, all of one argument."""
     given: list[Tensor] = []
     # A copy: what works in place leaves its output there.
     before = forward_pre_hooks(modules, lambda module, inputs: given.append(inputs[0].detach().clone()))

@@ -32,7 +32,7 @@ class ReplacedSite:
 
 @dataclass(frozen=True)
 class SurgeryReport:
-    """What surgery did: the sites it exchanged and the config keys it rewrote.
+    """The sites that surgery exchanged and the config keys that it rewrote.
 
     >>> import hf_lgelu
     >>> from torch import nn
@@ -66,7 +66,7 @@ class SurgeryReport:
 def found_sites(
     model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
 ) -> list[ActivationSite]:
-    """The activations of these kinds whose names `include` accepts; ValueError, with those there are, if it is none.
+    """The activations of these kinds whose names `include` accepts, or a ValueError that names the model's others.
 
     Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
     """
@@ -97,7 +97,7 @@ def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
 
 
 class ConfigPlans:
-    """What is to change in the configs of one model; nothing, unless `plan` made it."""
+    """The planned changes of the configs in one model; without `of` there are none."""
 
     def __init__(self) -> None:
         self._plans: list[tuple[PreTrainedModel, list[ConfigChange]]] = []
@@ -109,9 +109,9 @@ class ConfigPlans:
         at_sites: Mapping[str, Content],
         plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]],
     ) -> "ConfigPlans":
-        """What `plan` makes of each model that owns a config, and of what is at the sites in it by their names there.
+        """The changes that `plan` gives for each model that owns a config and has one of the sites.
 
-        A model without any of the sites is not asked.
+        `plan` takes that model, and the content at its sites by their names in it.
         """
         plans = cls()
         for name, root in pretrained_roots(model):
@@ -139,7 +139,7 @@ def carry_out(
     plans: ConfigPlans,
     change: OptimizerChange | None,
 ) -> SurgeryReport:
-    """Put the modules in, write the configs, and let the optimizer take up and drop what came and went."""
+    """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone."""
     before = {id(parameter): parameter for parameter in model.parameters()}
     replaced = exchange(sites, modules)
     forget_checkpoint(model)

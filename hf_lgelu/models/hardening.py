@@ -104,7 +104,7 @@ def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> d
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
-    """In words, which gate ReLU changes most, and by how much; of {site: its smallest λ} and {site: κ/λ}."""
+    """The gate that ReLU changes most, and by how much, in words; of {site: its smallest λ} and {site: κ/λ}."""
     # Not by λ alone: a gate of another form is harder at the same λ.
     site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
     return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
@@ -186,7 +186,7 @@ def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[s
 
 
 def known_hardness(gate: LambdaGate) -> Tensor:
-    """Every λ of a gate, also where FSDP2 has sharded it, or accelerate keeps its values elsewhere (`device_map`)."""
+    """Every λ of a gate, also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere."""
     require_unflattened([("", gate)])
     with align_module_device(gate):
         # Each by itself: of FSDP2's, s is a distributed tensor, and the override is none.
@@ -196,12 +196,12 @@ def known_hardness(gate: LambdaGate) -> Tensor:
 
 
 def has_values(gate: LambdaGate) -> bool:
-    """Whether a gate's λ can be read: not of a module on the device "meta" whose values nobody keeps."""
+    """Whether a gate's λ can be read: False on the device "meta" unless accelerate keeps the values."""
     return has_offloaded_params(gate) or not any(parameter.is_meta for parameter in gate.parameters())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself, or, on every rank, the whole of what FSDP2 has sharded: of (1,) most ranks hold nothing."""
+    """The tensor, whole on every rank: FSDP2 shards it, and of shape (1,) most ranks hold nothing."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -356,7 +356,7 @@ def is_hardened(
 def smallest_soft_hardness(
     model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None
 ) -> float | None:
-    """The smallest λ that `is_hardened` finds too small; None where it finds none."""
+    """The smallest λ below the share of the target that `is_hardened` asks for; None if none is below."""
     found = _reached(model, target_hardnesses(target_hardness), HARDENED_FRACTION)
     soft = [hardness[~reached] for hardness, reached in found]
     return min((values.min().item() for values in soft if values.numel()), default=None)

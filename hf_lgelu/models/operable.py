@@ -27,14 +27,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, which hides operations; another one itself. TypeError where it is no module."""
+    """The module inside torch.compile, which hides operations, or `model` itself. TypeError for no module."""
     return getattr(checked_module(model), "_orig_mod", model)
 
 
 def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
-    """Raise RuntimeError where accelerate keeps the values of one of these modules, with their names, elsewhere.
+    """Raise RuntimeError where accelerate keeps the values of one of these named modules elsewhere.
 
-    What was written into such a module would be gone with its next forward, and a copy would have no values.
+    A value written into such a module would be gone with its next forward, and a copy would have no values.
     """
     kept = next((name or type(module).__name__ for name, module in named if has_offloaded_params(module)), None)
     if kept is not None:
@@ -46,9 +46,9 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
-    """Raise RuntimeError where FSDP1 has flattened an s: of its shards most processes hold nothing.
+    """Raise RuntimeError where FSDP1 has flattened an s into shards, of which most processes hold nothing.
 
-    All processes raise, those that hold a whole s too.
+    All processes raise, also those that hold a whole s.
     """
     for name, owner in owners:
         flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in raw_parameters(owner))
@@ -61,7 +61,7 @@ def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
 
 
 def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
-    """The module to operate on, or a RuntimeError with the reason why it must not be touched (TypeError: no module)."""
+    """The module to operate on, or a RuntimeError with the reason why it cannot be changed (TypeError: no module)."""
     model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"
@@ -107,7 +107,7 @@ def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def names_in_shared_memory(model: nn.Module) -> set[str]:
-    """Of the parameters that overlap another parameter or a buffer in memory (`b.weight.data = a.weight.data.T`)."""
+    """Names of the parameters that overlap another parameter or a buffer (`b.weight.data = a.weight.data.T`)."""
     held = _by_storage(model)
     return {name for name, parameter in model.named_parameters() if any(_sharing(parameter, held))}
 
@@ -121,7 +121,7 @@ def _by_storage(model: nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
 
 
 def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
-    """Names of the others that overlap it."""
+    """Names of the other tensors that overlap `parameter`."""
     if type(parameter) in _PLAIN and not parameter.is_meta:
         for name, other in held[parameter.untyped_storage().data_ptr()]:
             if other is not parameter and _overlap(parameter, other):
@@ -133,13 +133,13 @@ def _overlaps_itself(tensor: Tensor) -> bool:
 
 
 def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    """Of two tensors of one storage. Tensors between whose values another's lie count as overlapping."""
+    """Whether the byte ranges of two tensors of one storage overlap, also where their values alternate."""
     (start, end), (other_start, other_end) = _bytes(tensor), _bytes(other)
     return start < other_end and other_start < end
 
 
 def _bytes(tensor: Tensor) -> tuple[int, int]:
-    """The first byte and the one behind the last, from the start of the storage."""
+    """(first byte, byte behind the last) of a tensor, from the start of the storage."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.storage_offset() * tensor.element_size()
     return start, start + (last + 1) * tensor.element_size() * bool(tensor.numel())
@@ -151,8 +151,9 @@ _OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has c
 def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast.
 
-    Raises RuntimeError for a forward on an instance that the copy would share with the original, and for another
-    function that knows the original (`_shared_function`), or where accelerate keeps a part of the values elsewhere.
+    A function put on an instance by hand, such as `torch.compile(model.forward)`, belongs to that one model: a deep
+    copy goes on calling it, and computes what the original does. Raises RuntimeError for such a forward, for another
+    function that knows the original (`_shared_function`), and where accelerate keeps values of the model elsewhere.
     """
     require_values_here(model.named_modules())
     with own_forward(model):
@@ -179,13 +180,12 @@ def independent_copy(model: Model) -> Model:
 
 
 def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
-    """Where `twin`, a deep copy of `model`, holds a function or weak reference that knows a module or tensor of
-    `model`: "block.step", or "block._forward_hooks"; None where it holds none.
+    """The place in `twin`, a deep copy, of a function or weak reference that knows a module or tensor of `model`.
 
-    Python copies no function: `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that
-    reads the model goes on running the original's modules. Looked at are attributes and hooks of its modules, what
-    these functions close over and are given by default, and globals that they name. Objects of other classes are not
-    looked into.
+    "block.step" or "block._forward_hooks", say; None without such a place. Python copies no function, so
+    `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that reads the model goes on running
+    the original's modules. Attributes and hooks of modules are searched, with the closures, defaults and named globals
+    of their functions. Objects of other classes are not searched.
     """
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
     for name, module in twin.named_modules():
@@ -274,7 +274,7 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
 
 
 def _forget_plain_checkpoint(model: PreTrainedModel) -> None:
-    """Also where the config's file is not found again, and nobody knows what it says."""
+    """Forget the checkpoint of a model unless its config's file is known to say the gates."""
     built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
     if not model.name_or_path or has_record(model.config) or (built and built <= written):
         return

@@ -1,4 +1,4 @@
-"""Random inputs of the shape that a model's config asks for, where no real ones are at hand."""
+"""Random inputs of the shapes that a model's config says, for want of real ones."""
 
 import inspect
 from typing import Any
@@ -62,7 +62,7 @@ def _tokens(config: Any, batch_size: int, generator: torch.Generator) -> Tensor:
 
 
 def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
-    """Of one example, without the batch."""
+    """The shape of one example, without the batch; None for a kind that is not known."""
     config = model.config
     if kind == "features" and hasattr(config, "num_features"):
         return (config.num_features,)

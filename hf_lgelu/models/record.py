@@ -43,16 +43,18 @@ _GUARDED = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 
 SiteRecord = list[dict[str, Any]]
-"""One entry per site in registration order (JSON objects lose theirs): {"site", "raw_shape"}, and {"gate"} where that
-is no λ-GELU. Behind them {"site", "activation"} of plain gates that the config alone would not build there."""
+"""One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
+
+After these {"site", "activation"} of plain gates that the config alone would not build there."""
 
 
 def describe_sites(
     model: nn.Module, planned: Mapping[str, nn.Module] | None = None, plain: Iterable[str] = ()
 ) -> SiteRecord:
-    """The record of a model's λ-GELU sites, and of the sites named in `plain` with what is there.
+    """The record of a model's λ-gates, and of the plain gates at the sites named in `plain`.
 
-    A module `planned` for a site counts as being there. Raises UnsupportedConfigError where a plain one has no name.
+    A module `planned` for a site counts as being there. Raises UnsupportedConfigError for a plain gate without a name
+    in transformers.
     """
     record: SiteRecord = []
     for site in find_sites(model):
@@ -70,10 +72,10 @@ def describe_sites(
 
 
 def renew_records(model: nn.Module) -> None:
-    """Have each record in the configs say what is there now. Changes the configs; for a model about to be saved.
+    """Have each record in the configs of a model that is about to be saved say the gates of now. Changes the configs.
 
-    Sites that were recorded may have gone or have other names, as behind a layer that was dropped. Raises RuntimeError
-    where the gates that are there cannot be told so: a plain one is in the record, whose name another may have now.
+    Recorded sites may be gone or have other names, as behind a layer that was dropped. Raises RuntimeError where the
+    record has a plain gate, whose name may now be another gate's.
     """
     for inner, record in list(recorded_models(model)):
         there = describe_sites(inner, plain=plain_sites(record))
@@ -90,10 +92,7 @@ def renew_records(model: nn.Module) -> None:
 
 
 def require_own_record(model: PreTrainedModel) -> None:
-    """Refuse to save alone a part of a network of whose gates only the whole one's config tells.
-
-    Raises RuntimeError.
-    """
+    """Raise RuntimeError for a part of a network whose gates only the config of the whole network tells."""
     if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
         raise RuntimeError(
             f"{type(model).__name__} is a part of a network whose config alone remembers its gates: saved by itself, "
@@ -103,9 +102,9 @@ def require_own_record(model: PreTrainedModel) -> None:
 
 
 def require_whole_config(model: PreTrainedModel) -> None:
-    """Refuse to save a model of which a part had its activations exchanged by itself: its own config does not say so.
+    """Raise RuntimeError for a model whose config says other activations than surgery on a part alone has left there.
 
-    Raises RuntimeError. What was put in by hand, or with rewrite_config=False, no config of the model says.
+    Activations put in by hand, or with rewrite_config=False, are in no config and not found here.
     """
     held = {id(config) for config in configs_in(model.config)}
     parts = {
@@ -129,7 +128,7 @@ def require_whole_config(model: PreTrainedModel) -> None:
 
 
 def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether the config of a part says other activations than that of the whole, which may have none like it."""
+    """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
     if any(type(config) is type(part.config) for config in configs_in(model.config)):
         return says_other_activations(part.config, model.config)
     return any(isinstance(module, LambdaGate) for module in part.modules())
@@ -169,11 +168,11 @@ def _at(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
-    """What a record says of a plain activation: its name in transformers, of a LeakyReLU its slope."""
+    """The entry of a plain activation in a record: its name in transformers, and a LeakyReLU's slope."""
     if isinstance(module, nn.LeakyReLU):
         return {"activation": "leaky_relu", "negative_slope": module.negative_slope}
     x = torch.linspace(-8, 8, 129)
-    # Several classes compute the same function; the bits are those of its own one.
+    # Several classes compute the same function; only the module's own gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
     for name in (*own, *(form.name for form in PLAIN_FORMS if form.kind == kind_of(module))):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
@@ -184,10 +183,10 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
 def remember_sites(
     model: PreTrainedModel, record: SiteRecord, plain: list[ConfigChange] | None = None
 ) -> list[ConfigChange]:
-    """The config changes that leave this record, and no other one in a sub-config, and guard its keys.
+    """The config changes that leave this record alone, with none in a sub-config, and guard its keys.
 
-    After the changes `plain` the config alone builds the network without the record's gates; by default these are
-    those that take a guard away.
+    After the changes `plain` the config alone builds the network without the record's gates. By default they take the
+    guards away.
     """
     config = model.config
     plain = without_guard(config) if plain is None else plain
@@ -208,7 +207,7 @@ def remember_sites(
 
 
 def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -> list[ConfigChange]:
-    """The changes after which the keys that decide about these sites name this package; none if there are no keys."""
+    """The changes after which the keys that decide about these sites name this package; none without such keys."""
     found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
     if found:
         return found
@@ -218,14 +217,14 @@ def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -
 
 
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
-    """The config changes that remove every record and what guarded keys had said; empty if there is none."""
+    """The config changes that remove every record and the values kept for guarded keys; none without a record."""
     return [
         ConfigChange((*path, key), value, None) for key in (RECORD_KEY, _GUARDED) for path, value in _kept(config, key)
     ]
 
 
 def without_guard(config: PreTrainedConfig) -> list[ConfigChange]:
-    """The config changes that have each guarded key say what it said of the plain network."""
+    """The config changes that give each guarded key its value without the guard, that of the plain network."""
     return [
         ConfigChange(path, guard, plain) for path, plain, guard in _guarded(config) if _value(config, path) == guard
     ]
@@ -239,7 +238,7 @@ def with_guard(config: PreTrainedConfig) -> list[ConfigChange]:
 
 
 def _guarded(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """(path, what it says of the plain network, its guard) of every guarded key."""
+    """(path, value without the guard, guard) of every guarded key."""
     for path, guards in _kept(config, _GUARDED):
         for key, (plain, guard) in guards.items():
             yield (*path, *key.split(".")), plain, guard
@@ -250,7 +249,7 @@ def recorded_models(
 ) -> Iterator[tuple[PreTrainedModel, SiteRecord]]:
     """(model, record) of every PreTrainedModel in a tree whose config holds a record of its own.
 
-    A record that equals the enclosing model's is that one: inner models share or copy the config.
+    A record equal to the enclosing model's belongs to that model: inner models share or copy the config.
     """
     if isinstance(model, PreTrainedModel):
         record = getattr(model.config, RECORD_KEY, None)
@@ -317,7 +316,7 @@ def _require_activation(model: nn.Module, name: str, present: nn.Module) -> None
 
 
 def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
-    """(parent, attribute) of a site, or (None, attribute); with or without the name of the model below the head."""
+    """(parent, attribute) of a site, or (None, attribute). A name may have the prefix of the model below the head."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     for candidate in (name, prefix + name, name.removeprefix(prefix)):
         parent_name, _, attribute = candidate.rpartition(".")

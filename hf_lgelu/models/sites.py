@@ -85,10 +85,10 @@ class ActivationSite:
     module: nn.Module
     kind: str
     fused_kernel: int | None = None
-    """What the parent said of its fused kernel when the site was found (`place`); None of a parent that has none."""
+    """The parent's code of its fused kernel when the site was found (`place`); None without such a kernel."""
 
     def put(self, module: nn.Module) -> None:
-        """Place `module` at this site, in the training mode of what was there; `self.module` puts all back."""
+        """Place `module` at this site, in the training mode of the site's own module; `self.module` puts all back."""
         place(self.parent, self.attribute, module.train(self.module.training))
         _keep_hooks(self.module, module)
         if module is self.module and self.fused_kernel is not None:
@@ -108,8 +108,8 @@ class ActivationSite:
 def place(parent: nn.Module, attribute: str, module: nn.Module) -> None:
     """Set `parent.<attribute>` to an activation, and have the parent run it.
 
-    torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). It runs in eval mode without looking
-    at the module, so the code it goes by has to follow; 0 keeps it off.
+    torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). The kernel runs in eval mode and never
+    looks at the module, so the layer's code for it has to follow; 0 keeps the kernel off.
     """
     setattr(parent, attribute, module)
     if getattr(parent, _FUSED_KERNEL, 0):
@@ -151,7 +151,7 @@ def kind_of(module: nn.Module) -> str | None:
 
 @torch.no_grad()
 def _computes_as(module: nn.Module, base: Any) -> bool:
-    """Whether a module of a subclass gives on numbers what `base`'s forward does, and will: it has nothing to learn."""
+    """Whether a module computes what `base`'s forward does, and always will: a subclass has nothing to learn."""
     own: Any = type(module).forward
     if own is base.forward:
         return True
@@ -167,15 +167,15 @@ def _computes_as(module: nn.Module, base: Any) -> bool:
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether the module's class stands where torch, transformers and timm keep their activations, of any kind.
+    """Whether the module's class is in the files where torch, transformers and timm keep their activations.
 
-    Attention and softmax, which stand there too, are none.
+    Attention and softmax are in these files too and are no activations.
     """
     return type(module).__module__.startswith(_ACTIVATION_FILES) and not isinstance(module, _OTHER_CLASSES)
 
 
 def function_of(module: Any) -> tuple[type, float | None]:
-    """What tells an activation from others, with any weights: its class, and a LeakyReLU's slope."""
+    """(class, slope of a LeakyReLU): the function of an activation, whatever its weights."""
     return type(module), getattr(module, "negative_slope", None)
 
 
@@ -186,15 +186,15 @@ def plain_gate_of(module: nn.Module) -> str | None:
 
 
 def gate_of(module: nn.Module) -> str:
-    """The row of GATES that takes the place of `module`: its own if it is a λ-gate, else `plain_gate_of`.
+    """The row of GATES that takes the place of `module`: a λ-gate's own, else `plain_gate_of`.
 
-    The sigmoid form of GELU, x·σ(1.702x), and Mish are no row's. They get λ-GELU, which they are near to.
+    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. Both get λ-GELU, which is near.
     """
     return module.gate if isinstance(module, LambdaGate) else plain_gate_of(module) or DEFAULT_GATE
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Have the hooks of a module run at the one in its place; their handles then remove them from both."""
+    """Have the hooks of `old` run at `new`; their handles then remove them from both."""
     for name in _HOOKS:
         hooks = getattr(old, name)
         if hooks and not getattr(new, name):
@@ -202,7 +202,7 @@ def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def checked_module(model: nn.Module) -> nn.Module:
-    """The model, or a TypeError that says what came in its place."""
+    """The model, or a TypeError that names the class of another object."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load a checkpoint first")
     return model
@@ -211,8 +211,8 @@ def checked_module(model: nn.Module) -> nn.Module:
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
     """Every activation site of the given kinds, in the order in which the modules were registered.
 
-    A module registered at several places (one stateless GELU used throughout) is a site at each of
-    them. A parent that is itself shared (ALBERT's single layer) is walked once: its site is one.
+    A module registered at several places (one stateless GELU used throughout) is a site at each of them. A parent that
+    is itself shared (ALBERT's single layer) is walked once and gives one site.
     """
     wanted = check_kinds(kinds)
     return [site for site in _walk(checked_module(model), "", set(), kind_of) if site.kind in wanted]
@@ -224,14 +224,14 @@ def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
 
 
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
-    """ "12 GELU" or "3 SiLU and 12 GELU", the smooth gates that a network has as modules; "no smooth gates"."""
+    """The smooth gates that a network has as modules: "12 GELU", "3 SiLU and 12 GELU" or "no smooth gates"."""
     labels = {gate.name: gate.label for gate in GATES.values()} | _PLAIN_LABELS
     found = Counter(site.kind for site in find_sites(model, kinds))
     return " and ".join(f"{count} {labels[kind]}" for kind, count in found.items()) or "no smooth gates"
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
-    """Return `kinds` as a tuple, or raise naming the accepted ones."""
+    """`kinds` as a tuple, or a ValueError that names the accepted kinds."""
     checked = tuple(kinds)
     for kind in checked:
         if kind not in SMOOTH_KINDS:
@@ -255,9 +255,9 @@ def _walk(
 
 
 def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(name, parent, attribute, child) of the modules that a module runs.
+    """(name, parent, attribute, child) of the children that a module runs.
 
-    PEFT keeps, of a module that an adapter saves, the original beside a copy for each adapter; one of them runs.
+    For a module that an adapter saves, PEFT keeps the original and a copy for each adapter; one of them runs.
     """
     copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
     if original is not None and isinstance(copies, nn.ModuleDict):
@@ -283,23 +283,20 @@ def _live_modules(module: nn.Module, name: str, seen: set[int]) -> Iterator[tupl
 
 
 def uncompiled_name(name: str) -> str:
-    """A site's name as the model class spells it, without the steps that wrappers put between.
-
-    Those are torch.compile's, FSDP's and activation checkpointing's; a checkpoint has none of them.
-    """
+    """A site's name as in a checkpoint: without the steps of torch.compile, FSDP and activation checkpointing."""
     for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(wrapper, "")
     return name
 
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """(name, module) of every module that owns a hardness, each once, in registration order."""
+    """(name, module) of every λ-gate, each once, in registration order."""
     live = _live_modules(checked_module(model), "", set())
     return [(name, module) for name, module in live if isinstance(module, LambdaGate)]
 
 
 def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
-    """The parameters that make s: one, `raw_hardness`, unless torch.nn.utils.parametrize computes it from others."""
+    """The parameters of s: `raw_hardness` alone, unless torch.nn.utils.parametrize computes s from others."""
     parametrized = getattr(module, "parametrizations", {})
     if "raw_hardness" in parametrized:
         return list(parametrized["raw_hardness"].parameters())

@@ -1,7 +1,7 @@
-"""What a model still computes smoothly: every smooth activation that one forward pass executes.
+"""The smooth activations that one forward pass of a model executes.
 
-Surgery sees modules. An `F.gelu` inside a forward, an activation built anew at each call or a
-formula spelled out with tanh is not one; this check watches the operations themselves.
+Surgery sees modules. An `F.gelu` inside a forward, an activation built anew at each call and a formula spelled out with
+tanh are no modules, so the operations themselves are watched here.
 """
 
 from collections import Counter
@@ -51,10 +51,10 @@ _ROLES = {
 class SmoothCall:
     """A smooth elementwise operation that ran.
 
-    `module` is the dotted name of the innermost module running it ("" is the model itself; None a
-    module that is not registered in it), `module_class` that module's class. `role` is what the module is to
-    surgery: "gate", an activation module of a kind that it exchanges; "activation", one of another kind, such as
-    `nn.Tanh`; "function", a module in whose code the operation stands, or one that is built anew at each call.
+    `module` is the dotted name of the innermost module running it: "" is the model itself, None a module that is not
+    registered in the model. `module_class` is that module's class. `role` is what the module is to surgery: "gate", an
+    activation module of a kind that surgery exchanges; "activation", a module of another kind, such as `nn.Tanh`;
+    "function", a module in whose code the operation stands, or a module that is built anew at each call.
     """
 
     module: str | None
@@ -69,13 +69,14 @@ class SmoothCall:
 
 
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
-    """Run the model once and list the smooth activations executed, in the order of their first call.
+    """The smooth activations that one run of the model executes, in the order of their first call.
 
-    Looks for GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused
-    recurrent cells, in modules and in functional calls, and for the activation modules of torch, transformers and timm
-    that are not piecewise linear by whatever formula (softsign, squared ReLU). An empty list means that no gate on this
-    path is one of these; softmax, normalization and products of activations (attention) are not gates and are not
-    listed. Not seen: a formula from other operations (x², x/(1+|x|), exp) in a forward, and what runs outside torch.
+    These are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused recurrent cells,
+    in modules and in functional calls. The activation modules of torch, transformers and timm that are not piecewise
+    linear count whatever their formula (softsign, squared ReLU). An empty list means that no gate on this path is one
+    of these. Softmax, normalization and products of activations (attention) are no gates and not listed. Not seen are
+    a formula from other operations (x², x/(1+|x|), exp) in a forward, and code outside torch.
+
     Raises TypeError for example inputs of another kind than `Inputs`.
 
     >>> import torch, hf_lgelu

@@ -80,7 +80,7 @@ def put_relu(
     rewrite_config: bool = True,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
-    """`substitute_relu` for callers that judge soft gates themselves: λ is not read. Changes `model` in place."""
+    """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
@@ -88,7 +88,7 @@ def put_relu(
 
 
 def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
-    """Raise what `substitute_relu` would, and change nothing."""
+    """Raise the errors of `substitute_relu`, and change nothing."""
     _plan_substitution(operable_module(model), kinds, rewrite_config=True)
 
 
@@ -128,7 +128,7 @@ def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:
-    """ReLU for the place of an activation: in place where that is, since something may read its input after it."""
+    """ReLU for a site: in place where the activation is, because something may read the activation's input later."""
     return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
 
 
@@ -154,7 +154,7 @@ def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) ->
 
 
 class TemporaryRelu:
-    """`temporary_relu` for a model that goes to and fro, batch by batch: sites are looked for once."""
+    """`temporary_relu` for a model that is swapped and put back batch by batch: the sites are found once."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class TemporaryRelu:
 
     @contextmanager
     def applied(self) -> Iterator[SurgeryReport]:
-        """ReLU inside the block; after it, also after an error, what was there."""
+        """ReLU inside the block; after it, also after an error, the former activations."""
         try:
             yield SurgeryReport(exchange(self._sites, self._relus))
         finally:
@@ -179,5 +179,5 @@ class TemporaryRelu:
                 site.put(site.module)
 
     def fits(self, model: nn.Module) -> bool:
-        """Whether `model` is the one that was given, with every site as it was then."""
+        """Whether `model` is the one given at first, with every site unchanged."""
         return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)

@@ -148,15 +148,17 @@ def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Co
 def _share_a_gate(
     root: PreTrainedModel, planned: dict[str, nn.Module], changes: list[ConfigChange], names: set[str]
 ) -> bool:
-    """Whether the config would build one gate where there are several, each with its λ."""
+    """Whether the config would build one gate for several sites that have gates of their own."""
     there = {uncompiled_name(name): module for name, module in root.named_modules(remove_duplicate=False)} | planned
     groups = built_as_one(root, apply_changes(root.config, changes), names)
     return any(len({id(there[name]) for name in group}) > 1 for group in groups)
 
 
 def _keep_from_nested_tensors(model: nn.Module) -> None:
-    """torch's encoder makes nested tensors of padded rows, for a fused kernel that its layers with λ-gates do not run:
-    these would be given the tensors, which have no shape."""
+    """Keep torch's encoders with λ-gates from nested tensors, which have no shape.
+
+    The encoder makes such tensors of padded rows for a fused kernel, which layers with λ-gates do not run.
+    """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder) and lambda_gelu_modules(module):
             module.use_nested_tensor = False
@@ -192,7 +194,7 @@ def _raw_shapes(
 
 
 def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
-    """Raise ValueError where the model computes otherwise once its in-place activations leave their inputs alone."""
+    """Raise ValueError where the model gives other outputs once its in-place activations leave their inputs alone."""
     in_place = [site for site in sites if getattr(site.module, "inplace", False)]
     if not in_place:
         return

@@ -39,19 +39,19 @@ class AffineOperation:
 
     @property
     def weight_name(self) -> str:
-        """`weight`, of an operation that has one; else ValueError."""
+        """`weight`, or a ValueError for a sum with a bias alone."""
         if self.weight is None:
             raise ValueError(f"{self.node.name} is a sum with a bias, and has no weight")
         return self.weight
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of those there are of weight and bias."""
+        """Names of the weight and the bias, if there are any."""
         return tuple(name for name in (self.weight, self.bias) if name is not None)
 
     @property
     def mixes(self) -> bool:
-        """Whether it is linear in the data with a weight of its own: a layer that can take 1/λ."""
+        """Whether the operation is linear in the data with a weight of its own: a layer that can take 1/λ."""
         return self.input_axis is not None
 
 

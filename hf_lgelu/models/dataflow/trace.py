@@ -117,10 +117,10 @@ def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Input
 def export_sites(
     model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
 ) -> tuple[ExportedProgram, frozenset[int]]:
-    """(the forward pass that `trace_sites` reads, as a program that can be executed; the indices of sites that ran).
+    """(a forward pass as a program that can be executed, with a marker at each site; the indices of sites that ran).
 
-    Raises ValueError like it. `outputs` says which tensors of what the model gives are outputs of the program; by
-    default all.
+    `outputs` picks the tensors of the model's output that the program gives; by default all. Raises ValueError if the
+    model cannot be traced on these inputs.
     """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
     tracer = _Tracer(model, outputs or _all_tensors)
@@ -137,7 +137,7 @@ def export_sites(
 
 
 def read_flow(model: nn.Module, program: ExportedProgram, reached: frozenset[int]) -> DataFlow:
-    """The data flow of what `export_sites` gave, without operations whose result nothing uses."""
+    """The data flow of a program from `export_sites`, without operations whose result nothing uses."""
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
     names = program.graph_signature.inputs_to_parameters
@@ -171,7 +171,7 @@ def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[Non
 
 
 def _all_tensors(output: Any) -> list[Tensor]:
-    """Every tensor that the model gives, codes and masks too, so that none of them counts as unused."""
+    """Every tensor in the model's output, codes and masks too, so that none of them counts as unused."""
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
