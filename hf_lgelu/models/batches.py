@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+from transformers import PreTrainedConfig
 
 from hf_lgelu.models.example_run import NOT_TAKEN, require_plain, run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, counted_rows
@@ -369,3 +370,41 @@ def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[
             "names, shapes and dtypes that the model was trained on"
         ) from error
     return chain([first], filled)
+
+
+def pad_tokens(model: nn.Module) -> dict[str, int]:
+    """{input: its padding token} by the model's config.
+
+    A classifier on a decoder reads the last token that is no padding token, whatever the attention mask says.
+    """
+    configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
+    config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
+    if config is None:
+        return {}
+    parts = {"input_ids": getattr(config, "encoder", None), "decoder_input_ids": getattr(config, "decoder", None)}
+    tokens: dict[str, int | None] = {}
+    for name, part in parts.items():
+        own = _pad_token(part) if isinstance(part, PreTrainedConfig) else None
+        tokens[name] = _pad_token(config) if own is None else own
+    return {name: token for name, token in tokens.items() if token is not None}
+
+
+def _pad_token(config: PreTrainedConfig) -> int | None:
+    try:
+        text = config.get_text_config()
+    except ValueError:  # it has several
+        return None
+    token, vocabulary = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
+    token = getattr(config, "pad_token_id", None) if token is None else token
+    is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
+    return token if is_one else None
+
+
+def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """The function from numbers of steps to numbers of frames of an audio network of transformers; None without one."""
+    for module in model.modules():
+        count = getattr(module, "_get_feat_extract_output_lengths", None)
+        if callable(count):
+            # Some give what their convolutions make, and then what remains of it.
+            return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
+    return None

@@ -4,15 +4,17 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from hf_lgelu.formats import percent
+from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.example_run import Inputs, run_example
 
 IGNORED_LABEL = -100
@@ -33,6 +35,9 @@ _NOT_READ = frozenset(
         *("decoder_attentions", "feature_maps"),
     )
 )
+_QUERIES = ("logits", "pred_boxes")
+_OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
+_TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
 
 
 def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
@@ -77,9 +82,160 @@ def uncounted_outputs(output: Any) -> dict[str, Tensor]:
     return {given: value for given, value in _floating(output).items() if given not in counted and not _is_inner(given)}
 
 
+def _is_in(given: str, name: str) -> bool:
+    return given == name or given.startswith(f"{name}.")
+
+
+def _is_inner(given: str) -> bool:
+    return given.partition(".")[0] in _NOT_READ
+
+
+def _floating(output: Any) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named_tensors(output) if tensor.is_floating_point()}
+
+
+def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output with its name, in order: "logits", or "0.1" of tuples in tuples."""
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(output, Tensor):
+        yield name, output
+    elif isinstance(output, Mapping):
+        entries = output.items()
+    elif isinstance(output, list | tuple):
+        entries = enumerate(output)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        entries = [(part.name, getattr(output, part.name, None)) for part in dataclasses.fields(output)]
+    for inner, value in entries:
+        yield from named_tensors(value, f"{name}.{inner}" if name else str(inner))
+
+
+class Compared(NamedTuple):
+    """The outputs that count by name, and whether the first, which is compared closest, holds class scores.
+
+    `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
+    the order of their rank: the n-th box of another network may be at another place.
+    """
+
+    tensors: dict[str, Tensor]
+    are_logits: bool
+    queries_are_chosen: bool = False
+
+
+def compared_outputs(
+    model: nn.Module,
+    inputs: Any,
+    outputs: Sequence[str] | None = None,
+    call: Callable[[nn.Module, Any], Any] = run_example,
+) -> Compared:
+    """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
+
+    The classes of maps are moved there from the axis on which the layer before has them (`class_axes`). One number a
+    sample (N,) becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
+
+    Raises ValueError where there is no tensor, or the first is one number for all samples.
+    """
+    whole = call(model, inputs)
+    found = task_outputs(whole, outputs)
+    name = next(iter(found), "")
+    if not found or found[name].ndim == 0:
+        raise ValueError(
+            f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
+            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
+            "another output (outputs=)"
+        )
+    are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
+    axes = class_axes(model, inputs, found)
+    tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
+    are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
+    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
+    return Compared(tensors, are_logits, chosen)
+
+
+def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
+    """Whether the columns of an output are scores of classes of which one is right, read by a softmax.
+
+    A KL does not see a number that is added to all columns, which would move a sigmoid of each.
+    """
+    if not are_class_scores(name) or config is None or name != "logits":
+        return are_class_scores(name)
+    labels = getattr(config, "num_labels", None)
+    if {*_QUERIES} <= found.keys() and labels is not None:
+        return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
+    one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
+    return not one_each and labels != 1
+
+
+def in_order_of(reference: Compared, other: Compared) -> Compared:
+    """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
+
+    Near are queries of like scores and a like box.
+    """
+    if not reference.queries_are_chosen:
+        return other
+    places = [
+        torch.cat([network.tensors["logits"].sigmoid(), network.tensors["pred_boxes"]], -1).detach()
+        for network in (reference, other)
+    ]
+    nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
+    tensors = {
+        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in _QUERIES else value
+        for name, value in other.tensors.items()
+    }
+    return other._replace(tensors=tensors)
+
+
+def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
+    """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
+
+    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. An output of three
+    axes is followed only if it has no name: named outputs have their classes last. Each model is followed once.
+    """
+    maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
+    known = _CLASS_AXES.setdefault(model, {})
+    if not maps <= known.keys():
+        axes = ChannelAxes(model)
+        with axes.watching():
+            found = task_outputs(run_example(model, inputs), list(outputs))
+        known |= {name: axes.followed(found[name]) for name in maps}
+    return {name: axis for name in maps if (axis := known[name])}
+
+
+_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
+
+
 def are_class_scores(name: str) -> bool:
     """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
     return name in ("", *_CLASS_SCORES)
+
+
+def are_probabilities(output: Tensor) -> bool:
+    """Whether an output (..., classes) comes from softmax or a sigmoid: another softmax would make it nearly uniform.
+
+    So it is where all numbers lie between 0 and 1, and each row adds up to 1 or there are 32 numbers or more.
+    """
+    if not has_classes(output) or not output.numel():
+        return False
+    first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
+    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in (first, output)):
+        return False
+    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
+    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
+
+
+def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
+    """The output (..., classes); an output of one number a sample has one column.
+
+    Classes are moved there from `class_axis`; if it is None, from axis 1 of maps (N, C, H, W).
+    """
+    if output.ndim < 2:
+        return output.reshape(-1, 1)
+    usual = 1 if output.ndim > 3 else -1
+    return output.movedim(usual if class_axis is None else class_axis, -1)
+
+
+def has_classes(output: Tensor) -> bool:
+    """Whether an output has several scores a row, so that the largest may be a predicted class."""
+    return output.ndim > 1 and output.shape[-1] > 1
 
 
 def is_causal(model: nn.Module) -> bool:
@@ -107,33 +263,6 @@ def labels_of_predictions(labels: Any, model: nn.Module) -> Any:
     if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point() or not is_causal(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED_LABEL)], dim=1)
-
-
-def _is_in(given: str, name: str) -> bool:
-    return given == name or given.startswith(f"{name}.")
-
-
-def _is_inner(given: str) -> bool:
-    return given.partition(".")[0] in _NOT_READ
-
-
-def _floating(output: Any) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in named_tensors(output) if tensor.is_floating_point()}
-
-
-def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of an output with its name, in order: "logits", or "0.1" of tuples in tuples."""
-    entries: Iterable[tuple[Any, Any]] = ()
-    if isinstance(output, Tensor):
-        yield name, output
-    elif isinstance(output, Mapping):
-        entries = output.items()
-    elif isinstance(output, list | tuple):
-        entries = enumerate(output)
-    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
-        entries = [(part.name, getattr(output, part.name, None)) for part in dataclasses.fields(output)]
-    for inner, value in entries:
-        yield from named_tensors(value, f"{name}.{inner}" if name else str(inner))
 
 
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
@@ -169,44 +298,6 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channe
     return None
 
 
-def pad_tokens(model: nn.Module) -> dict[str, int]:
-    """{input: its padding token} by the model's config.
-
-    A classifier on a decoder reads the last token that is no padding token, whatever the attention mask says.
-    """
-    configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
-    config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
-    if config is None:
-        return {}
-    parts = {"input_ids": getattr(config, "encoder", None), "decoder_input_ids": getattr(config, "decoder", None)}
-    tokens: dict[str, int | None] = {}
-    for name, part in parts.items():
-        own = _pad_token(part) if isinstance(part, PreTrainedConfig) else None
-        tokens[name] = _pad_token(config) if own is None else own
-    return {name: token for name, token in tokens.items() if token is not None}
-
-
-def _pad_token(config: PreTrainedConfig) -> int | None:
-    try:
-        text = config.get_text_config()
-    except ValueError:  # it has several
-        return None
-    token, vocabulary = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
-    token = getattr(config, "pad_token_id", None) if token is None else token
-    is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
-    return token if is_one else None
-
-
-def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The function from numbers of steps to numbers of frames of an audio network of transformers; None without one."""
-    for module in model.modules():
-        count = getattr(module, "_get_feat_extract_output_lengths", None)
-        if callable(count):
-            # Some give what their convolutions make, and then what remains of it.
-            return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
-    return None
-
-
 def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
     """Whether the mask (B, T) belongs to the steps of a sound, (B, T) or (B, T, features)."""
     sounds = (inputs.get(name) for name in SOUND_INPUTS)
@@ -227,8 +318,6 @@ def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
 # What rounding may change in an output, relative to the largest.
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 
-_OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
-_TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
 _NUMBERS_AT_ONCE = 2**21  # compared in float64
 
@@ -383,36 +472,6 @@ def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
     expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
     terms = F.kl_div(given, expected, reduction="none", log_target=True)
     return terms.masked_fill(expected == -math.inf, 0.0)
-
-
-def are_probabilities(output: Tensor) -> bool:
-    """Whether an output (..., classes) comes from softmax or a sigmoid: another softmax would make it nearly uniform.
-
-    So it is where all numbers lie between 0 and 1, and each row adds up to 1 or there are 32 numbers or more.
-    """
-    if not has_classes(output) or not output.numel():
-        return False
-    first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
-    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in (first, output)):
-        return False
-    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
-    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
-
-
-def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
-    """The output (..., classes); an output of one number a sample has one column.
-
-    Classes are moved there from `class_axis`; if it is None, from axis 1 of maps (N, C, H, W).
-    """
-    if output.ndim < 2:
-        return output.reshape(-1, 1)
-    usual = 1 if output.ndim > 3 else -1
-    return output.movedim(usual if class_axis is None else class_axis, -1)
-
-
-def has_classes(output: Tensor) -> bool:
-    """Whether an output has several scores a row, so that the largest may be a predicted class."""
-    return output.ndim > 1 and output.shape[-1] > 1
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:

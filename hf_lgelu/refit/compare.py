@@ -1,33 +1,20 @@
 """The original, its direct swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches
-from hf_lgelu.models.channels import ChannelAxes
-from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.outputs import (
-    IGNORED_LABEL,
-    OutputComparison,
-    are_class_scores,
-    are_probabilities,
-    classes_last,
-    is_causal,
-    task_outputs,
-)
+from hf_lgelu.models.outputs import IGNORED_LABEL, Compared, OutputComparison, compared_outputs, in_order_of, is_causal
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 
 _SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
-_QUERIES = ("logits", "pred_boxes")
 
 
 def evaluate_conversion(
@@ -75,7 +62,7 @@ class NetComparison:
         self._score = Score()
         self._outputs: dict[str, OutputComparison] = {}  # the one that is compared closest first
 
-    def add(self, batch: Batch, reference: "Compared", other: "Compared", is_causal: bool = False) -> None:
+    def add(self, batch: Batch, reference: Compared, other: Compared, is_causal: bool = False) -> None:
         """Add what the original and the network give for one batch."""
         other = in_order_of(reference, other)
         for number, (name, value) in enumerate(reference.tensors.items()):
@@ -136,100 +123,6 @@ def samples_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | Non
     few = batch[:TRIED]
     scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
-
-
-class Compared(NamedTuple):
-    """The outputs that count by name, and whether the first, which is compared closest, holds class scores.
-
-    `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
-    the order of their rank: the n-th box of another network may be at another place.
-    """
-
-    tensors: dict[str, Tensor]
-    are_logits: bool
-    queries_are_chosen: bool = False
-
-
-def compared_outputs(
-    model: nn.Module,
-    inputs: Any,
-    outputs: Sequence[str] | None = None,
-    call: Callable[[nn.Module, Any], Any] = run_example,
-) -> Compared:
-    """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
-
-    The classes of maps are moved there from the axis on which the layer before has them (`class_axes`). One number a
-    sample (N,) becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
-
-    Raises ValueError where there is no tensor, or the first is one number for all samples.
-    """
-    whole = call(model, inputs)
-    found = task_outputs(whole, outputs)
-    name = next(iter(found), "")
-    if not found or found[name].ndim == 0:
-        raise ValueError(
-            f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
-            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
-            "another output (outputs=)"
-        )
-    are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
-    axes = class_axes(model, inputs, found)
-    tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
-    are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
-    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
-    return Compared(tensors, are_logits, chosen)
-
-
-def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
-    """Whether the columns of an output are scores of classes of which one is right, read by a softmax.
-
-    A KL does not see a number that is added to all columns, which would move a sigmoid of each.
-    """
-    if not are_class_scores(name) or config is None or name != "logits":
-        return are_class_scores(name)
-    labels = getattr(config, "num_labels", None)
-    if {*_QUERIES} <= found.keys() and labels is not None:
-        return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
-    one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
-    return not one_each and labels != 1
-
-
-def in_order_of(reference: Compared, other: Compared) -> Compared:
-    """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
-
-    Near are queries of like scores and a like box.
-    """
-    if not reference.queries_are_chosen:
-        return other
-    places = [
-        torch.cat([network.tensors["logits"].sigmoid(), network.tensors["pred_boxes"]], -1).detach()
-        for network in (reference, other)
-    ]
-    nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
-    tensors = {
-        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in _QUERIES else value
-        for name, value in other.tensors.items()
-    }
-    return other._replace(tensors=tensors)
-
-
-def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
-
-    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. An output of three
-    axes is followed only if it has no name: named outputs have their classes last. Each model is followed once.
-    """
-    maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
-    known = _CLASS_AXES.setdefault(model, {})
-    if not maps <= known.keys():
-        axes = ChannelAxes(model)
-        with axes.watching():
-            found = task_outputs(run_example(model, inputs), list(outputs))
-        known |= {name: axes.followed(found[name]) for name in maps}
-    return {name: axis for name in maps if (axis := known[name])}
-
-
-_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from torch import nn
 from hf_lgelu.models.batches import TRIED, Batch, for_decoder, read_batches, taken_by
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.compare import compared_outputs, evaluate_conversion, labels_fit
+from hf_lgelu.refit.compare import evaluate_conversion, labels_fit
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, can_take_steps, climb, next_rung, possible_rungs

@@ -24,8 +24,8 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.models.outputs import kl_terms
-from hf_lgelu.refit.compare import compared_outputs, in_order_of, samples_at_once
+from hf_lgelu.models.outputs import compared_outputs, in_order_of, kl_terms
+from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened

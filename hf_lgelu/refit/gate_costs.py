@@ -9,9 +9,10 @@ from torch import nn
 from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.compare import NetComparison, compared_outputs
+from hf_lgelu.refit.compare import NetComparison
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE

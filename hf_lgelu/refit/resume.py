@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from hf_lgelu.files import hold
 from hf_lgelu.models.batches import TRIED
 from hf_lgelu.models.config_keys import pretrained_roots
-from hf_lgelu.models.outputs import allowed_rounding
-from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.models.outputs import allowed_rounding, compared_outputs
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.plan import Plan

@@ -19,13 +19,13 @@ from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 from transformers.trainer_utils import default_compute_objective
 
+from hf_lgelu.models.batches import pad_tokens
 from hf_lgelu.models.outputs import (
     IGNORED_LABEL,
     classes_last,
     difference,
     has_classes,
     named_tensors,
-    pad_tokens,
     same_classes,
 )
 

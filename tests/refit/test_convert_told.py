@@ -6,8 +6,7 @@ from networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.outputs import are_probabilities
-from hf_lgelu.refit.compare import compared_outputs
+from hf_lgelu.models.outputs import are_probabilities, compared_outputs
 
 
 def loud(*layers, seed=2, by=1.5):

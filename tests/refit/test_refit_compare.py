@@ -12,9 +12,9 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.outputs import OutputComparison
+from hf_lgelu.models.outputs import Compared, OutputComparison, compared_outputs, in_order_of
 from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.compare import Compared, NetComparison, Score, compared_outputs, evaluate_conversion, in_order_of
+from hf_lgelu.refit.compare import NetComparison, Score, evaluate_conversion
 from hf_lgelu.refit.distill import distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
 

@@ -9,7 +9,8 @@ from scipy import stats
 
 from hf_lgelu.models import outputs
 from hf_lgelu.models.batches import Batch
-from hf_lgelu.refit.compare import Compared, NetComparison
+from hf_lgelu.models.outputs import Compared
+from hf_lgelu.refit.compare import NetComparison
 from hf_lgelu.refit.ladder import is_nearer
 
 
