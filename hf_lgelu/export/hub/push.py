@@ -79,7 +79,11 @@ def push_to_hub(
         >>> push_to_hub("out/relu", "you/model-relu", private=True)  # doctest: +SKIP
     """
     files = files_to_push(folder)
-    _refuse_tokens(Path(folder), files, token or get_token())
+    for name in files:
+        if name.endswith((*_TEXT_SUFFIXES, LICENSE_FILE)) and holds_token(
+            (Path(folder) / name).read_text(encoding="utf-8", errors="replace"), token or get_token()
+        ):
+            raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")
     api = HfApi(endpoint=endpoint, token=token)
     # Not upload_folder: where hf_xet is installed, huggingface_hub splits that into several commits.
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -152,7 +156,11 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that export_relu or save_pretrained wrote")
     tokenizers = (path.name for path in sorted(folder.glob("*_tokenizer")) if path.is_dir())
-    inside = (*_SUBFOLDERS, *tokenizers, *_module_folders(folder))
+    listed = folder / MODULES_FILE
+    modules = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
+    places = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]  # such as 1_Pooling
+    places = [place for place in places if place and "/" not in place and not place.startswith(".")]
+    inside = (*_SUBFOLDERS, *tokenizers, *places)
     found = [path for place in (folder, *(folder / name for name in inside)) for path in sorted(place.glob("*"))]
     visible = [path for path in found if path.is_file() and not path.name.startswith(".")]
     model_files = [path for path in visible if not _TRAINING_STATE.fullmatch(path.name)]
@@ -162,7 +170,10 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
             f"{folder} holds {', '.join(pickles)}: pickles can run code where they are loaded, and are not pushed. "
             "Save the weights as safetensors (save_pretrained does) and remove these files"
         )
-    code = _own_code(folder)
+    config = folder / CONFIG_NAME
+    auto_map = (json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}) if config.is_file() else {}
+    classes = [name for value in auto_map.values() for name in ([value] if isinstance(value, str) else value) if name]
+    code = {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}  # {"AutoModel": "mlp.MLP..."}
     names = [
         path.relative_to(folder).as_posix()
         for path in model_files
@@ -171,23 +182,6 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
         or path.name == LICENSE_FILE
         or path.name in code
     ]
-    _require_complete(folder, names)
-    for name in names:
-        require_inside(folder / name, folder)
-    return sorted(names)
-
-
-def _module_folders(folder: Path) -> list[str]:
-    """Folders of the modules of a checkpoint of sentence-transformers, such as 1_Pooling, by its modules.json."""
-    listed = folder / MODULES_FILE
-    if not listed.is_file():
-        return []
-    modules = json.loads(listed.read_text(encoding="utf-8"))
-    paths = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]
-    return [path for path in paths if path and "/" not in path and not path.startswith(".")]
-
-
-def _require_complete(folder: Path, names: list[str]) -> None:
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     whole = CONFIG_NAME if MODULES_FILE not in names else MODULES_FILE
     missing = [name for name in (whole, REPOCARD_NAME) if name not in names]
@@ -198,21 +192,6 @@ def _require_complete(folder: Path, names: list[str]) -> None:
             f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
             "hf_lgelu.export.hub.card.write_card the card"
         )
-
-
-def _own_code(folder: Path) -> set[str]:
-    """Python files of config.json's `auto_map`, {"AutoModel": "mlp.MLPForClassification"}."""
-    config = folder / CONFIG_NAME
-    if not config.is_file():
-        return set()
-    auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}
-    classes = [name for value in auto_map.values() for name in ([value] if isinstance(value, str) else value) if name]
-    return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
-
-
-def _refuse_tokens(folder: Path, names: list[str], token: str | None) -> None:
     for name in names:
-        if not name.endswith(_TEXT_SUFFIXES) and name != LICENSE_FILE:
-            continue
-        if holds_token((folder / name).read_text(encoding="utf-8", errors="replace"), token):
-            raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")
+        require_inside(folder / name, folder)
+    return sorted(names)
