@@ -1,4 +1,4 @@
-"""What a user may pass as data, read as batches on the CPU, in the form that the model takes."""
+"""Batches on the CPU, as a model takes them, read from whatever a user may pass as data."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -278,7 +278,19 @@ def _batch(raw: Any) -> Batch:
     else:
         inputs = _tensor("the inputs", inputs)
     batch = Batch(inputs, None if labels is None else _tensor("the labels", labels))
-    _check_axes(batch)
+    if not batch.tensors:
+        raise ValueError(f"a batch has no tensor among its inputs {sorted(batch.constants)}. {_WHAT_TO_PASS}")
+    shapes = {name or "inputs": tuple(value.shape) for name, value in batch.with_labels.items()}
+    if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        raise ValueError(
+            f"the leading axis of every tensor of a batch must count its samples, got shapes {shapes}. "
+            "Repeat what is shared by all samples, e.g. with expand"
+        )
+    if any(len(shapes[name]) < 2 for name in _SEQUENCES if name in shapes):
+        raise ValueError(
+            f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
+            "single items: pass a dataset of them, or data_collator, which makes a batch of a list of items"
+        )
     return batch
 
 
@@ -294,25 +306,6 @@ def _tensor(name: str, value: Any) -> Tensor:
     return tensor.detach().cpu()
 
 
-def _check_axes(batch: Batch) -> None:
-    tensors = batch.tensors
-    if not tensors:
-        raise ValueError(f"a batch has no tensor among its inputs {sorted(batch.constants)}. {_WHAT_TO_PASS}")
-    shapes = {name or "inputs": tuple(value.shape) for name, value in tensors.items()}
-    if batch.labels is not None:
-        shapes["labels"] = tuple(batch.labels.shape)
-    if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
-        raise ValueError(
-            f"the leading axis of every tensor of a batch must count its samples, got shapes {shapes}. "
-            "Repeat what is shared by all samples, e.g. with expand"
-        )
-    if any(len(shapes[name]) < 2 for name in _SEQUENCES if name in shapes):
-        raise ValueError(
-            f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
-            "single items: pass a dataset of them, or data_collator, which makes a batch of a list of items"
-        )
-
-
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
     """The batches in pieces of at most `batch_size` samples, by default those of `Batch.at_once`, as views."""
     for batch in batches:
@@ -322,9 +315,9 @@ def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iter
 
 
 def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """With the decoder's inputs that an encoder-decoder makes of labels, where there are none.
+    """The batches with the decoder's inputs that an encoder-decoder makes of labels, where they have none.
 
-    Its mask comes with them: targets are of different lengths, and what they are padded with is no prediction.
+    The decoder's mask comes with them: labels have different lengths, and nothing predicts their padding.
     """
     make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     for batch in batches:
@@ -343,12 +336,12 @@ def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[Batch]:
-    """The batches again, of which the model takes the first.
+    """The same batches, without empty ones; the model takes the first of them.
 
     Args:
         what: names them in messages, "data" or "evaluation_data".
 
-    Raises ValueError, with what the model said, where it does not, or there is none.
+    Raises ValueError where there is no batch, or the model does not take the first; it says what the model said.
     """
     filled = filter(len, batches)
     first = next(filled, None)

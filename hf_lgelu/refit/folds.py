@@ -1,7 +1,6 @@
-"""The folds that the samples of the data are dealt into, and the part of them that nothing is fitted on.
+"""The folds that samples are dealt into, and the part that is held out.
 
-The same inputs always make the same folds, whichever process holds them, because `Samples` come in the order of what
-they contain.
+The same inputs always make the same folds, whichever process holds them: `Samples` are in the order of their keys.
 """
 
 import itertools
@@ -27,17 +26,17 @@ _HELD_OUT_SHARE = 1 / 8
 _WORTH_A_TRACE = 0.8
 """Share of the longest sequences up to which the shorter half is run as a shape of its own."""
 
-_Padded = tuple[Sequence[int], Mapping[str, int] | None]
-"""Numbers of samples, and {name: length} to which they are padded; None for each batch to its own longest."""
+_Parts = list[tuple[Sequence[int], Mapping[str, int] | None]]
+"""Numbers of samples, and {name: length} to which they are padded; None for each batch to its longest sample."""
 
 
 @dataclass(frozen=True)
 class FoldBatch:
-    """Samples of one fold, run through the model together; gathered from what was given at each `load`."""
+    """Samples of one fold that run through the model together. Each `load` gathers them from the given batches."""
 
     samples: Samples = field(repr=False)
     numbers: tuple[int, ...]
-    lengths: Mapping[str, int] = field(default_factory=dict)
+    lengths: Mapping[str, int]
 
     def load(self) -> Batch:
         """Inputs and labels."""
@@ -57,28 +56,28 @@ class FoldBatch:
         return len(self.numbers)
 
     def pieces(self, most: int) -> "Iterator[FoldBatch]":
-        """The same samples in as few batches as have at most so many of them, padded as the whole."""
+        """The samples in as few batches as have at most so many of them, padded as the whole batch."""
         size = -(-len(self) // -(-len(self) // most))
         for start in range(0, len(self), size):
             yield FoldBatch(self.samples, self.numbers[start : start + size], self.lengths)
 
     def share(self) -> "FoldBatch | None":
-        """This process's part of a batch that all run together, padded as the whole; None where it has none of it."""
+        """The samples of this process, padded as the whole batch; None where it has none of them."""
         here = tuple(number for number in self.numbers if number in self.samples.run_here)
         return FoldBatch(self.samples, here, self.lengths) if here else None
 
 
 @dataclass(frozen=True)
 class Folds:
-    """What is fitted on and what is not.
+    """The samples of a conversion as folds, which are fitted on, and a part held out.
 
     Args:
         samples: of all processes.
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
-        held_out: its batches of the part that nothing is fitted on; () under 64 rows.
-        held_out_samples: how many that part has on all processes.
-        together: the batches of all folds as one process that holds all would run them, whoever holds their samples.
-        held_out_together: those of the part held out.
+        held_out: the batches held out that this process runs; () under 64 rows.
+        held_out_samples: how many samples all processes hold out.
+        together: the batches of all folds as a single process would run them, whichever process has the samples.
+        held_out_together: the batches held out, likewise.
     """
 
     samples: Samples
@@ -102,7 +101,7 @@ class Folds:
     def spread(self) -> tuple[FoldBatch, ...]:
         """Some batches of each fold of this process, of short sequences as of long ones.
 
-        Of each as many samples as a batch has by default, however many `batch_size` lets into one.
+        Each fold gives as many samples as a batch has by default, whatever the `batch_size`.
         """
         found: list[FoldBatch] = []
         for number, fold in enumerate(self.folds):
@@ -139,8 +138,8 @@ def deal_folds(
     Args:
         batches: of this process; read once and kept.
         batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
-        model: that takes them; says how sequences of different lengths are padded.
-        outputs: of the model, names of those that count.
+        model: takes the batches, and says how sequences of different lengths are padded.
+        outputs: names of the model's outputs that count.
 
     Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
     different lengths that the model does not take with padding.
@@ -158,14 +157,24 @@ def deal_folds(
             "inputs, at best several times the width of the widest layer"
         )
     samples = samples if model is None else settle_padding(samples, model, outputs)
-    held_out, folds, size = _deal(samples.rows, batch_size or samples.at_once)
-    parts, apart = list(_halves(samples, folds, size)), [(samples.short_first(held_out), None)]
+    held_out, dealt, size = _deal(samples.rows, batch_size or samples.at_once)
+    # Every shape costs a trace of the model: the shorter half of each fold has one length, the longer half another.
+    dealt = [samples.short_first(fold) for fold in dealt]
+    middle = len(dealt[0]) // size // 2 * size
+    short = samples.longest(number for fold in dealt for number in fold[:middle])
+    long = samples.longest(number for fold in dealt for number in fold[middle:])
+    if sum(short.values()) < _WORTH_A_TRACE * sum(long.values()):
+        folds: list[_Parts] = [[(fold[:middle], short), (fold[middle:], long)] for fold in dealt]
+    else:
+        folds = [[(fold, long)] for fold in dealt]
+    apart: _Parts = [(samples.short_first(held_out), None)]
+    here = samples.run_here
     return Folds(
         samples,
-        folds=tuple(tuple(_batches(samples, halves, size, samples.run_here)) for halves in parts),
-        held_out=tuple(_batches(samples, apart, size, samples.run_here)),
+        folds=tuple(tuple(_batches(samples, fold, size, here)) for fold in folds),
+        held_out=tuple(_batches(samples, apart, size, here)),
         held_out_samples=len(held_out),
-        together=tuple(batch for halves in parts for batch in _batches(samples, halves, size)),
+        together=tuple(batch for fold in folds for batch in _batches(samples, fold, size)),
         held_out_together=tuple(_batches(samples, apart, size)),
     )
 
@@ -201,26 +210,8 @@ def _hold_out(rows: Sequence[int]) -> list[int]:
     return held_out[:MOST_HELD_OUT_SAMPLES] if held_rows >= LEAST_ROWS else []
 
 
-def _halves(samples: Samples, folds: Sequence[Sequence[int]], size: int) -> Iterator[list[_Padded]]:
-    """Each fold as its shorter and its longer sequences, in whole batches, with what each half is padded to.
-
-    The same in all folds, and two lengths at most: every shape costs a trace of the model.
-    """
-    folds = [samples.short_first(fold) for fold in folds]
-    middle = len(folds[0]) // size // 2 * size
-    short = samples.longest(number for fold in folds for number in fold[:middle])
-    long = samples.longest(number for fold in folds for number in fold[middle:])
-    for fold in folds:
-        if sum(short.values()) < _WORTH_A_TRACE * sum(long.values()):
-            yield [(fold[:middle], short), (fold[middle:], long)]
-        else:
-            yield [(fold, long)]
-
-
-def _batches(
-    samples: Samples, parts: Sequence[_Padded], size: int, some: Collection[int] | None = None
-) -> Iterator[FoldBatch]:
-    """A fold in batches: of all of its samples, or of `some`."""
+def _batches(samples: Samples, parts: _Parts, size: int, some: Collection[int] | None = None) -> Iterator[FoldBatch]:
+    """Batches of all samples of the parts, or of `some`."""
     for part, lengths in parts:
         taken = [number for number in part if some is None or number in some]
         for start in range(0, len(taken), size):

@@ -233,7 +233,8 @@ def sample_keys(batch: Batch) -> Iterator[bytes]:
     for row in range(len(batch)):
         digest = start.copy()
         for _, value, mask in tensors:
-            digest.update(_bytes(value[row] if mask is None else value[row][mask[row].bool()]))
+            content = value[row] if mask is None else value[row][mask[row].bool()]
+            digest.update(memoryview(content.contiguous().reshape(-1).view(torch.uint8).numpy()))
         yield digest.digest()
 
 
@@ -258,10 +259,6 @@ def _structure(batch: Batch) -> tuple[str, ...]:
     return (*tensors, *(f"{name} = {value!r}" for name, value in sorted(batch.constants.items())))
 
 
-def _bytes(value: Tensor) -> memoryview:
-    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
 def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
     """The samples, padded on a side on which padding changes no output, and cropped where that changes none either.
 
@@ -279,7 +276,9 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
     changes = {}
     for side in (samples.left, frozenset() if samples.left else frozenset(whole)):
         there = replace(samples, left=side)
-        changes[side] = max(each_has(_largest_change(model, outputs, _padded_more(there, whole))))
+        shorter = [number for number in there.some_short() if there.lengths[number] != whole]
+        pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
+        changes[side] = max(each_has(_largest_change(model, outputs, pairs)))
         if changes[side] <= _MOST_CHANGE:
             without = there.cropped()
             pairs = _cropped(there, without)
@@ -295,23 +294,16 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
     )
 
 
-def _padded_more(samples: Samples, whole: dict[str, int]) -> Iterator[tuple[Batch, Batch]]:
-    """Pairs of a short sequence as it was given, and padded to the longest."""
-    for number in samples.some_short():
-        if samples.lengths[number] != whole:
-            yield samples.alone(number), samples.take([number], whole)
-
-
 def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]]:
     """Pairs of a short sequence as it was given, and without that padding: alone, and as long as longer ones."""
     order = without.short_first(range(len(without.keys)))
     middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
     for number in without.some_short():
-        own = without.lengths[number]
-        if samples.lengths[number] != own:
+        least = without.lengths[number]
+        if samples.lengths[number] != least:
             given = samples.alone(number)
-            longer = (wider for wider in (middle, whole) if all(wider[name] >= own[name] for name in own))
-            yield from ((given, without.take([number], lengths)) for lengths in (own, *longer))
+            longer = (lengths for lengths in (middle, whole) if all(lengths[name] >= least[name] for name in least))
+            yield from ((given, without.take([number], lengths)) for lengths in (least, *longer))
 
 
 def _largest_change(
