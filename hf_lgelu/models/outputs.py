@@ -291,11 +291,18 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channe
     elif any(given in inputs for given in DECODER_INPUTS):
         masks = masks[1:]
     for mask in (inputs.get(name) for name in masks):
-        if isinstance(mask, Tensor) and mask.shape == values.shape[:-1]:
-            return mask.bool().to(values.device)
-        if channels_last and isinstance(mask, Tensor) and values.ndim == 3 and is_of_sound(mask, inputs):
-            return mask_of_frames(mask, values.shape[1]).to(values.device)
+        if isinstance(mask, Tensor):
+            counted = mask_over(mask, values.shape[:-1], inputs if channels_last else {})
+            if counted is not None:
+                return counted.to(values.device)
     return None
+
+
+def mask_over(mask: Tensor, axes: Sequence[int], inputs: Mapping[str, Any]) -> Tensor | None:
+    """The mask (B, T) for positions with these axes: (B, T), or (B, frames) of a sound among the inputs; else None."""
+    if mask.shape == tuple(axes):
+        return mask.bool()
+    return mask_of_frames(mask, axes[1]) if len(axes) == 2 and is_of_sound(mask, inputs) else None
 
 
 def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:

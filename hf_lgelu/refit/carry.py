@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.outputs import DECODER_INPUTS, is_of_sound, mask_of_frames
+from hf_lgelu.models.outputs import DECODER_INPUTS, mask_over
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
@@ -241,16 +241,12 @@ class Carrier:
             return None
         shape = tuple(first.node.meta["val"].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
-        if len(axes) == 2 and is_of_sound(mask, {node.name: node.meta["val"] for node in trace.program.inputs}):
-            mask = mask_of_frames(mask, axes[1])
-        samples = len(mask)
-        if positions is not None and mask.shape == axes:
-            mask = mask.gather(1, positions)
-        elif mask.shape != axes and mask.shape == axes[::-1]:  # time first: XLNet, torch's encoder layers by default
-            mask = mask.mT
-        if mask.numel() == rows:
-            return mask.reshape(-1)
-        if rows != samples and not bool(mask.all()):  # rows are no tokens, nor made of sound, nor one a sample
+        counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
+        if counted is not None:
+            return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
+        if mask.numel() == rows:  # with time first, as XLNet and torch's encoder layers have it, or in a single axis
+            return (mask.mT if mask.shape == axes[::-1] else mask).reshape(-1)
+        if rows != len(mask) and not bool(mask.all()):  # rows are no tokens, nor made of sound, nor one a sample
             self._noted.add((index, PADDING_COUNTS))
         return None
 
