@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
 from transformers.trainer_utils import default_compute_objective
 
-from hf_lgelu.models.batches import pad_tokens
 from hf_lgelu.models.outputs import (
     IGNORED_LABEL,
     classes_last,
@@ -115,15 +114,6 @@ def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None)
     return metrics
 
 
-def on_both(preprocess: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A `preprocess_logits_for_metrics` for (rows, logits, substituted logits)."""
-
-    def preprocess_both(packed: tuple[Any, ...], labels: Any) -> tuple[Any, ...]:
-        return packed[0], *(preprocess(logits, labels) for logits in packed[1:])
-
-    return preprocess_both
-
-
 def metrics_of_both(
     compute_metrics: Callable[[EvalPrediction], dict[str, float]], prefix: str
 ) -> Callable[[EvalPrediction], dict[str, float]]:
@@ -155,12 +145,6 @@ def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]
 
 def _without(prefixes: tuple[str, ...], metrics: dict[str, float]) -> float:
     return default_compute_objective({name: value for name, value in metrics.items() if not name.startswith(prefixes)})
-
-
-def padding_token(processing_class: Any, model: nn.Module) -> int | None:
-    """The token that generated rows are padded with; None if it is unknown."""
-    found = getattr(processing_class, "pad_token_id", None)
-    return pad_tokens(model).get("decoder_input_ids") if found is None else found
 
 
 def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -195,9 +179,3 @@ def collected_kept(trainer: Any) -> Iterator[None]:
     finally:
         for name, value in kept.items():
             setattr(trainer, name, value)
-
-
-def with_relu_metrics(metrics: dict[str, float], relu_metrics: dict[str, float], prefix: str) -> dict[str, float]:
-    """The metrics of an evaluation and, as `<prefix>_relu_<name>`, those of the same with ReLU substituted."""
-    renamed = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in relu_metrics.items()}
-    return {**metrics, **renamed}

@@ -10,6 +10,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
+from hf_lgelu.models.batches import pad_tokens
 from hf_lgelu.models.example_run import buffers_kept
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import (
@@ -37,10 +38,7 @@ from hf_lgelu.training.evaluation import (
     copied,
     metrics_of_both,
     objective_as_it_is,
-    on_both,
-    padding_token,
     random_state_kept,
-    with_relu_metrics,
 )
 from hf_lgelu.training.refusals import refuse_with_gates, tell_frozen, tell_held, tell_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
@@ -202,7 +200,8 @@ class LambdaGELUTrainer(Trainer):
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
         predicted = labels_of_predictions(labels, self.model)
-        padding = padding_token(self.processing_class, self.model)
+        padding = getattr(self.processing_class, "pad_token_id", None)  # of generated rows
+        padding = pad_tokens(self.model).get("decoder_input_ids") if padding is None else padding
         rows = compare_samples(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
@@ -234,7 +233,10 @@ class LambdaGELUTrainer(Trainer):
         if compute_metrics is not None and self._keeps_logits:
             self.compute_metrics = metrics_of_both(compute_metrics, metric_key_prefix)
         if preprocess is not None:
-            self.preprocess_logits_for_metrics = on_both(preprocess)
+            self.preprocess_logits_for_metrics = lambda packed, labels: (
+                packed[0],
+                *(preprocess(logits, labels) for logits in packed[1:]),
+            )
         try:
             output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         finally:
@@ -254,9 +256,10 @@ class LambdaGELUTrainer(Trainer):
         prefix = args[-1]
         substituted = temporary_relu(self.model, kinds=self._substituted_kinds())
         with random_state_kept(self.model), collected_kept(self), substituted:
-            relu_metrics = super().evaluation_loop(*args).metrics
+            found = super().evaluation_loop(*args).metrics
+        relu_metrics = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in found.items()}
         output = super().evaluation_loop(*args)
-        return output._replace(metrics=with_relu_metrics(output.metrics, relu_metrics, prefix))
+        return output._replace(metrics={**output.metrics, **relu_metrics})
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         hardening = self._hardening_callback()

@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.outputs import OutputChange, compare_models, kl_terms, outputs_of
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, compare_models, kl_terms, outputs_of
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 
@@ -57,6 +57,28 @@ def test_classes_that_cannot_be_add_nothing_to_the_kl():
         assert found[row] == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a), rel=1e-12)
     assert found[2] == inf  # what can be is impossible in the other
     assert math.isnan(found[3])
+
+
+def test_the_relative_error_is_a_share_of_squares_around_the_mean_of_each_column():
+    draws = torch.Generator().manual_seed(0)
+    original = torch.randn(9, 4, 3, generator=draws, dtype=torch.float64) + torch.tensor([0.0, 50.0, -7.0])
+    other = original + 0.1 * torch.randn(9, 4, 3, generator=draws, dtype=torch.float64)
+    expected = (other - original).square().sum() / (original - original.mean((0, 1))).square().sum()
+    whole, parts = OutputComparison().add(original, other), OutputComparison().add(original[:2], other[:2])
+    parts.merge(OutputComparison().add(original[2:], other[2:]))
+    for found in (whole, parts):
+        assert found.relative_error == pytest.approx(expected.item(), rel=1e-9)
+        assert found.gaps == pytest.approx((other - original).square().sum((1, 2)).tolist(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("original", "other", "expected"),
+    [([2.0, 1.0], [2.0, 2.0], 0.2), ([0.0, 0.0], [0.0, 3.0], 1.0), ([0.0, 0.0], [0.0, 0.0], 0.0)],
+)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_the_error_of_an_output_that_does_not_vary_is_relative_to_its_size(original, other, expected, rows):
+    found = OutputComparison().add(*(torch.tensor([row] * rows) for row in (original, other)))
+    assert found.relative_error == pytest.approx(expected)
 
 
 @pytest.fixture
