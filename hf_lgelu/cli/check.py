@@ -19,7 +19,7 @@ from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_hardness, swap_errors
+from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, task_outputs
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
@@ -110,7 +110,7 @@ def _swap(examined: Examined) -> Iterator[str]:
     if not examined.sites:
         return
     if examined.learns_hardness:
-        softest = smallest_hardness(examined.given.model)
+        softest = min(smallest_by_site(examined.given.model).values())
         yield (
             f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
             f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from accelerate.utils import align_module_device, has_offloaded_params
+from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
@@ -69,12 +69,6 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     for means in by_device.values():
         values.update(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
     return {site.name: values[id(site.module)] for site in sites}
-
-
-@torch.no_grad()
-def smallest_hardness(model: nn.Module) -> float:
-    """The smallest λ of the model, over all sites and all elements of each."""
-    return min(known_hardness(module).min().item() for _, module in require_lambda_gelu(model))
 
 
 @torch.no_grad()
@@ -193,11 +187,6 @@ def known_hardness(gate: LambdaGate) -> Tensor:
         override = whole_tensor(gate.hardness_override)
         s, temperature = (whole_tensor(value).to(override.device) for value in (gate.raw_hardness, gate.temperature))
         return effective_hardness(s, temperature, override)
-
-
-def has_values(gate: LambdaGate) -> bool:
-    """Whether a gate's λ can be read: False on the device "meta" unless accelerate keeps the values."""
-    return has_offloaded_params(gate) or not any(parameter.is_meta for parameter in gate.parameters())
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

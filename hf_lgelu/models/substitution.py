@@ -5,13 +5,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+from accelerate.utils import has_offloaded_params
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, exchange, found_sites
-from hf_lgelu.models.hardening import MAX_SWAP_ERROR, has_values, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.record import forget_sites
@@ -93,9 +94,10 @@ def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KI
 
 
 def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """The smallest λ and κ/λ of the λ-gates of these kinds; nothing of a model without values (device "meta")."""
+    """The smallest λ and κ/λ of the λ-gates of these kinds; none of a model without values (device "meta")."""
     sites = [site for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS]
-    if not sites or not all(has_values(site.module) for site in sites):
+    on_meta = (site.module for site in sites if any(parameter.is_meta for parameter in site.module.parameters()))
+    if not sites or not all(has_offloaded_params(gate) for gate in on_meta):  # accelerate may keep the values elsewhere
         return {}, {}
     going = {site.name for site in sites}
     smallest = smallest_by_site(model)

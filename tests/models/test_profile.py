@@ -12,7 +12,7 @@ from hf_lgelu import (
     hardness_profile,
     initialize_hardness,
 )
-from hf_lgelu.models.hardening import mean_of_several, smallest_by_site, smallest_hardness
+from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 
 
 class Backwards(nn.Module):
@@ -72,7 +72,6 @@ def test_a_site_with_several_hardnesses_shows_their_mean():
         model[1].raw_hardness.copy_(torch.tensor(raw))
     expected = [1 + math.log1p(math.exp(s / 0.1)) for s in raw]
     assert hardness_profile(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
-    assert smallest_hardness(model) == pytest.approx(expected[0], rel=1e-6)
     assert smallest_by_site(model) == {"1": pytest.approx(expected[0], rel=1e-6)}
     model.append(LambdaSiLU(init_hardness=2.0))
     assert mean_of_several(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
@@ -129,7 +128,7 @@ def test_a_site_that_the_inputs_never_reach_is_named():
     assert hardness_profile(model) == before
 
 
-@pytest.mark.parametrize("function", [hardness_profile, initialize_hardness, smallest_hardness])
+@pytest.mark.parametrize("function", [hardness_profile, initialize_hardness])
 def test_a_model_without_hardness_is_refused(function):
     with pytest.raises(ValueError, match="smooth gates it has: gelu, silu"):
         function(nn.Sequential(nn.GELU(), nn.SiLU()))
