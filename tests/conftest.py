@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import gc
 
 import pytest
@@ -46,6 +47,16 @@ def what_stays_is_not_collected():
 
 def pytest_sessionfinish():
     gc.unfreeze()  # else extensions complain at the interpreter's end of what they see left
+
+
+@pytest.fixture(autouse=True, scope="session")
+def operators_of_onnx_are_read_once():
+    """At each export torch parses the sources of 500 operators anew: three quarters of the time of a small network."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")
