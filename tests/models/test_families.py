@@ -131,7 +131,7 @@ def test_timm_state_dict_comes_back_exactly(family, tmp_path):
     assert torch.equal(logits_of(fresh, family.inputs()), trained)
 
 
-@over(STRING)
+@over(STRING, quick=OF_EACH_FORM)
 def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
     model = family.build()
     report = replace_activations(model)
