@@ -93,7 +93,9 @@ OF_TASK = {
 }
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(  # what is heard has tests of its own, and Whisper takes half of the time of all
+    "task", [pytest.param(task, marks=pytest.mark.slow if task == "speech" else ()) for task in TASKS]
+)
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
