@@ -12,8 +12,9 @@ VENV ?= .venv
 PYTHON ?= python3
 RUN := $(VENV)/bin/python
 WORKERS ?= 2
-# One torch thread a worker: two workers with two threads each would fight for two cores.
-PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
+# One torch thread a worker: two workers with two threads each would fight for two cores. Bytecode is kept, whatever the
+# environment says: pytest rewrites each test's assertions, which takes longer than all else of a collection.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
 .PHONY: test test-kernels test-golden test-processors test-slow lint quickstart report clean
 

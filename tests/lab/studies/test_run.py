@@ -96,9 +96,7 @@ def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypat
     made = []
     create = LambdaGELUTrainer.create_optimizer
     monkeypatch.setattr(LambdaGELUTrainer, "create_optimizer", lambda *a: made.append(create(*a)) or made[-1])
-    record = digits(
-        tmp_path, timm_optimizer="nmuon", learning_rate=0.01, num_train_epochs=1, max_train_samples=64
-    )
+    record = digits(tmp_path, timm_optimizer="nmuon", learning_rate=0.01, num_train_epochs=1, max_train_samples=64)
     optimizer = made[0]
     assert type(optimizer) is Muon
     assert record.config["optim"] == "nmuon"
