@@ -12,7 +12,7 @@ powers of two, so that floating-point numbers keep all their digits, and the net
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ from hf_lgelu.models.outputs import allowed_rounding
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
-_EXPONENTS = tuple(itertools.product((0.0, 0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))
+_EXPONENTS = tuple(itertools.product((0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))  # a and b
 _LEAST_SHARE = 2.0**-16  # of the largest value or weight: below, a unit gets no larger scale
 _SAMPLE_VALUES = 2**21  # of a layer's inputs, on which scales are compared
 _UNSIGNED, _SIGNED = 255, 127
@@ -126,16 +126,16 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left.items())
         raise ValueError(f"no units of {type(model).__name__} can be rescaled:{reasons}")
     with ExitStack() as hooks:
-        for site in found:
-            hooks.enter_context(forward_pre_hooks([model.get_submodule(site.layer)], site.see))
+        for units in found:
+            hooks.enter_context(forward_pre_hooks([model.get_submodule(units.layer)], units.see))
         for batch in itertools.chain([first], batches):
             run_example(model, batch)
-    for site in [site for site in found if not site.seen]:
-        left[site.gate] = f"{site.layer} does not run as a module of its own"
-    for site in found:
-        site.require_finite(model)
-    chosen = {site.index: site.best_scale(model, flow) for site in found if site.seen}
-    layers = tuple(site.described(model, flow, chosen[site.index]) for site in found if site.seen)
+    left |= {units.gate: f"{units.layer} does not run as a module of its own" for units in found if not units.sample}
+    for units in found:
+        units.require_finite(model)
+    seen = [units for units in found if units.sample]
+    chosen = {units.index: units.best_scale(model, flow) for units in seen}
+    layers = tuple(units.described(model, flow, chosen[units.index]) for units in seen)
     _multiply(model, plan_scaling(model, flow, chosen).factors, first)
     return EqualizationReport(layers, left)
 
@@ -204,10 +204,6 @@ class _Units:
     values: int = 0
 
     @property
-    def seen(self) -> bool:
-        return bool(self.sample)
-
-    @property
     def _ranges(self) -> Tensor:
         """The largest absolute value of each unit, float64."""
         return torch.maximum(-self.least, self.most).double()
@@ -232,25 +228,20 @@ class _Units:
 
     def require_finite(self, model: nn.Module) -> None:
         """Raise ValueError for NaN or infinity in what the layer takes or in its weight: no scale could be chosen."""
-        if self.seen and not (self.least.isfinite().all() and self.most.isfinite().all()):
+        if self.sample and not (self.least.isfinite().all() and self.most.isfinite().all()):
             raise ValueError(f"{self.gate} gives NaN or infinity on these data; look at them and at the weights")
         if not model.get_parameter(f"{self.layer}.weight").isfinite().all():
             raise ValueError(f"{self.layer}.weight holds NaN or infinity; look at the model's weights")
 
     def best_scale(self, model: nn.Module, flow: DataFlow) -> Tensor:
         """Of all candidates the one with the least error in int8; the first, no scale, where none is better."""
-        candidates = list(self._candidates(model))
+        loud, heavy = (_bounded(sizes) for sizes in (self._ranges, self._weights(model)))
+        candidates = [self.ones]
+        for of_values, of_weights in _EXPONENTS:
+            scale = of_weights * heavy.log2() - of_values * loud.log2()
+            candidates.append(torch.exp2((scale - scale.median()).round()).reshape(self.ones.shape))
         errors = [self.error(model, flow, scale) for scale in candidates]
         return candidates[errors.index(min(errors))]
-
-    def _candidates(self, model: nn.Module) -> Iterator[Tensor]:
-        loud, heavy = (_bounded(sizes) for sizes in (self._ranges, self._weights(model)))
-        for of_values, of_weights in _EXPONENTS:
-            if of_values == 0.0 == of_weights:
-                yield self.ones
-            elif of_values:
-                scale = of_weights * heavy.log2() - of_values * loud.log2()
-                yield torch.exp2((scale - scale.median()).round()).reshape(self.ones.shape)
 
     def _weights(self, model: nn.Module) -> Tensor:
         """The largest absolute weight that each unit goes into, float64."""

@@ -199,12 +199,28 @@ def quantize_onnx(
                 f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows like those that "
                 "the network will see; or go on with max_relative_error"
             )
-        counts, fates = _count_running(find_activations(float_graph), file)
+        # Activations of the float file are looked for in the graph that runs: several operations may run for one there.
+        counts, running = count_optimized(file)
+        activations = find_activations(float_graph)
+        in_float = {name for node in all_nodes(running) if node.op_type != "DequantizeLinear" for name in node.output}
+        clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
+        integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
         size = file.stat().st_size
     return Int8Report(
-        Path(output_path), size, Path(path).stat().st_size, sum(len(next(iter(batch.values()))) for batch in batches),
-        sum(fates), *fates, counts, change, error, large, 7 if reduce_range else 8,
-    )  # fmt: skip
+        path=Path(output_path),
+        file_bytes=size,
+        float_file_bytes=Path(path).stat().st_size,
+        calibration_rows=sum(len(next(iter(batch.values()))) for batch in batches),
+        activations=len(activations),
+        float_activations=len(activations) - integer - clipped,
+        integer_activations=integer,
+        vanished_activations=clipped,
+        counts=counts,
+        change=change,
+        relative_error=error,
+        large_number_operations=large,
+        weight_bits=7 if reduce_range else 8,
+    )
 
 
 @functools.cache
@@ -225,18 +241,6 @@ def products_saturate() -> bool:
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (product,) = session.run(None, {"x": np.full((2, 64), 255, np.uint8)})
     return bool((product != 255 * 127 * 64).any())
-
-
-def _count_running(activations: list[Any], file: Path) -> tuple[GraphCounts, tuple[int, int, int]]:
-    """The graph that runs of an int8 file, and how many activations of its float file are float, integer and clipped.
-
-    Each is looked for there: of one in the float file several operations may run, and of another none.
-    """
-    counts, running = count_optimized(file)
-    in_float = {name for node in all_nodes(running) if node.op_type != "DequantizeLinear" for name in node.output}
-    clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
-    integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
-    return counts, (len(activations) - integer - clipped, integer, clipped)
 
 
 def count_optimized(path: str | os.PathLike) -> tuple[GraphCounts, Any]:
