@@ -4,16 +4,15 @@ a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
-from hf_lgelu.export.absorption.scaling import ScalingPlan, plan_scaling
+from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -23,12 +22,11 @@ from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs, in_own_forward
 from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.loading import forget_checkpoint
-from hf_lgelu.models.operable import require_own_memory, require_values_here, uncompiled
+from hf_lgelu.models.operable import require_values_here, uncompiled
 from hf_lgelu.models.outputs import largest_finite
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
-    ActivationSite,
     find_sites,
     require_lambda_gelu,
 )
@@ -129,10 +127,24 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
             f"{len(plan.reasons)} of its activations cannot absorb λ:{reasons}\nKeep λ-GELU (save_pretrained), or "
             "harden the model and turn it into a ReLU model with export_relu"
         )
-    require_own_memory(model, plan.factors)
     gates = {site.name: site.kind for site in sites}
     plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()
-    _put_plain(model, inputs, sites, _scaled_parameters(model, plan))
+    # Inside, numbers may be rounded as any weight is, whatever the dtype of the outputs.
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    share = max(max_relative_change(dtype) for dtype in dtypes)
+
+    def put() -> None:
+        for site in sites:
+            site.put(GATES[site.kind].plain_module())
+
+    def put_back() -> None:
+        for site in sites:
+            site.put(site.module)
+
+    scale_parameters(
+        model, plan.factors, inputs, put=put, put_back=put_back, changed="with λ in its weights",
+        allowed=lambda output: max(share, max_relative_change(output.dtype)) * largest_finite(output),
+    )  # fmt: skip
     forget_checkpoint(model)
     absorbed = tuple(
         AbsorbedSite(site.name, tuple(hardness[index].flatten().tolist()), plan.before[index], plan.after[index])
@@ -164,59 +176,6 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
     return changes + forget_sites(root.config)
 
 
-@torch.no_grad()
-def _scaled_parameters(model: nn.Module, plan: ScalingPlan) -> list[tuple[Tensor, Tensor]]:
-    """(parameter, its new value), in the parameter's dtype."""
-    scaled = []
-    for name, factor in plan.factors.items():
-        parameter = model.get_parameter(name)
-        # On the CPU: not every accelerator has float64.
-        value = (parameter.detach().cpu().double() * factor).to(parameter.dtype).to(parameter.device)
-        if torch.isfinite(parameter).all() and not torch.isfinite(value).all():
-            raise ValueError(
-                f"{name} multiplied by λ up to {factor.max().item():.4g} leaves the range of {parameter.dtype}; absorb "
-                "it in a wider dtype (model.float())"
-            )
-        scaled.append((parameter, value))
-    return scaled
-
-
-def _put_plain(
-    model: nn.Module, inputs: Inputs, sites: Sequence[ActivationSite], scaled: list[tuple[Tensor, Tensor]]
-) -> None:
-    """Write the parameters and place the plain gates; ValueError, and all as it was, where the outputs change."""
-    kept = [(parameter, parameter.detach().clone()) for parameter, _ in scaled]
-
-    def change() -> None:
-        _write(scaled)
-        for site in sites:
-            site.put(GATES[site.kind].plain_module())
-
-    def undo() -> None:
-        _write(kept)
-        for site in sites:
-            site.put(site.module)
-
-    # Inside, numbers may be rounded as any weight is, whatever the dtype of the outputs.
-    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    share = max(max_relative_change(dtype) for dtype in dtypes)
-    change_keeping_outputs(
-        model,
-        inputs,
-        change,
-        undo,
-        allowed=lambda output: max(share, max_relative_change(output.dtype)) * largest_finite(output),
-        changed="with λ in its weights",
-    )
-
-
 def max_relative_change(dtype: torch.dtype) -> float:
     """MAX_RELATIVE_CHANGE of any dtype of weights."""
     return MAX_RELATIVE_CHANGE.get(dtype, _OTHER_DTYPES)
-
-
-@torch.no_grad()
-def _write(scaled: list[tuple[Tensor, Tensor]]) -> None:
-    for parameter, value in scaled:
-        if not torch.equal(parameter, value):  # one that cannot be written, and was not, needs not be written back
-            parameter.copy_(value)

@@ -1,7 +1,8 @@
-"""The factors of the parameters around gates after which each gate gets its input multiplied, or why there are none."""
+"""Parameters around gates multiplied by factors, so that each gate gets its input scaled and the outputs stay."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,11 @@ from torch.fx import Node
 from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, find_neighbours
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import DataFlow, describe, shape_of
+from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.operable import require_own_memory
+from hf_lgelu.models.outputs import agree, floating_outputs, named_tensors
+
+_FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip over
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,97 @@ def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor])
         after={index: weights_of(index, "after") for index in scales},
         reasons=reasons,
     )
+
+
+@torch.no_grad()
+def scale_parameters(
+    model: nn.Module,
+    factors: Mapping[str, Tensor],
+    inputs: Inputs,
+    *,
+    allowed: Callable[[Tensor], float],
+    changed: str,
+    put: Callable[[], None] = lambda: None,
+    put_back: Callable[[], None] = lambda: None,
+) -> None:
+    """Multiply parameters by their factors, in float64, rounded once to the parameter's dtype; the outputs stay.
+
+    A model whose outputs differ from call to call by themselves, by random numbers that are not torch's, cannot be held
+    to them, and is changed all the same.
+
+    Args:
+        factors: by parameter name, each broadcastable to the parameter.
+        inputs: on which the outputs before and after are compared.
+        allowed: how far a number of an output may move, of the output before.
+        changed: how the message names what was done, as in "with its units rescaled".
+        put: what is changed with the parameters, `put_back` its undoing, also of a change that broke off.
+
+    Raises ValueError, and leaves the model unchanged, where a parameter shares its memory or would leave the range of
+    its dtype, or where the model gives other outputs.
+    """
+    require_own_memory(model, factors)
+    parameters = {name: model.get_parameter(name) for name in factors}
+    old = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    new = {}
+    for name, factor in factors.items():
+        # On the CPU: not every accelerator has float64.
+        new[name] = (old[name].cpu().double() * factor).to(old[name].dtype).to(old[name].device)
+        if torch.isfinite(old[name]).all() and not torch.isfinite(new[name]).all():
+            raise ValueError(
+                f"{name} multiplied by up to {factor.max().item():.4g} leaves the range of {old[name].dtype}; give the "
+                "model in a wider dtype (model.float())"
+            )
+
+    def write(values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            if not torch.equal(parameters[name], value):  # a parameter that cannot be written may stay as it is
+                parameters[name].copy_(value)
+
+    def change() -> None:
+        write(new)
+        put()
+
+    def undo() -> None:
+        write(old)
+        put_back()
+
+    before = run_example(model, inputs)
+    try:
+        change()
+        after = run_example(model, inputs)
+    except BaseException:  # also of memory, or of who waits
+        undo()
+        raise
+    if _agree(before, after, allowed):
+        return
+    undo()
+    if not _agree(before, run_example(model, inputs), allowed):
+        change()
+        return
+    raise ValueError(
+        f"{changed} {type(model).__name__} gives other outputs, and it is as it was. What it computes with may lie in "
+        "the memory of one of its weights without being registered: make it a parameter or a buffer. Or numbers inside "
+        "leave the range of their dtype: give the model in a wider one (model.float())"
+    )
+
+
+def _agree(before: Any, after: Any, allowed: Callable[[Tensor], float]) -> bool:
+    """Up to rounding: new weights are rounded, and kernels of a GPU may sum in another order at each call."""
+    (numbers, codes), (new_numbers, new_codes) = map(_numbers_and_codes, (before, after))
+    return (
+        agree(numbers, new_numbers, allowed)
+        and [code.shape for code in codes] == [code.shape for code in new_codes]
+        and all(
+            int((one != other).sum()) <= _FLIPPED * one.numel() for one, other in zip(codes, new_codes, strict=True)
+        )
+    )
+
+
+def _numbers_and_codes(output: Any) -> tuple[list[Tensor], list[Tensor]]:
+    tensors = [tensor for _, tensor in named_tensors(output)]
+    pairs = [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors if tensor.is_complex()]
+    codes = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
+    return [*floating_outputs(output), *pairs], codes
 
 
 @dataclass

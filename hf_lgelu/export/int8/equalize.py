@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.export.absorption.checked_change import change_keeping_outputs
-from hf_lgelu.export.absorption.scaling import plan_scaling
+from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
 from hf_lgelu.models.batches import for_decoder, read_batches
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
 from hf_lgelu.models.loading import forget_checkpoint
-from hf_lgelu.models.operable import require_own_memory, uncompiled
+from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.outputs import allowed_rounding
 from hf_lgelu.models.sites import ActivationSite, find_relu_sites
 
@@ -136,28 +135,12 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
     seen = [units for units in found if units.sample]
     chosen = {units.index: units.best_scale(model, flow) for units in seen}
     layers = tuple(units.described(model, flow, chosen[units.index]) for units in seen)
-    _multiply(model, plan_scaling(model, flow, chosen).factors, first)
-    return EqualizationReport(layers, left)
-
-
-def _multiply(model: nn.Module, factors: Mapping[str, Tensor], inputs: Inputs) -> None:
-    """Multiply parameters by their factors; ValueError, and all as they were, where the outputs become others."""
-    factors = {name: factor for name, factor in factors.items() if bool((factor != 1).any())}
-    parameters = {name: model.get_parameter(name) for name in factors}
-    require_own_memory(model, factors)
-    kept = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-
-    def change() -> None:
-        for name, factor in factors.items():
-            parameters[name].mul_(factor.to(parameters[name]))
-
-    def undo() -> None:
-        for name, parameter in parameters.items():
-            parameter.copy_(kept[name])
-
-    change_keeping_outputs(model, inputs, change, undo, allowed=allowed_rounding, changed="with its units rescaled")
+    planned = plan_scaling(model, flow, chosen).factors
+    factors = {name: factor for name, factor in planned.items() if bool((factor != 1).any())}
+    scale_parameters(model, factors, first, allowed=allowed_rounding, changed="with its units rescaled")
     if factors:
         forget_checkpoint(model)
+    return EqualizationReport(layers, left)
 
 
 def _rescalable(
