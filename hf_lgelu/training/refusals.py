@@ -153,8 +153,8 @@ def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:
     how = "learns and decays as the weights do" if learning & held else "is in none, and stays as it is"
     logger.warning(
         f"The optimizer has no hardness group: the raw hardness {how}. Use LambdaGELUTrainer with its own optimizer, "
-        "build one from hf_lgelu.hardness_parameter_groups(model, ...), or call separate_hardness_group(optimizer, "
-        "model) before it is passed (optimizers=(optimizer, None)) or create_optimizer returns it"
+        "or build the one that is passed (optimizers=(optimizer, None)), or that create_optimizer returns, from "
+        "hf_lgelu.hardness_parameter_groups(model, ...)"
     )
 
 
