@@ -471,7 +471,8 @@ def difference(output: Tensor, other: Tensor) -> Tensor:
 
 def same_classes(output: Tensor, other: Tensor) -> Tensor:
     """The mask (...) of rows of (..., classes) without NaN in which both have the largest score at the same class."""
-    return (output.argmax(-1) == other.argmax(-1)) & ~output.isnan().any(-1) & ~other.isnan().any(-1)
+    (largest, classes), (other_largest, other_classes) = output.max(-1), other.max(-1)
+    return (classes == other_classes) & ~largest.isnan() & ~other_largest.isnan()  # the largest of a NaN is NaN
 
 
 def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
