@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from torch import nn
@@ -27,7 +27,6 @@ from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
 from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id
-from hf_lgelu.export.int8.equalize import EqualizedLayer, equalize_ranges
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
@@ -40,6 +39,9 @@ from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.wording import summarize
+
+if TYPE_CHECKING:
+    from hf_lgelu.export.int8.equalize import EqualizedLayer
 
 PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
 
@@ -152,8 +154,10 @@ def _converted(
         raise
 
 
-def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple[EqualizedLayer, ...]:
+def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple["EqualizedLayer", ...]:
     """Rescale the units of the converted network for int8, in place; () where none can be."""
+    from hf_lgelu.export.int8.equalize import equalize_ranges  # for --equalize alone
+
     batches = itertools.islice(data.batches("ranges", progress=False, batch_size=_COMPARED_ROWS), _EQUALIZED_BATCHES)
     rows = [{name: tensor for name, tensor in batch.items() if name != "labels"} for batch in batches]
     try:
@@ -190,7 +194,7 @@ def _write(
     report: ConversionReport,
     provenance: Provenance,
     data: InputSet,
-    equalized: Sequence[EqualizedLayer],
+    equalized: Sequence["EqualizedLayer"],
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)

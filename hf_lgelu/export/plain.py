@@ -3,12 +3,11 @@
 import os
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_lgelu.export.absorption.absorb import AbsorbedSite, absorb_hardness, max_relative_change
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
@@ -22,6 +21,9 @@ from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.substitution import put_relu
+
+if TYPE_CHECKING:
+    from hf_lgelu.export.absorption.absorb import AbsorbedSite
 
 _MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
 _IN_MEMORY = {
@@ -55,7 +57,7 @@ class CheckpointExport:
     warnings: tuple[str, ...] = ()
     smooth_calls: tuple[SmoothCall, ...] = ()
     unreached: tuple[str, ...] = ()
-    sites: tuple[AbsorbedSite, ...] = ()
+    sites: tuple["AbsorbedSite", ...] = ()
 
     @property
     def relative_change(self) -> float:
@@ -245,6 +247,8 @@ def save_plain(
             )
         unreached = tuple(gate.name for gate in gates if id(gate.module) not in ran)
     else:
+        from hf_lgelu.export.absorption.absorb import absorb_hardness  # for GELU alone, as torch.export behind it
+
         absorbed = absorb_hardness(plain, inputs)
         config_changes, sites = absorbed.config_changes, absorbed.sites
     processor_files = save_checkpoint(plain, folder, processor, source)
@@ -273,6 +277,8 @@ def _change_after_reload(
     model: PreTrainedModel, plain: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs
 ) -> OutputChange:
     """What λ absorbed by the weights changes of the outputs, measured on the folder, loaded again, in a wide dtype."""
+    from hf_lgelu.export.absorption.absorb import max_relative_change
+
     dtype = plain.dtype
     wide = torch.promote_types(dtype, torch.float32)
     reloaded = type(plain).from_pretrained(folder, dtype=wide, use_safetensors=True).to(plain.device)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.export import plain
+from hf_lgelu.export.absorption import absorb as absorption
 from hf_lgelu.export.onnx.onnx_export import save_onnx
 from hf_lgelu.export.plain import export_gelu
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
@@ -140,21 +140,21 @@ def test_what_is_refused_leaves_nothing(make, inputs, error, told, tmp_path):
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(mlp, tmp_path, monkeypatch):
-    absorb = plain.absorb_hardness
+    absorb = absorption.absorb_hardness
 
     def absorb_and_say_tanh(model, inputs):
         report = absorb(model, inputs)
         model.config.hidden_act = "gelu_new"
         return report
 
-    monkeypatch.setattr(plain, "absorb_hardness", absorb_and_say_tanh)
+    monkeypatch.setattr(absorption, "absorb_hardness", absorb_and_say_tanh)
     with pytest.raises(RuntimeError, match="saved and loaded again, computes something else: largest change"):
         export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_absorption_that_changes_the_function_is_not_kept(mlp, tmp_path, monkeypatch):
-    absorb = plain.absorb_hardness
+    absorb = absorption.absorb_hardness
 
     def absorb_wrongly(model, inputs):
         report = absorb(model, inputs)
@@ -162,7 +162,7 @@ def test_an_absorption_that_changes_the_function_is_not_kept(mlp, tmp_path, monk
             model.classifier.bias.mul_(1.5)
         return report
 
-    monkeypatch.setattr(plain, "absorb_hardness", absorb_wrongly)
+    monkeypatch.setattr(absorption, "absorb_hardness", absorb_wrongly)
     with pytest.raises(RuntimeError, match="computes something else than the λ-GELU model: largest change"):
         export_gelu(mlp, tmp_path / "gelu", inputs=FEATURES)
     assert list(tmp_path.iterdir()) == []

@@ -277,10 +277,10 @@ def render_card(
         plain_code = loading.without_hf_lgelu(checkpoint, where, activation=form, gate=rows[0].name)
         lgelu_code = loading.with_hf_lgelu(checkpoint.model_class, where)
     dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
-    measured = scores and (scores.relu_score if form == "relu" else scores.score)
+    measured = None if scores is None else scores.relu_score if form == "relu" else scores.score
     results = []
     # A ReLU model that was not evaluated has no result, least of all the smooth one's.
-    if scores and dataset and scores.split is not None and measured is not None:
+    if scores is not None and measured is not None and dataset and scores.split is not None:
         told = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
         results = [_result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **told)]
     return _rendered(
