@@ -18,9 +18,9 @@ from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.models.outputs import DECODER_INPUTS, mask_over
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
-from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import (
     KeptValues,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from torch import nn
 from tqdm.auto import tqdm
 
+from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import independent_copy
@@ -24,9 +25,9 @@ from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.plan import Plan
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
@@ -35,7 +36,6 @@ from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
-from hf_lgelu.refit.widen import Room
 
 
 class OutOfTimeError(Exception):
@@ -87,6 +87,19 @@ class Student:
     width_share: float
     moved: tuple[str, ...]
     standard_errors: float = 0.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """A network that computes what the original does, with `extra` idle units in every block.
+
+    `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
+    """
+
+    model: nn.Module
+    extra: int = 0
+    share: float = 1.0
+    config_changes: tuple[ConfigChange, ...] = ()
 
 
 class Refit:

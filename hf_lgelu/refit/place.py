@@ -1,5 +1,17 @@
 """The rung that writes more than refits: kinks, slopes, and what the units added to each block are for.
 
+What the map behind the gates can make good by itself need not be fitted here. It mixes all channels of its features
+and has an intercept, so of φ(z) only what is no linear function of z and no constant is left for the ReLU: per channel,
+a and c are those with the least ‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b and d are dropped. They go into the map before
+the gate (its rows times a, its bias (bias - c)·a), since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: the network stays
+what it was in shape.
+
+Behind a BatchNorm they go into its scale and shift in the same way.
+
+In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the unit's input, and no map there takes it up
+unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u²
+where no other unit has that half, too.
+
 The units that the budget adds to a block are of two kinds. Some are always on (always_on.py) and carry what is linear,
 at most as many as the block has inputs. Others are copies of a unit with a kink of their own, since K ReLUs leave less
 of a gate than one. Each goes where it takes the most of the mean square of the block's error away, by the original's
@@ -10,22 +22,31 @@ times the square of the unit's column behind it, as if channels were off indepen
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.models.batches import Batch
+from hf_lgelu.models.channels import one_module_per_site
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.example_run import evaluation_mode
+from hf_lgelu.models.example_run import calls_seen, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
+from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers, find_layers
-from hf_lgelu.refit.layerwise import Refit, Task
-from hf_lgelu.refit.placement import GateUnit, find_gate_units, gather_placements, write_placement
+from hf_lgelu.refit.layerwise import Refit, Room, Task
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import add_constant, oriented
-from hf_lgelu.refit.widen import Block, Room, find_blocks, make_room
+from hf_lgelu.refit.widen import Block, find_blocks, make_room
+
+PLACEMENT_ROWS = 4096
+"""Rows, about, that a placement is fitted on: three numbers a channel need no more."""
 
 
 class Copies(NamedTuple):
@@ -208,3 +229,64 @@ def _size(sums: PlacementSums, is_gated: bool) -> float:
     """The root mean square of the loudest unit; half of it where a unit that is always on has an offset besides."""
     loudest = (sums.square.max() / sums.rows).sqrt().item()
     return (loudest or 1.0) * (1.0 if is_gated else 0.5)
+
+
+@torch.no_grad()
+def gather_placements(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
+) -> dict[int, PlacementSums]:
+    """The sums of each gate unit over some rows of every fold, in the original, by site."""
+    sums: dict[int, PlacementSums] = {}
+    for unit in units:
+        weight = model.get_parameter(unit.before.weight_name)
+        sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
+    batches = folds.spread  # none, perhaps, on one of several processes
+    batch: Batch
+    calls: dict[int, list[Tensor]] = {}
+    halves: dict[int, list[Tensor]] = {}
+
+    def some(values: Tensor, unit: GateUnit) -> Tensor:
+        """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them.
+
+        As narrow as they are: those of all gates of a batch are there at once.
+        """
+        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
+        return rows[:: max(1, len(rows) // -(-PLACEMENT_ROWS // len(batches)))].clone()
+
+    def see(gate: nn.Module, *call: Tensor) -> None:
+        calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
+
+    def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        halves[unit.site] = [some(output, unit)]
+
+    with one_module_per_site(model, sites), ExitStack() as hooks:
+        gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
+        hooks.enter_context(calls_seen(gates, see))
+        for unit in units:
+            for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
+                owner = model.get_submodule(other.weight_name.rpartition(".")[0])
+                hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
+        for batch in (part.load() for part in batches):
+            run_example(model, batch.inputs)
+            for unit in units:
+                squares = (value.double().square() for value in halves.pop(unit.site, []))
+                sums[unit.site].add(*(value.double() for value in calls.pop(unit.site)), *squares)
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
+
+
+@torch.no_grad()
+def write_placement(
+    converted: nn.Module, unit: GateUnit, placement: Placement, direction: Tensor | None = None
+) -> None:
+    """Put slope and kink into the map before the gate of `converted`; `direction` is that of `add_constant`."""
+    weight = converted.get_parameter(unit.before.weight_name)
+    slope, kink = (part.to(weight.device) for part in (placement.slope, placement.kink))
+    axis = unit.before.output_axis
+    shape = [1] * weight.dim()
+    shape[0 if axis is None else axis] = -1
+    weight.copy_(weight.double() * slope.view(shape))
+    if unit.before.bias is None:
+        add_constant(converted, unit.before, slice(None), -kink * slope, direction)
+        return
+    bias = converted.get_parameter(unit.before.bias)
+    bias.copy_((bias.double() - kink) * slope)

@@ -20,9 +20,10 @@ from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of
 from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.operable import independent_copy
+from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
-from hf_lgelu.refit.placement import GateUnit, find_gate_units, product_behind
+from hf_lgelu.refit.layerwise import Room
 from hf_lgelu.refit.program import Program
 
 
@@ -79,19 +80,6 @@ def _origin(node: Node, source: Node | None = None) -> Node:
     while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]
     return node
-
-
-@dataclass(frozen=True)
-class Room:
-    """A network that computes what the original does, with `extra` idle units in every block.
-
-    `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
-    """
-
-    model: nn.Module
-    extra: int = 0
-    share: float = 1.0
-    config_changes: tuple[ConfigChange, ...] = ()
 
 
 def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float) -> Room:

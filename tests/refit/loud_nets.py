@@ -11,8 +11,8 @@ from transformers import (
 )
 
 from hf_lgelu.models.sites import find_sites
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.placement import find_gate_units
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import find_blocks
 

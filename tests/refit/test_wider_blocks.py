@@ -17,8 +17,7 @@ from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.place import Copies, write_copies
-from hf_lgelu.refit.placement import write_placement
+from hf_lgelu.refit.place import Copies, write_copies, write_placement
 from hf_lgelu.refit.widen import make_room
 
 
