@@ -68,21 +68,21 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
         # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
         sharded = "fsdp" in type(module).__module__.lower() and not temporarily
         if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is wrapped by {type(module).__name__}, which has already taken "
-                "stock of the parameters. Do the surgery before wrapping, or on the unwrapped model "
-                "(accelerator.unwrap_model(model))"
+            why = (
+                f"wrapped by {type(module).__name__}, which has already taken stock of the parameters. Do the surgery "
+                "before wrapping, or on the unwrapped model (accelerator.unwrap_model(model))"
             )
-        if type(module).__module__.startswith("peft.") and not temporarily:
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is {type(module).__name__} of PEFT, and a saved adapter says "
-                "nothing of the activations that it was trained with. Replace activations before get_peft_model, and "
-                "substitute after merging: model = model.merge_and_unload()"
+        elif type(module).__module__.startswith("peft.") and not temporarily:
+            why = (
+                f"{type(module).__name__} of PEFT, and a saved adapter says nothing of the activations that it was "
+                "trained with. Replace activations before get_peft_model, and substitute after merging: model = "
+                "model.merge_and_unload()"
             )
-        if isinstance(module, torch.jit.ScriptModule):
-            raise RuntimeError(
-                f"the model cannot be changed: {where} is a TorchScript module. Operate before scripting"
-            )
+        elif isinstance(module, torch.jit.ScriptModule):
+            why = "a TorchScript module. Operate before scripting"
+        else:
+            continue
+        raise RuntimeError(f"the model cannot be changed: {where} is {why}")
     return model
 
 
@@ -163,20 +163,20 @@ def independent_copy(model: Model) -> Model:
                   if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
         known_to = _shared_function(model, twin)
     if shared:
-        where = f"its module {shared[0]!r}" if shared[0] else "it"
-        raise RuntimeError(
-            f"{type(model).__name__} cannot be copied: {where} has a function in the place of its forward, and a copy "
-            "would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
+        why = (
+            f"{f'its module {shared[0]!r}' if shared[0] else 'it'} has a function in the place of its forward, and a "
+            "copy would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
             "`del model.forward`; model.compile() compiles without that"
         )
-    if known_to is not None:
-        raise RuntimeError(
-            f"{type(model).__name__} cannot be copied: {known_to} holds a function that knows a module or tensor of "
-            "the model from elsewhere (a closure, torch.compile or a decorator of a bound method, a hook), and a copy "
-            "would go on running the original. Make it a method, decorate or compile it in the class, or remove the "
-            "hook"
+    elif known_to is not None:
+        why = (
+            f"{known_to} holds a function that knows a module or tensor of the model from elsewhere (a closure, "
+            "torch.compile or a decorator of a bound method, a hook), and a copy would go on running the original. "
+            "Make it a method, decorate or compile it in the class, or remove the hook"
         )
-    return twin
+    else:
+        return twin
+    raise RuntimeError(f"{type(model).__name__} cannot be copied: {why}")
 
 
 def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
