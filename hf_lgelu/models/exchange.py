@@ -132,7 +132,7 @@ class ConfigPlans:
         return tuple(change for _, changes in self._plans for change in changes)
 
 
-def carry_out(
+def exchange_activations(
     model: nn.Module,
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
@@ -141,7 +141,7 @@ def carry_out(
 ) -> SurgeryReport:
     """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone."""
     before = {id(parameter): parameter for parameter in model.parameters()}
-    replaced = exchange(sites, modules)
+    replaced = put_modules(sites, modules)
     forget_checkpoint(model)
     if change is not None:
         after = {id(parameter): parameter for parameter in model.parameters()}
@@ -152,7 +152,7 @@ def carry_out(
     return SurgeryReport(replaced, plans.carry_out())
 
 
-def exchange(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
     """Put each module at its site."""
     for site, module in zip(sites, modules, strict=True):
         site.put(module)

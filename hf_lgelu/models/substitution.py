@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, exchange, found_sites
+from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, exchange_activations, found_sites, put_modules
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
@@ -85,7 +85,7 @@ def put_relu(
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
-    return carry_out(model, sites, modules, plans, change)
+    return exchange_activations(model, sites, modules, plans, change)
 
 
 def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
@@ -175,7 +175,7 @@ class TemporaryRelu:
     def applied(self) -> Iterator[SurgeryReport]:
         """ReLU inside the block; after it, also after an error, the former activations."""
         try:
-            yield SurgeryReport(exchange(self._sites, self._relus))
+            yield SurgeryReport(put_modules(self._sites, self._relus))
         finally:
             for site in self._sites:
                 site.put(site.module)

@@ -20,7 +20,7 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
 )
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, carry_out, found_sites
+from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, exchange_activations, found_sites
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.outputs import agree, outputs_of
@@ -121,7 +121,7 @@ def replace_activations(
         modules.append(module.to(_device(model, site)))
     at_sites = dict(zip((site.name for site in sites), modules, strict=True))
     plans = ConfigPlans.of(model, at_sites, _plan_gates) if rewrite_config else ConfigPlans()
-    report = carry_out(model, sites, modules, plans, change)
+    report = exchange_activations(model, sites, modules, plans, change)
     _keep_from_nested_tensors(model)
     return report
 
