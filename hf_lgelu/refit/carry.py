@@ -96,8 +96,7 @@ class Carrier:
         self._model, self._sites = model, sites = programs.model, programs.sites
         self._gates = gate_of([site.module for site in sites])
         self._new_gates = gate_of([converted.get_submodule(site.name) for site in sites])
-        # With as many samples as tokens in a batch, its shapes would not say which axis counts samples.
-        self._batches = [[piece for batch in fold for piece in _not_square(batch)] for fold in folds.folds]
+        self._batches = [[piece for batch in fold for piece in batch.not_square()] for fold in folds.folds]
         self._images = len(folds.samples.keys) - folds.held_out_samples
         self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
@@ -249,13 +248,6 @@ class Carrier:
         if rows != len(mask) and not bool(mask.all()):  # rows are no tokens, nor made of sound, nor one a sample
             self._noted.add((index, PADDING_COUNTS))
         return None
-
-
-def _not_square(batch: FoldBatch) -> list[FoldBatch]:
-    """The batch in as few pieces as have, each, another number of samples than of tokens; single samples do."""
-    lengths = batch.lengths.values()
-    cuts = (list(batch.pieces(most)) for most in range(len(batch), 0, -1))
-    return next(pieces for pieces in cuts if not any(1 < len(piece) in lengths for piece in pieces))
 
 
 def _mask_over(program: Program, layer: Layer) -> Node | None:

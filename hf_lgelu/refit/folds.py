@@ -61,6 +61,14 @@ class FoldBatch:
         for start in range(0, len(self), size):
             yield FoldBatch(self.samples, self.numbers[start : start + size], self.lengths)
 
+    def not_square(self) -> "list[FoldBatch]":
+        """The samples in as few batches as have other numbers of samples than of tokens.
+
+        So the shape of a layer's values says which axis counts samples; of a single sample it does not matter.
+        """
+        cuts = (list(self.pieces(most)) for most in range(len(self), 0, -1))
+        return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
+
     def share(self) -> "FoldBatch | None":
         """The samples of this process, padded as the whole batch; None where it has none of them."""
         here = tuple(number for number in self.numbers if number in self.samples.run_here)
