@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.folds import FoldBatch, deal_folds
 
 
 def features(count, width=3, seed=0):
@@ -151,3 +151,14 @@ def test_what_looks_at_the_gates_sees_short_and_long_sequences():
     assert len(seen) == 4 * 16  # 2,048 tokens of the longest are 15 sequences, four batches of a fold
     assert sum(seen) / len(seen) == pytest.approx(sum(fitted) / len(fitted), rel=0.1)
     assert min(seen) < 20 < 110 < max(seen)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes"), [((), [7]), ((6,), [7]), ((7,), [4, 3]), ((7, 4), [3, 3, 1]), ((7, 4, 3, 2), [1] * 7)]
+)
+def test_no_piece_of_a_batch_has_as_many_samples_as_tokens(lengths, sizes):
+    batch = FoldBatch(None, tuple(range(7)), dict(enumerate(lengths)))
+    pieces = batch.not_square()
+    assert [len(piece) for piece in pieces] == sizes
+    assert [number for piece in pieces for number in piece.numbers] == list(range(7))
+    assert {piece.lengths == batch.lengths for piece in pieces} == {True}
