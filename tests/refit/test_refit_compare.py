@@ -258,7 +258,7 @@ def evaluation_numbers(found):
             *(change.relative_error for change in changes), *(change.agreement for change in changes)]  # fmt: skip
 
 
-def test_outputs_of_large_vocabularies_are_compared_a_few_units_at_a_time(monkeypatch):
+def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monkeypatch):
     torch.manual_seed(0)
     # In float64: a product of three rows is summed otherwise than one of eleven, to its dtype's rounding.
     original, converted = (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5)).double() for _ in range(2))
@@ -267,7 +267,7 @@ def test_outputs_of_large_vocabularies_are_compared_a_few_units_at_a_time(monkey
     original.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     whole, gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
     assert max(seen) == 11
-    monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 15)  # of three units
+    monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 15)  # of three samples
     seen.clear()
     parts, few_gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
     assert max(seen) == 3

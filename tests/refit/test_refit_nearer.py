@@ -14,15 +14,15 @@ from hf_lgelu.refit.compare import NetComparison
 from hf_lgelu.refit.ladder import is_nearer
 
 
-@pytest.mark.parametrize("units", [10, 19, 400])
-def test_at_least_four_units_must_come_nearer(units):
-    """Of -1 on m of n units: mean m/n, variance (m/n)(1 - m/n)·n/(n - 1), so √(m(n - 1)/(n - m)) standard errors."""
-    for fallen in range(units):
-        gaps = [0.0] * fallen + [1.0] * (units - fallen)
-        errors = math.sqrt(fallen * (units - 1) / (units - fallen))
-        assert is_nearer(gaps, [1.0] * units, 2) == (errors > 2 + 1e-9) == (fallen > 3)
+@pytest.mark.parametrize("samples", [10, 19, 400])
+def test_at_least_four_samples_must_come_nearer(samples):
+    """Of -1 on m of n samples: mean m/n, variance (m/n)(1 - m/n)·n/(n - 1), so √(m(n - 1)/(n - m)) standard errors."""
+    for fallen in range(samples):
+        gaps = [0.0] * fallen + [1.0] * (samples - fallen)
+        errors = math.sqrt(fallen * (samples - 1) / (samples - fallen))
+        assert is_nearer(gaps, [1.0] * samples, 2) == (errors > 2 + 1e-9) == (fallen > 3)
     # One alone is one error, however far it falls.
-    assert not is_nearer([-99.0] + [1.0] * (units - 1), [1.0] * units, 2)
+    assert not is_nearer([-99.0] + [1.0] * (samples - 1), [1.0] * samples, 2)
 
 
 def test_it_is_the_paired_t_of_scipy():
@@ -44,7 +44,7 @@ def test_what_says_nothing_is_not_nearer():
         assert not is_nearer(gaps, than)
 
 
-def test_the_mean_alone_decides_on_units_that_had_no_part():
+def test_the_mean_alone_decides_on_samples_that_had_no_part():
     draws, decided = np.random.default_rng(5), []
     for _ in range(40):
         before, after = draws.lognormal(0, 1.5, (2, 7)).tolist()
