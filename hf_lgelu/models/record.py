@@ -65,106 +65,11 @@ def describe_sites(
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
         record.append({"site": name, "raw_shape": list(module.raw_hardness.shape), **gate})
     for name in plain:
-        module = (planned or {}).get(name) or _at(model, name)
+        parent, attribute = _site_place(model, name)
+        module = (planned or {}).get(name) or getattr(parent, attribute, None)
         if module is not None and not isinstance(module, LambdaGate):
             record.append({"site": name, **_plain_entry(module)})
     return record
-
-
-def renew_records(model: nn.Module) -> None:
-    """Have each record in the configs of a model that is about to be saved say the gates of now. Changes the configs.
-
-    Recorded sites may be gone or have other names, as behind a layer that was dropped. Raises RuntimeError where the
-    record has a plain gate, whose name may now be another gate's.
-    """
-    for inner, record in list(recorded_models(model)):
-        there = describe_sites(inner, plain=plain_sites(record))
-        if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
-            continue
-        if plain_sites(record) or not any(isinstance(site.module, LambdaGate) for site in find_sites(inner)):
-            raise RuntimeError(
-                f"the gates of {type(inner).__name__} are no longer those that its config remembers "
-                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}): saved "
-                "like this, it would be loaded as another network. Take layers away, or put others in, before surgery "
-                "or conversion, not after it; substitute_relu exchanges gates and what the config remembers together"
-            )
-        _replace_record(inner, record, describe_sites(inner))
-
-
-def require_own_record(model: PreTrainedModel) -> None:
-    """Raise RuntimeError for a part of a network whose gates only the config of the whole network tells."""
-    if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
-        raise RuntimeError(
-            f"{type(model).__name__} is a part of a network whose config alone remembers its gates: saved by itself, "
-            "it could not be loaded. Save the whole network; or substitute_relu(the whole), and save the part then; or "
-            "put the gates into the part alone, before it becomes one"
-        )
-
-
-def require_whole_config(model: PreTrainedModel) -> None:
-    """Raise RuntimeError for a model whose config says other activations than surgery on a part alone has left there.
-
-    Activations put in by hand, or with rewrite_config=False, are in no config and not found here.
-    """
-    held = {id(config) for config in configs_in(model.config)}
-    parts = {
-        uncompiled_name(name): part
-        for name, part in model.named_modules()
-        if isinstance(part, PreTrainedModel) and id(part.config) not in held and _is_told_otherwise(part, model)
-    }
-    if not parts:  # as of nearly every model: nothing is built to compare it with
-        return
-    not_told = _not_told(model)
-    for prefix, part in parts.items():
-        inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
-        lost = sorted(inside - _not_told(part)) if inside else []
-        if lost:
-            raise RuntimeError(
-                f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
-                f"and the config of {type(model).__name__}, which is saved, says others there: the checkpoint would be "
-                f"another network. Do the surgery on the outermost model, this {type(model).__name__}, and not on its "
-                f"part; or set the activation keys of its config to what that of its {prefix} says"
-            )
-
-
-def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
-    if any(type(config) is type(part.config) for config in configs_in(model.config)):
-        return says_other_activations(part.config, model.config)
-    return any(isinstance(module, LambdaGate) for module in part.modules())
-
-
-def _not_told(model: PreTrainedModel) -> set[str]:
-    """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
-    built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
-    held = {id(config) for config in configs_in(model.config)}
-    names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
-    told = {
-        f"{names[id(inner)]}.{entry['site']}".removeprefix(".")
-        for inner, record in recorded_models(model)
-        if id(inner.config) in held
-        for entry in record
-    }
-    return {*built} - told
-
-
-def _without_shapes(record: SiteRecord) -> SiteRecord:
-    return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
-
-
-def has_record(config: PreTrainedConfig) -> bool:
-    """Whether a config, or one inside it, holds a record."""
-    return any(True for _ in _kept(config, RECORD_KEY))
-
-
-def plain_sites(record: SiteRecord) -> list[str]:
-    """Names of the plain gates in a record."""
-    return [entry["site"] for entry in record if "activation" in entry]
-
-
-def _at(model: nn.Module, name: str) -> nn.Module | None:
-    parent, attribute = _site_place(model, name)
-    return None if parent is None else getattr(parent, attribute)
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
@@ -178,6 +83,25 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return {"activation": name}
     raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")
+
+
+def plain_sites(record: SiteRecord) -> list[str]:
+    """Names of the plain gates in a record."""
+    return [entry["site"] for entry in record if "activation" in entry]
+
+
+def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    """(parent, attribute) of a site, or (None, attribute). A name may have the prefix of the model below the head."""
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        parent_name, _, attribute = candidate.rpartition(".")
+        try:
+            parent = model.get_submodule(parent_name)
+        except AttributeError:
+            continue
+        if isinstance(getattr(parent, attribute, None), nn.Module):
+            return parent, attribute
+    return None, attribute
 
 
 def remember_sites(
@@ -244,6 +168,24 @@ def _guarded(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], Any, A
             yield (*path, *key.split(".")), plain, guard
 
 
+def _value(config: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        config = config.get(step) if isinstance(config, Mapping) else getattr(config, step, None)
+    return config
+
+
+def _kept(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
+    for path, held in held_configs(config):
+        if getattr(held, key, None) is not None:
+            yield path, getattr(held, key)
+
+
+def has_record(config: PreTrainedConfig) -> bool:
+    """Whether a config, or one inside it, holds a record."""
+    return any(True for _ in _kept(config, RECORD_KEY))
+
+
 def recorded_models(
     model: nn.Module, enclosing: SiteRecord | None = None
 ) -> Iterator[tuple[PreTrainedModel, SiteRecord]]:
@@ -271,21 +213,30 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     placed = 0
     for entry in record:
-        parent, attribute = _site_place(model, entry["site"])
+        name = entry["site"]
+        parent, attribute = _site_place(model, name)
         if parent is None:
             continue  # it was in a head, and this model has another
-        _require_activation(model, entry["site"], getattr(parent, attribute))
+        present = getattr(parent, attribute)
+        if kind_of(present) is None and not is_activation(present):
+            raise ValueError(
+                f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
+                "there, which is no activation: the checkpoint is damaged, or of another model class"
+            )
         placed += 1
         if "activation" in entry:
-            place(parent, attribute, _plain_module(entry))
-            continue
-        if "shared_with" in entry or "forward" in entry:
+            plain, slope = entry["activation"], entry.get("negative_slope")
+            if not isinstance(plain, str) or plain not in ACT2FN or not isinstance(slope, int | float | None):
+                raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
+            place(parent, attribute, ACT2FN[plain] if slope is None else nn.LeakyReLU(slope))
+        elif "shared_with" in entry or "forward" in entry:
             raise ValueError(
-                f"the gate at {entry['site']} is one that this version of hf_lgelu has no more (forward='relu', or one "
-                "λ for the whole network); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
+                f"the gate at {name} is one that this version of hf_lgelu has no more (forward='relu', or one λ for "
+                "the whole network); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
             )
-        gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
-        place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
+        else:
+            gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
+            place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
     if not placed:
         raise ValueError(
             f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "
@@ -300,43 +251,82 @@ def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) ->
             setattr(part.config, RECORD_KEY, new)
 
 
-def _plain_module(entry: Mapping[str, Any]) -> nn.Module:
-    name, slope = entry["activation"], entry.get("negative_slope")
-    if not isinstance(name, str) or name not in ACT2FN or not isinstance(slope, int | float | None):
-        raise ValueError(f"the config's record puts {name!r} at {entry['site']}, which is no activation here")
-    return ACT2FN[name] if slope is None else nn.LeakyReLU(slope)
+def renew_records(model: nn.Module) -> None:
+    """Have each record in the configs of a model that is about to be saved say the gates of now. Changes the configs.
+
+    Recorded sites may be gone or have other names, as behind a layer that was dropped. Raises RuntimeError where the
+    record has a plain gate, whose name may now be another gate's.
+    """
+    for inner, record in list(recorded_models(model)):
+        there = describe_sites(inner, plain=plain_sites(record))
+        if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
+            continue
+        if plain_sites(record) or not any(isinstance(site.module, LambdaGate) for site in find_sites(inner)):
+            raise RuntimeError(
+                f"the gates of {type(inner).__name__} are no longer those that its config remembers "
+                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}): saved "
+                "like this, it would be loaded as another network. Take layers away, or put others in, before surgery "
+                "or conversion, not after it; substitute_relu exchanges gates and what the config remembers together"
+            )
+        _replace_record(inner, record, describe_sites(inner))
 
 
-def _require_activation(model: nn.Module, name: str, present: nn.Module) -> None:
-    if kind_of(present) is None and not is_activation(present):
-        raise ValueError(
-            f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
-            "there, which is no activation: the checkpoint is damaged, or of another model class"
+def _without_shapes(record: SiteRecord) -> SiteRecord:
+    return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
+
+
+def require_own_record(model: PreTrainedModel) -> None:
+    """Raise RuntimeError for a part of a network whose gates only the config of the whole network tells."""
+    if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
+        raise RuntimeError(
+            f"{type(model).__name__} is a part of a network whose config alone remembers its gates: saved by itself, "
+            "it could not be loaded. Save the whole network; or substitute_relu(the whole), and save the part then; or "
+            "put the gates into the part alone, before it becomes one"
         )
 
 
-def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
-    """(parent, attribute) of a site, or (None, attribute). A name may have the prefix of the model below the head."""
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    for candidate in (name, prefix + name, name.removeprefix(prefix)):
-        parent_name, _, attribute = candidate.rpartition(".")
-        try:
-            parent = model.get_submodule(parent_name)
-        except AttributeError:
-            continue
-        if isinstance(getattr(parent, attribute, None), nn.Module):
-            return parent, attribute
-    return None, attribute
+def require_whole_config(model: PreTrainedModel) -> None:
+    """Raise RuntimeError for a model whose config says other activations than surgery on a part alone has left there.
+
+    Activations put in by hand, or with rewrite_config=False, are in no config and not found here.
+    """
+    held = {id(config) for config in configs_in(model.config)}
+    parts = {
+        uncompiled_name(name): part
+        for name, part in model.named_modules()
+        if isinstance(part, PreTrainedModel) and id(part.config) not in held and _is_told_otherwise(part, model)
+    }
+    if not parts:  # as of nearly every model: nothing is built to compare it with
+        return
+    not_told = _not_told(model)
+    for prefix, part in parts.items():
+        inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
+        lost = sorted(inside - _not_told(part)) if inside else []
+        if lost:
+            raise RuntimeError(
+                f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
+                f"and the config of {type(model).__name__}, which is saved, says others there: the checkpoint would be "
+                f"another network. Do the surgery on the outermost model, this {type(model).__name__}, and not on its "
+                f"part; or set the activation keys of its config to what that of its {prefix} says"
+            )
 
 
-def _kept(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
-    for path, held in held_configs(config):
-        if getattr(held, key, None) is not None:
-            yield path, getattr(held, key)
+def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
+    if any(type(config) is type(part.config) for config in configs_in(model.config)):
+        return says_other_activations(part.config, model.config)
+    return any(isinstance(module, LambdaGate) for module in part.modules())
 
 
-def _value(config: Any, path: tuple[str, ...]) -> Any:
-    for step in path:
-        config = config.get(step) if isinstance(config, Mapping) else getattr(config, step, None)
-    return config
+def _not_told(model: PreTrainedModel) -> set[str]:
+    """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
+    built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
+    held = {id(config) for config in configs_in(model.config)}
+    names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
+    told = {
+        f"{names[id(inner)]}.{entry['site']}".removeprefix(".")
+        for inner, record in recorded_models(model)
+        if id(inner.config) in held
+        for entry in record
+    }
+    return {*built} - told
