@@ -30,10 +30,10 @@ from hf_lgelu.training.refusals import (
     largest_override,
     refuse_to_harden,
     require_gradient,
-    tell_released,
-    tell_softer,
-    tell_ungrouped,
-    tell_unreached,
+    warn_released,
+    warn_softer,
+    warn_ungrouped,
+    warn_unreached,
 )
 
 logger = logging.get_logger(__name__)
@@ -48,11 +48,14 @@ class HardeningCallback(TrainerCallback):
     Args:
         config: the options of hardening; by default the paper's.
 
-    Use it with `LambdaGELUTrainer`, which gives s its learning rate and selects best checkpoints among hardened epochs
-    only. In a plain Trainer it works as well, with an optimizer of `hardness_parameter_groups` (without one s learns as
-    slowly as the weights and decays with them, which is warned of), except together with `load_best_model_at_end` or
-    `save_strategy="best"`, which raise; DeepSpeed is refused. An s that is frozen or that the optimizer does not hold
-    raises when training begins.
+    `LambdaGELUTrainer` gives s its learning rate, and selects best checkpoints among hardened epochs only. A plain
+    Trainer needs an optimizer of `hardness_parameter_groups`: without it s learns as slowly as the weights and decays
+    with them, and a warning says so.
+
+    Raises, when training begins:
+        ValueError: DeepSpeed; an s that is frozen; in a plain Trainer `load_best_model_at_end` or
+            `save_strategy="best"`, which would select a soft epoch.
+        RuntimeError: an optimizer that does not hold s.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -106,9 +109,9 @@ class HardeningCallback(TrainerCallback):
         if config.switch_fraction == 0:
             return
         if state.global_step == 0:
-            tell_released(model)
+            warn_released(model)
         if not selects:
-            tell_ungrouped(optimizer, model)
+            warn_ungrouped(optimizer, model)
         by_step = config.hardening_strategy == "steps"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if switch_position(total, config.switch_fraction) == 0:
@@ -182,7 +185,7 @@ class HardeningCallback(TrainerCallback):
                 model, progress, target_hardness=self.config.targets, schedule=self.config.hardening_schedule
             )
         if self._resumed_hardness >= 1:
-            tell_softer(self._resumed_hardness, largest_override(model))
+            warn_softer(self._resumed_hardness, largest_override(model))
         self._resumed_hardness = 0.0
 
 
@@ -261,7 +264,7 @@ class HardnessLogCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
         if not self._has_looked:  # in front of the callback that takes gradients away
-            tell_unreached(model)
+            warn_unreached(model)
         self._has_looked = True
 
     def on_optimizer_step(

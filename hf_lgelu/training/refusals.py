@@ -1,6 +1,6 @@
-"""What would make a training end with another network than was asked for: refused as it begins, or said in a warning.
+"""What would make a training end with another network than was asked for: refused as it begins, or warned of.
 
-`refuse_with_gates` is LambdaGELUTrainer's list, `refuse_to_harden` HardeningCallback's. Functions that tell only warn.
+`refuse_with_gates` is LambdaGELUTrainer's list, `refuse_to_harden` HardeningCallback's.
 """
 
 import sys
@@ -115,7 +115,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
 
 
 def require_gradient(model: nn.Module) -> None:
-    """Raise where no s has a gradient after a backward pass: what computes in the gates' place is not theirs."""
+    """Raise RuntimeError where no s has a gradient after a backward pass: no λ-gate took part."""
     modules = lambda_gelu_modules(model)
     reached = any(parameter.grad is not None for _, module in modules for parameter in raw_parameters(module))
     # Optimizers that step inside backward leave no gradient anywhere.
@@ -127,8 +127,8 @@ def require_gradient(model: nn.Module) -> None:
         )
 
 
-def tell_unreached(model: nn.Module) -> None:
-    """Say after a backward pass which of the gates that learn it has not reached."""
+def warn_unreached(model: nn.Module) -> None:
+    """Warn of gates that learn and have no gradient after a backward pass."""
     if all(parameter.grad is None for parameter in model.parameters()):  # an optimizer that steps inside backward
         return
     learning = [(name, raw_parameters(module)) for name, module in lambda_gelu_modules(model)]
@@ -144,8 +144,8 @@ def tell_unreached(model: nn.Module) -> None:
         )
 
 
-def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:
-    """Of an optimizer that LambdaGELUTrainer did not make and that nobody gave a group for an s that learns."""
+def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
+    """Warn of an optimizer without a hardness group, where an s learns."""
     learning = {id(s) for _, module in lambda_gelu_modules(model) for s in raw_parameters(module) if s.requires_grad}
     if not learning or not hasattr(optimizer, "param_groups") or hardness_group(optimizer) is not None:
         return
@@ -158,8 +158,8 @@ def tell_ungrouped(optimizer: Any, model: nn.Module) -> None:
     )
 
 
-def tell_held(model: nn.Module) -> None:
-    """Say it where a training without hardening goes on from gates that are on their way: their λ does not learn."""
+def warn_held(model: nn.Module) -> None:
+    """Warn where a training without hardening begins with half-hardened gates: their λ does not learn."""
     if largest_override(model) >= 1 and not is_hardened(model):
         held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
         smallest = min(known_hardness(module).min().item() for module in held)
@@ -170,8 +170,8 @@ def tell_held(model: nn.Module) -> None:
         )
 
 
-def tell_frozen(model: nn.Module) -> None:
-    """Say it where a training without hardening begins with an s that does not learn."""
+def warn_frozen(model: nn.Module) -> None:
+    """Warn where a training without hardening begins with an s that does not learn."""
     modules = lambda_gelu_modules(model)
     frozen = [name for name, module in modules if not all(s.requires_grad for s in raw_parameters(module))]
     if frozen and largest_override(model) < 1:
@@ -183,8 +183,8 @@ def tell_frozen(model: nn.Module) -> None:
         )
 
 
-def tell_softer(before: float, after: float) -> None:
-    """Say it where a run that goes on from a checkpoint sets λ back: it has other epochs than the one before it."""
+def warn_softer(before: float, after: float) -> None:
+    """Warn where a resumed run sets λ back, since it has other epochs than the run before it."""
     if after < 0.999 * before:
         logger.warning(
             f"Hardening had come to λ = {before:.4g} and goes on with {max(after, 1.0):.4g}: with another number of "
@@ -200,8 +200,8 @@ def largest_override(model: nn.Module) -> float:
     return torch.stack(together).max().item() if together else 0.0
 
 
-def tell_released(model: nn.Module) -> None:
-    """Say it where a network that is hard already begins again with soft gates."""
+def warn_released(model: nn.Module) -> None:
+    """Warn where hardening begins with gates that are hard already: it makes them soft again."""
     if (largest := largest_override(model)) >= 1:
         logger.warning(
             f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "

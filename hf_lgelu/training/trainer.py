@@ -40,7 +40,7 @@ from hf_lgelu.training.evaluation import (
     objective_as_it_is,
     random_state_kept,
 )
-from hf_lgelu.training.refusals import refuse_with_gates, tell_frozen, tell_held, tell_ungrouped
+from hf_lgelu.training.refusals import refuse_with_gates, warn_frozen, warn_held, warn_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
 
 logger = logging.get_logger(__name__)
@@ -160,10 +160,10 @@ class LambdaGELUTrainer(Trainer):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Trainer's scheduler; one that was passed is left as it is."""
         # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
-        tell_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
+        warn_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
         if self._hardening_callback() is None:
-            tell_frozen(self.model)
-            tell_held(self.model)
+            warn_frozen(self.model)
+            warn_held(self.model)
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         group = None if self.optimizer is None else hardness_group(self.optimizer)
         first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
@@ -319,7 +319,7 @@ class LambdaGELUTrainer(Trainer):
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
         if self.is_fsdp_enabled and self._hardening_callback() is None:  # else when the scheduler is made
-            tell_held(own)
+            warn_held(own)
 
     def _load_best_model(self) -> None:
         by_other = super()._load_best_model.__func__ is not Trainer._load_best_model
