@@ -281,9 +281,8 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
         changes[side] = max(each_has(_largest_change(model, outputs, pairs)))
         if changes[side] <= _MOST_CHANGE:
             without = there.cropped()
-            pairs = _cropped(there, without)
-            change = max(each_has(_largest_change(model, outputs, pairs, must_compare=True)))
-            return without if change <= _MOST_CHANGE_OF_CROPPED else there
+            change = _largest_change(model, outputs, _cropped(there, without), must_compare=True)
+            return without if max(each_has(change)) <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
     (in_front,) = changes.values()
     raise ValueError(
