@@ -17,6 +17,7 @@ class TargetGate:
     Args:
         name: a key of ACT2FN.
         title: what it is called.
+        tag: of a model card.
         formula: what it computes.
         can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
             it must be ReLU up to what is linear, and have no upper end.
@@ -25,6 +26,7 @@ class TargetGate:
 
     name: str
     title: str
+    tag: str
     formula: str
     can_be_placed: bool = False
     slope: float | None = None
@@ -33,11 +35,11 @@ class TargetGate:
 TARGETS = {
     gate.name: gate
     for gate in (
-        TargetGate("relu", "ReLU", "max(z, 0)", can_be_placed=True),
-        TargetGate("relu6", "ReLU6", "min(max(z, 0), 6)"),
-        TargetGate("leaky_relu", "LeakyReLU", "max(z, 0) + 0.01·min(z, 0)"),
-        TargetGate("hardswish", "HardSwish", "z·min(max(z + 3, 0), 6)/6"),
-        TargetGate("relu2", "squared ReLU", "max(z, 0)²"),
+        TargetGate("relu", "ReLU", "relu", "max(z, 0)", can_be_placed=True),
+        TargetGate("relu6", "ReLU6", "relu6", "min(max(z, 0), 6)"),
+        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "max(z, 0) + 0.01·min(z, 0)"),
+        TargetGate("hardswish", "HardSwish", "hardswish", "z·min(max(z + 3, 0), 6)/6"),
+        TargetGate("relu2", "squared ReLU", "squared-relu", "max(z, 0)²"),
     )
 }
 
@@ -56,7 +58,7 @@ def read_target(name: str) -> TargetGate:
         slope = math.nan
     if kind == "leaky_relu" and 0 <= slope < 1:
         title = f"LeakyReLU({slope:g})" + ("" if slope else " = ReLU")
-        return TargetGate("leaky_relu", title, f"max(z, 0) + {slope:g}·min(z, 0)", slope=slope)
+        return replace(TARGETS[kind], title=title, formula=f"max(z, 0) + {slope:g}·min(z, 0)", slope=slope)
     raise ValueError(
         f"target must be one of {', '.join(TARGETS)}, or leaky_relu:SLOPE with a slope from 0 to below 1, got {name!r}"
     )

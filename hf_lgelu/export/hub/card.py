@@ -359,9 +359,8 @@ def render_conversion_card(
     """
     where, is_plain = repo_id or "FOLDER", not checkpoint.needs_package
     # A report has the target's title, with a slope of its own behind it or without.
-    target = {row.title: row.name for row in TARGETS.values()}[report.target.partition("(")[0]]
-    tag = {"leaky_relu": "leaky-relu", "relu2": "squared-relu"}.get(target, target)
-    title = repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{tag}"
+    target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
+    title = repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{target.tag}"
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     results, source = [], provenance.evaluation_source
     if source is not None and is_hub_id(source) and provenance.evaluation_is_whole:
@@ -369,7 +368,7 @@ def render_conversion_card(
         results = [_result(checkpoint, name, value, ", second set", **told) for name, value in metrics.items()]
     return _rendered(
         _CONVERSION_TEMPLATE, checkpoint, title, repo_id, license,
-        tags=[tag, *(["relufication"] if tag == "relu" else []), "lambda-gelu"],
+        tags=[target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
         metrics=list(metrics) or None, results=results,
         report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
@@ -377,10 +376,10 @@ def render_conversion_card(
         network_table=whole_network(report),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
-        layer_note=LAYER_NOTE, has_zeros=target.startswith("relu"),
+        layer_note=LAYER_NOTE, has_zeros=target.name.startswith("relu"),
         smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
         made_with=made_with(provenance.hardware, provenance.versions),
-        plain_code=loading.without_hf_lgelu(checkpoint, where, activation=target) if is_plain else "",
+        plain_code=loading.without_hf_lgelu(checkpoint, where, activation=target.name) if is_plain else "",
         carried_code=loading.with_carried_code(where) if checkpoint.own_code and is_plain else "",
         lgelu_code=loading.with_hf_lgelu(checkpoint.model_class, where),
     )  # fmt: skip
