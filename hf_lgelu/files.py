@@ -134,7 +134,7 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 
 
 def hold(path: Path) -> int | None:
-    """A file of that name, locked until it is closed or the process ends; None where the system has no such locks.
+    """The descriptor of a file, locked until it is closed or the process ends; None on a system without such locks.
 
     Raises BlockingIOError where another process holds it.
     """
@@ -167,7 +167,7 @@ def require_inside(file: Path, folder: Path) -> None:
 
 
 def save_picture(figure: "Figure", path: str | os.PathLike, dots_per_inch: int) -> Path:
-    """Write a PNG, of the same numbers the same bytes, whose folder is made if it is not there; its path."""
+    """Write a PNG and return its path; the same numbers give the same bytes. Its folder is made where it is missing."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Which matplotlib it was would make another file of the same picture.

@@ -1,4 +1,4 @@
-"""The checkpoint that a command is given: what it is, whether it can be worked on, what its card says."""
+"""The checkpoint that a command is given: how it is found, loaded, refused, saved and pushed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _ANSWER_SECONDS = 10.0
 
 
 def local(name: str) -> Path | None:
-    """The folder or file of that name; None if there is none."""
+    """The path of the folder or file `name`; None where there is none."""
     path = Path(name).expanduser()
     return path if path.exists() else None
 
@@ -93,16 +93,16 @@ class GivenCheckpoint:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a sequence, where a folder of sentence-transformers says how many its encoder is given."""
+        """The most tokens of a sequence that a folder of sentence-transformers sets; None elsewhere."""
         return None if self.sentences is None else self.sentences.longest
 
     @property
     def prompt(self) -> str:
-        """What is put before every text, where a folder of sentence-transformers says that something is."""
+        """The text that a folder of sentence-transformers puts before every input by default; else empty."""
         return "" if self.sentences is None else self.sentences.prompt
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Write `network`, changed, as a checkpoint of the same kind with all that goes along."""
+        """Write the changed `network` as a checkpoint of the same kind, with its tokenizer and other files."""
         encoder: Any = network.encoder if isinstance(network, SentenceEmbedder) else network
         if self.sentences is not None:
             self.sentences.save(encoder, folder)
@@ -148,7 +148,7 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
 
 
 def require_hardness(given: GivenCheckpoint) -> None:
-    """Raise ValueError, with the road that leads on, unless the checkpoint has a λ-GELU."""
+    """Raise ValueError unless the checkpoint has a λ-GELU; the message says what to do instead."""
     kinds = {site.kind for site in find_sites(given.model)}
     if kinds & set(LEARNED_KINDS):
         return
@@ -162,9 +162,9 @@ def require_hardness(given: GivenCheckpoint) -> None:
 
 
 def require_gates(given: GivenCheckpoint) -> None:
-    """Raise ValueError, with what there is instead, unless the checkpoint has a smooth gate as a module.
+    """Raise ValueError unless the checkpoint has a smooth gate as a module; the message says what it has instead.
 
-    Nor where a sentence encoder has one in a module behind it, which goes along as it is.
+    A smooth gate in a module behind a sentence encoder is refused too: such modules are copied unchanged.
     """
     sites = find_sites(given.network)
     if not sites:
@@ -190,7 +190,7 @@ def _refuse_gateless(given: GivenCheckpoint) -> None:
 
 
 def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> None:
-    """Raise ValueError if the output folder is or holds what is read: replaced, it would take that along.
+    """Raise ValueError if the output folder is, or contains, something that is read: replacing it would lose that.
 
     `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder.
     """

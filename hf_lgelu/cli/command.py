@@ -23,11 +23,11 @@ FAILED, WRONG_CALL = 1, 2
 
 
 class _WrongCallError(ValueError):
-    """What is wrong with the words of a call."""
+    """An error in the words of a call."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Answer one call, `words` or the command line's, and return its exit status: 0, or 1 or 2 with one line why."""
+    """The exit status of one call, `words` or the command line's: 0, or 1 or 2 after one line that says why."""
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] in (["-h"], ["--help"]):
         print(_overview())
@@ -67,13 +67,13 @@ def parser_of(command: Command) -> Any:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ " (did you mean x?)" of what is known with nearly that name, or ""."""
+    """The hint " (did you mean x?)" with the known name that is nearest to `word`, or ""."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def say(text: str) -> None:
-    """Print a line at once. Where nobody reads on (`hf-lgelu … | head`), the work does: the rest is said to no one."""
+    """Print a line at once. The work goes on, in silence, where nobody reads any more (`hf-lgelu … | head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -81,7 +81,7 @@ def say(text: str) -> None:
 
 
 def _stop_saying() -> None:
-    """Lead stdout nowhere, or its flush at the end of the process would complain."""
+    """Point stdout to nowhere, so that its flush at the end of the process does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -112,7 +112,7 @@ def _command(words: Sequence[str]) -> Command:
 
 
 def _arguments(command: Command, words: Sequence[str]) -> CheckpointArguments | None:
-    """What a command's words say; None where they asked for help, which has then been given."""
+    """The arguments in a command's words; None where the words ask for help, which is printed."""
     parser = parser_of(command)
     if "-h" in words or "--help" in words:
         parser.print_help()

@@ -23,8 +23,8 @@ from hf_lgelu.cli.rows import (
     TensorRows,
     context_length,
     encoded_sequences,
+    other_arguments,
     sample_numbers,
-    taken_beside,
     text_blocks,
     text_sequences,
     tokenizer_of,
@@ -44,7 +44,7 @@ _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types o
 
 
 def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
-    """What --data names, as the checkpoint's model takes it, by the tokenizer or image processor beside it.
+    """The inputs that --data names, made by the checkpoint's tokenizer or image processor.
 
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
@@ -55,7 +55,7 @@ def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
 
 
 def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
-    """What --evaluation names; left out, another split of --data, where a command has one.
+    """The inputs that --evaluation names; left out, another split of --data for the command that has --data.
 
     Raises as `data_set`, and ValueError where it would be the rows of --data once more.
     """
@@ -149,7 +149,7 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:
-    """What a model is whose inputs are not read from a data set here; None of those whose are."""
+    """The kind of a model whose inputs cannot be read from a data set here; None where they can."""
     if model.main_input_name not in ("input_ids", "pixel_values", "features"):
         return f"models whose main input is {model.main_input_name!r}"
     if model.config.is_encoder_decoder:
@@ -161,7 +161,7 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows and columns of a data set become the inputs of which model.
+    """The rows and columns of a data set that become the inputs of a model.
 
     Args:
         name: folder, file or Hub id of the data set.
@@ -262,7 +262,7 @@ class Selection:
             return Subset(images, chosen)
         # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
         found = rows[chosen]
-        tensors = {name: torch.tensor(found[name]) for name in taken_beside(model, rows.column_names)}
+        tensors = {name: torch.tensor(found[name]) for name in other_arguments(model, rows.column_names)}
         pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
         tensors["pixel_values"] = torch.from_numpy(pixels)
         if labels is not None:
@@ -370,7 +370,9 @@ def _kind(feature: Any) -> str | None:
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
-    """By name where both sides have names, else by number; None where a row has no class, or none of the model's.
+    """(N,) int64 classes of the model; None where a row has no class, or another class than the model's.
+
+    Classes are matched by name where both sides have names, else by number.
 
     Capital or small letters make no other name ("POSITIVE", "positive"), unless two of the model's differ by them.
     """

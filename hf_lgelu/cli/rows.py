@@ -80,7 +80,7 @@ class TensorRows(Dataset):
         return {name: tensor[index] for name, tensor in self.tensors.items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """The rows `indices` as one batch, sequences without what is padding behind all of them."""
+        """The rows `indices` as one batch, whose sequences end with the longest of them."""
         batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
         mask = batch.get("attention_mask")
         if mask is None or mask.ndim != 2 or not mask.any():
@@ -91,7 +91,7 @@ class TensorRows(Dataset):
 
 
 class ProcessedImages(Dataset):
-    """Rows {"pixel_values": (C, H, W)}, with "labels" where they are known; decoded when they are asked for.
+    """Images as rows {"pixel_values": (C, H, W)}, with "labels" where they are known, decoded on request.
 
     Args:
         rows: a `datasets.Dataset`.
@@ -269,7 +269,7 @@ def text_sequences(
 
 
 def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:
-    """The first `wanted` rows; of None as many as have TOKENS together, and FEWEST_SEQUENCES at least."""
+    """The first `wanted` rows; with None, as many as have TOKENS together, and FEWEST_SEQUENCES at least."""
     taken: list[Any] = []
     tokens = 0
     for row in rows:
@@ -322,7 +322,7 @@ def encoded_sequences(
         # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
         ids = ids.masked_fill(mask == 0, pad["input_ids"])
     tensors = {"input_ids": ids, "attention_mask": mask}
-    for name in taken_beside(model, rows.column_names):
+    for name in other_arguments(model, rows.column_names):
         if name != "attention_mask" and any(row is not None for row in found[name]):
             is_of_rows = all(isinstance(row, int) for row in found[name])
             tensors[name] = torch.tensor(found[name]) if is_of_rows else padded(name, found[name])
@@ -335,14 +335,14 @@ def encoded_sequences(
     return TensorRows(tensors, whole=len(numbers) == len(order))
 
 
-def taken_beside(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
-    """Of these columns those that are arguments of the model beside its main input, and no labels."""
+def other_arguments(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
+    """The columns that are arguments of the model, without its main input and its labels."""
     arguments = inspect.signature(model.forward).parameters.keys() - set(find_labels(type(model)))
     return [name for name in columns if name in arguments and name != model.main_input_name]
 
 
 def _predicted(tokens: Tensor) -> Tensor:
-    """The labels of (N, T) tokens: the tokens themselves but the first, which nothing in the sequence predicts."""
+    """The labels of (N, T) tokens: the tokens themselves, without the first, which nothing predicts."""
     labels = tokens.clone()
     labels[:, 0] = IGNORED_LABEL
     return labels

@@ -50,12 +50,12 @@ class SentenceEmbedder(nn.Module):
 
     @property
     def config(self) -> PreTrainedConfig:
-        """The encoder's."""
+        """The encoder's config."""
         return self.encoder.config
 
     @property
     def device(self) -> Any:
-        """The encoder's."""
+        """The encoder's device."""
         return self.encoder.device
 
     def forward(
@@ -93,7 +93,7 @@ class SentenceFolder:
         return self.path / self.encoder
 
     def load(self) -> SentenceEmbedder | PreTrainedModel:
-        """The network as it lies there; a cross-encoder is its encoder, whose logits are the scores.
+        """The network in the folder; of a cross-encoder the encoder, whose logits are the scores.
 
         Raises ImportError without sentence-transformers, or with one that does not have the class.
         """
@@ -118,8 +118,9 @@ class SentenceFolder:
         return SentenceEmbedder(load_checkpoint(self.encoder_path, kind=type(encoder)), behind).eval()
 
     def copy_rest(self, target: Path) -> None:
-        """Copy all but the encoder's own files, the card, other forms of the weights, and folders with weights that are
-        no module, into `target`.
+        """Copy the files into `target`, without the card, the encoder's own files and other networks.
+
+        Other networks are other forms of the weights, and folders with weights that are no module.
 
         Raises ValueError for a link that leads out of the folder.
         """
@@ -154,7 +155,7 @@ class SentenceFolder:
 
 
 def find_sentence_folder(name: str) -> SentenceFolder | None:
-    """The folder or Hub id `name` as one of sentence-transformers; None if it is not.
+    """The folder or Hub id `name` as a checkpoint of sentence-transformers; None where it is of another kind.
 
     Raises ValueError for one whose first module is no encoder of transformers, and for a class that is not among
     SENTENCE_CLASSES, or a cross-encoder that computes its scores behind the encoder.
@@ -189,7 +190,7 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
 
 
 def _modules(path: Path) -> list[dict[str, str]]:
-    """The entries of a folder's list of modules that say where they lie; none where there is no such list."""
+    """The entries of a folder's modules.json that have a path; an empty list without that file."""
     file = path / MODULES_FILE
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return [module for module in modules if "path" in module] if isinstance(modules, list) else []

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """One form.
+    """A form that `hf-lgelu export --to` writes.
 
     Args:
         name: after `hf-lgelu export --to`.
@@ -27,7 +27,7 @@ class ExportTarget:
     is_relu: bool = False
 
     def export(self, *arguments: Any, **options: Any) -> Any:
-        """Call `run`."""
+        """The report of `run`."""
         module, _, function = self.run.partition(":")
         return getattr(importlib.import_module(module), function)(*arguments, **options)
 

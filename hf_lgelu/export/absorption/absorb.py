@@ -63,7 +63,7 @@ class AbsorbedSite:
 
 @dataclass(frozen=True)
 class AbsorptionReport:
-    """What `absorb_hardness` did: the sites and the config keys it rewrote."""
+    """The sites whose λ `absorb_hardness` absorbed, and the config keys that it rewrote."""
 
     sites: tuple[AbsorbedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
@@ -80,7 +80,7 @@ class AbsorptionReport:
 
 @in_own_forward
 def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> AbsorptionReport:
-    """Put the plain activation in the place of every λ-gate and λ into the layers around it; the function stays.
+    """Replace every λ-gate by its plain activation, and put λ into the layers around it; the function stays.
 
     The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
 
@@ -177,5 +177,5 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
 
 
 def max_relative_change(dtype: torch.dtype) -> float:
-    """MAX_RELATIVE_CHANGE of any dtype of weights."""
+    """The allowed change for weights of a dtype, by MAX_RELATIVE_CHANGE."""
     return MAX_RELATIVE_CHANGE.get(dtype, _OTHER_DTYPES)

@@ -20,7 +20,7 @@ _FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip 
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """What multiplies the input of sites, and divides what becomes of their output.
+    """The factors that scale the inputs of sites, and divide their outputs again in the layers behind them.
 
     `factors` by parameter name, float64 and broadcastable to the parameter; by site index the weights of the layers
     `before` and `after`, and why there is no such factor (`reasons`).
@@ -34,8 +34,9 @@ class ScalingPlan:
 
 @torch.no_grad()
 def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor]) -> ScalingPlan:
-    """The factors of all parameters after which the input of each site is multiplied by its scale, and what a
-    homogeneous gate gives divided by it.
+    """The factors of all parameters that multiply each site's input by its scale, and divide behind it again.
+
+    A homogeneous gate, g(c·x) = c·g(x), then leaves all outputs as they are.
 
     `scales` are positive, float64, by the index of a site of `flow`: one number, or one for each channel, shaped such
     that it broadcasts to the site's input.
@@ -141,7 +142,7 @@ def scale_parameters(
 
 
 def _agree(before: Any, after: Any, allowed: Callable[[Tensor], float]) -> bool:
-    """Up to rounding: new weights are rounded, and kernels of a GPU may sum in another order at each call."""
+    """Whether two outputs agree up to rounding: of new weights, and of kernels that sum in another order."""
     (numbers, codes), (new_numbers, new_codes) = map(_numbers_and_codes, (before, after))
     return (
         agree(numbers, new_numbers, allowed)
@@ -161,7 +162,10 @@ def _numbers_and_codes(output: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 @dataclass
 class _LayerCall:
-    """One call of a layer, and (site, axis along which its λ run or None) of those before and after which it stands."""
+    """One call of a layer, with the sites `before` which and `after` which it stands.
+
+    A site is its index and the axis along which its scales run, None for a single scale.
+    """
 
     operation: AffineOperation
     before: list[tuple[int, int | None]] = field(default_factory=list)
@@ -173,7 +177,7 @@ class _LayerCall:
         return [name for name in (self.operation.weight, self.operation.bias) if name]
 
     def factor(self, name: str, parameter: Tensor, hardness: Mapping[int, Tensor]) -> Tensor:
-        """What this call needs its parameter of that name to be multiplied by."""
+        """The factor that this call needs for its parameter of that name."""
         factor = torch.ones(1, dtype=torch.float64)
         for site, axis in self.before:
             factor = factor * _along_output(self.operation, name, parameter, hardness[site], axis)

@@ -64,7 +64,7 @@ _OTHER_TASKS = {
 
 @dataclass(frozen=True)
 class CardScores:
-    """What an evaluation of a λ-GELU network gave, as it is and with ReLU in the place of each gate.
+    """The scores of a λ-GELU network as trained, and with ReLU in the place of each gate.
 
     Args:
         metric: as `evaluate` spells it, e.g. "accuracy".
@@ -93,7 +93,7 @@ class CardScores:
 
 @dataclass(frozen=True)
 class CardFacts:
-    """What a card says of a network that was trained with λ-GELU; what is left out, the card leaves out.
+    """The facts of a card about a network that was trained with λ-GELU; the card leaves out what is not given.
 
     Args:
         name: the card's title without its last part, which is the form.
@@ -152,7 +152,7 @@ def save_card_facts(facts: CardFacts, model: nn.Module, folder: str | os.PathLik
 
 
 def card_facts_of(model: nn.Module, folder: str | os.PathLike) -> CardFacts | None:
-    """What `save_card_facts` wrote into `folder`; None where nothing is, or, with a warning, that of other weights."""
+    """The facts in `folder` (`save_card_facts`); None where there are none, or, with a warning, of other weights."""
     path = Path(folder) / CARD_FACTS_FILE
     if not path.is_file():
         return None
@@ -178,10 +178,10 @@ def write_card(
     license: str | None = None,
     repo_id: str | None = None,
 ) -> Path:
-    """Write README.md into a folder and return its path. `export_relu` and `export_gelu` have called it.
+    """Write README.md into a folder and return its path; `export_relu` and `export_gelu` do so by themselves.
 
-    What a training left beside the checkpoint that `model` was loaded from (card_facts.json) is on the card, if it is
-    of the same weights.
+    The card shows the facts that a training left beside the checkpoint of `model` (card_facts.json), if they are of
+    the same weights.
 
     Args:
         model: with λ-GELU, as it was trained.
@@ -405,7 +405,7 @@ def _rendered(
     datasets: list[str] | None = None,
     **told: Any,
 ) -> ModelCard:
-    """A template filled in. Raises ValueError for names that the Hub does not have, and for a token on the card."""
+    """The card of a template. Raises ValueError for names that the Hub cannot have, and for a token on the card."""
     if license is not None and not _LICENCE.fullmatch(license):
         raise ValueError(
             f"the licence is given by the Hub's short name of it, such as mit or apache-2.0, and not {license[:80]!r}"

@@ -81,13 +81,13 @@ def could_be_hub_id(name: str) -> bool:
 
 
 def is_hub_id(name: str | None) -> bool:
-    """Whether a name is to be taken for that of a repository on the Hub: it could be, and no file or folder has it."""
+    """Whether a name stands for a repository on the Hub: it could be one, and no file or folder has that name."""
     return name is not None and could_be_hub_id(name) and not Path(name).exists()
 
 
 @dataclass(frozen=True)
 class CheckpointFacts:
-    """What decides how a checkpoint is loaded.
+    """The facts of a checkpoint that decide how it is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
     (`attach_model_code`), `needs_package` that the config alone does not build the network (`from_pretrained`). A
@@ -139,7 +139,7 @@ def sentence_class(folder: str | os.PathLike) -> str:
 
 
 def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
-    """What sentence-transformers keeps of a checkpoint beside its modules: its class, its prompts; {} without it."""
+    """The class and prompts that sentence-transformers keeps in a file beside its modules; {} without that file."""
     path = Path(folder) / _SENTENCE_SETTINGS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return settings if isinstance(settings, dict) else {}
@@ -156,7 +156,7 @@ def gates_of_folder(folder: str | os.PathLike) -> list[str]:
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
-    """How a checkpoint is loaded where this package is installed; `where` is a folder or Hub id."""
+    """Python that loads a checkpoint with this package; `where` is a folder or Hub id."""
     if model_class in SENTENCE_CLASSES:
         return f"import hf_lgelu\n{_SENTENCE_TRANSFORMERS.format(model_class=model_class, where=where)}"
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
@@ -164,7 +164,7 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
 
 
 def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
-    """How a checkpoint is loaded without this package; "" for an MLP whose gates torch does not have.
+    """Python that loads a checkpoint without this package; "" for an MLP whose gates torch does not have.
 
     Args:
         checkpoint: what it is.
@@ -180,7 +180,7 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
 
 
 def with_carried_code(where: str) -> str:
-    """How an MLP with its own source (`attach_model_code`) is loaded; `where` is a folder or Hub id."""
+    """Python that loads an MLP with its own source (`attach_model_code`); `where` is a folder or Hub id."""
     return _CARRIED.format(where=where)
 
 

@@ -121,7 +121,7 @@ def push_to_hub(
 
 
 def _deletions(info: ModelInfo, files: list[str]) -> list[CommitOperationDelete]:
-    """Of what the repository has: the files that a loader would take in the place of the pushed ones."""
+    """Deletions of the repository's files that a loader would take instead of the pushed ones."""
     there = {file.rfilename for file in info.siblings or ()} - set(files)
     places = {name.rpartition("/")[0] for name in files if name.endswith(".safetensors")}
     gone, other = [], []

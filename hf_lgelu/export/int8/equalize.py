@@ -41,7 +41,7 @@ _UNSIGNED, _SIGNED = 255, 127
 
 @dataclass(frozen=True)
 class EqualizedLayer:
-    """A layer behind ReLU units whose ranges were looked at.
+    """A layer behind ReLU units, with its ranges and its error in int8 before and after.
 
     `name` is the layer's, `gate` that of the activation before it. `loudness` is the largest value of the loudest unit
     over that of the median one, before and after; `error` the relative error of the layer's output,
@@ -63,8 +63,7 @@ class EqualizedLayer:
 
 @dataclass(frozen=True)
 class EqualizationReport:
-    """What `equalize_ranges` did: the layers it looked at, and the gates whose units it had to leave as they are
-    (`left`), {name: why}."""
+    """The layers that `equalize_ranges` looked at; `left` are the gates whose units it left, {name: why}."""
 
     layers: tuple[EqualizedLayer, ...]
     left: Mapping[str, str]
@@ -146,7 +145,7 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
 def _rescalable(
     model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow, inputs: Inputs
 ) -> tuple[list["_Units"], dict[str, str]]:
-    """The gates whose units each have a scale of their own to the layer behind, and why others have none."""
+    """The gates whose units can be scaled one by one, and the reasons for the other gates."""
     found, left = [], {}
     running = [site for index, site in enumerate(sites) if index in flow.calls]
     shapes = site_input_shapes(model, running, inputs)
@@ -175,7 +174,7 @@ def _rescalable(
 
 @dataclass
 class _Units:
-    """The units behind one gate, and what the layer behind them was seen to take."""
+    """The units behind one gate, with ranges and samples of the inputs of the layer behind them."""
 
     index: int
     gate: str
@@ -192,7 +191,7 @@ class _Units:
         return torch.maximum(-self.least, self.most).double()
 
     def see(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
-        """Take note of what the layer is called with."""
+        """Record the range, and a sample, of the layer's inputs."""
         if not arguments:
             return
         inputs: Tensor = arguments[0]
@@ -257,7 +256,7 @@ class _Units:
         return (wrong / total) ** 0.5 if total else 0.0
 
     def described(self, model: nn.Module, flow: DataFlow, scale: Tensor) -> EqualizedLayer:
-        """What the scale does, for the report."""
+        """The report's entry for this layer under a scale."""
         ranges = [self._ranges, self._ranges * scale.flatten().to(self._ranges.device)]
         loudness = [float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0 for sizes in ranges]
         errors = [self.error(model, flow, each) for each in (self.ones, scale)]
@@ -265,7 +264,7 @@ class _Units:
 
 
 def _bounded(sizes: Tensor) -> Tensor:
-    """At least a small share of the largest: what is never seen gets no scale without end."""
+    """The sizes, at least a small share of the largest: a unit that was never seen gets no endless scale."""
     sizes = sizes.cpu()
     return sizes.clamp(min=max(float(sizes.max()), torch.finfo(torch.float32).tiny) * _LEAST_SHARE)
 
@@ -281,13 +280,13 @@ def _output_axis(layer: nn.Module) -> int:
 
 
 def _in_signed(weight: Tensor, axes: Sequence[int]) -> Tensor:
-    """Rounded to s8 with a scale for each output channel, as onnxruntime's quantizer does it."""
+    """The weight rounded to s8 with a scale for each output channel, as onnxruntime's quantizer rounds it."""
     step = (weight.abs().amax(tuple(axes), keepdim=True) / _SIGNED).clamp(min=torch.finfo(weight.dtype).tiny)
     return (weight / step).round() * step
 
 
 def _in_unsigned(values: Tensor, least: float, most: float) -> Tensor:
-    """Rounded to u8 with one scale for all, over a range that holds 0."""
+    """The values rounded to u8 with one scale for all, over a range that holds 0."""
     step = max((most - least) / _UNSIGNED, torch.finfo(values.dtype).tiny)
     zero = round(-least / step)
     return ((values / step).round().clamp(-zero, _UNSIGNED - zero)) * step

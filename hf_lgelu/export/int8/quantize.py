@@ -244,7 +244,7 @@ def products_saturate() -> bool:
 
 
 def count_optimized(path: str | os.PathLike) -> tuple[GraphCounts, Any]:
-    """The counts of the graph that onnxruntime, with all its optimizations, makes of a file on this CPU; and it."""
+    """The counts of the graph that onnxruntime optimizes and runs on this CPU, and that graph."""
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "optimized.onnx"
         OnnxModel(path, optimized_path=graph)
@@ -304,7 +304,7 @@ def _quantize(
 
 
 def _large_number_operations(path: Path, batches: list[dict[str, np.ndarray]]) -> list[str]:
-    """Names of the nodes that large numbers flow through, up to and with a softmax; nodes without one are named.
+    """The names of the nodes that large numbers flow through, up to a softmax; unnamed nodes get a name.
 
     Large is a constant of the graph, or an input's value, of at least `LARGE`.
     """

@@ -44,7 +44,7 @@ MAX_BYTES = 2**31 - 2**20
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """What `export_onnx` wrote and how well it agrees.
+    """The file that `export_onnx` wrote, and how well it agrees with torch.
 
     `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
     between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
@@ -249,7 +249,7 @@ def _compare(
     others: list[dict[str, int]],
     tolerance: float,
 ) -> tuple[OutputChange, list[tuple[dict[str, int], OutputChange]]]:
-    """On the example inputs, and at each of the other sizes that the model takes: some want a multiple of 16 or so."""
+    """The change on the example inputs, and at each of the other sizes that the model takes."""
     expected = network.named(*_copies(inputs).values())
     example = require_parity(onnx_model, inputs, expected, tolerance, "on the example inputs")
     resized, refusal = [], None
@@ -272,7 +272,7 @@ def _compare(
 
 
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A network may work in place on what it is given."""
+    """Copies of the inputs, as a network may work in place on them."""
     return {name: tensor.clone() for name, tensor in inputs.items()}
 
 
