@@ -1,7 +1,7 @@
-"""Doing something as soon as a host library's module is there, without importing it ahead of its user.
+"""Actions that run once a host library's module is imported, without importing it ahead of its user.
 
-What this package adds to transformers and timm has to be in place before either builds a model, and importing
-both for it would cost every `import hf_lgelu` several seconds and their own optional packages.
+The additions to transformers and timm have to be in place before either builds a model. Importing both for that would
+cost every `import hf_lgelu` several seconds and their optional packages.
 """
 
 import importlib
@@ -16,9 +16,9 @@ _actions: dict[str, list[Callable[[], object]]] = {}
 
 
 def when_imported(module: str, action: Callable[[], object]) -> None:
-    """Call `action` right after each import of `module`, and now if it is there; what it raises, the import raises.
+    """Call `action` right after each import of `module`, and now if it is imported; the import raises its errors.
 
-    An action must stand being called again: a module can be reloaded.
+    An action may be called again: a module can be reloaded.
     """
     if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch())
@@ -29,7 +29,7 @@ def when_imported(module: str, action: Callable[[], object]) -> None:
 
 
 class _Watch(MetaPathFinder):
-    """Finds what the other finders find, and has the loader of an awaited module act once it is done."""
+    """A finder that takes a spec from the other finders, and has the loader of an awaited module act at its end."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate, LambdaGELU
 
 NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
-"""What surgery writes in an activation key where the config alone cannot rebuild the model: a process that has not
-imported this package refuses such a checkpoint, and its error names what is missing."""
+"""The value of an activation key where the config alone cannot rebuild the model: a process without this package
+refuses the checkpoint, and its error names what is missing."""
 
 
 _GUARDED = (

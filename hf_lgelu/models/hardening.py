@@ -33,15 +33,14 @@ Target: TypeAlias = float | Tensor
 """λ at the end of hardening: of a whole gate, or one for each λ of it, of the shape of its s."""
 
 HARDENED_FRACTION = 0.5
-"""A model counts as hardened from this share of the target on: over 18 reference runs of the MLPs no
-best epoch that substituted without loss had a smaller λ."""
+"""The share of the target from which on a model counts as hardened: over 18 reference runs of the MLPs no best epoch
+that substituted without loss had a smaller λ."""
 
 DEFAULT_HIGH_HARDNESS = 2.0
 """λ at the high end of an initial profile."""
 
 MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
-"""0.00213 per unit of a gate's output: every λ at half the default target or above, from where on a checkpoint
-counts as hardened."""
+"""0.00213 per unit of a gate's output: κ/λ at half the default target, from which on a model counts as hardened."""
 
 
 @torch.no_grad()

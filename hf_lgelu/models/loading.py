@@ -125,7 +125,7 @@ def _rebuild_in_context(original: Any) -> Any:
 
 @contextmanager
 def _gates_rebuilt() -> Iterator[None]:
-    """Give models that are built inside the gates of their records, in the end: still without memory."""
+    """A block that ends by giving each model built inside the gates of its record, while it has no memory yet."""
     noted: list[PreTrainedModel] = []
     token = _under_construction.set(noted)
     try:
@@ -241,7 +241,7 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
 
 
 def _tell_other_functions(model: PreTrainedModel) -> None:
-    """Say it where the gates at λ = 1 are none of the activations that the checkpoint was trained with."""
+    """Warn where a gate at λ = 1 is another function than the activation that the checkpoint was trained with."""
     written = json.loads(written_config(model) or "{}")
     for path, name in activation_strings(model.config):
         was: Any = written
@@ -261,7 +261,7 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
 
 
 def _same_as(plain: str) -> str:
-    """How one begins with the function that a checkpoint was trained with."""
+    """The way to begin with the function that a checkpoint was trained with, in words."""
     exact = plain_gate_of(ACT2FN[plain])
     if exact is not None:
         return (
@@ -280,9 +280,9 @@ def _same_as(plain: str) -> str:
 
 
 def _tell_other_gates(model: PreTrainedModel) -> None:
-    """Say it where λ that is loaded was learned in another gate: a record of gates has been compared.
+    """Warn where a λ that is loaded was learned in another gate; gates in a record are always the checkpoint's own.
 
-    The file may say more gates than the model has, which can be a part of what was saved.
+    The file may say more gates than the model has, which can be a part of the saved one.
     """
     written, built = written_gates(model), gate_names(model.config.to_json_string())
     if written and not built <= written and not has_record(model.config):
@@ -294,7 +294,7 @@ def _tell_other_gates(model: PreTrainedModel) -> None:
 
 
 def forget_checkpoint(model: nn.Module) -> None:
-    """For a network that is another one than that of its checkpoint: an adapter trained on it must not name that.
+    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base.
 
     Changes `model` in place.
     """
@@ -304,7 +304,7 @@ def forget_checkpoint(model: nn.Module) -> None:
 
 
 def written_gates(model: PreTrainedModel) -> set[str] | None:
-    """The names of λ-gates in the file of the config that a model was loaded with; None where it is not found again.
+    """The names of λ-gates in the config file of a model's checkpoint; None where the file is not found again.
 
     The config that the model was built from may have been given by hand.
     """
@@ -313,7 +313,7 @@ def written_gates(model: PreTrainedModel) -> set[str] | None:
 
 
 def written_config(model: PreTrainedModel) -> str | None:
-    """The file of the config that a model was loaded with; "" of none, None where it is not found again."""
+    """The text of the config file of a model's checkpoint; "" without a checkpoint, None if it is not found."""
     source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
     if source == "None":
         return ""

@@ -94,7 +94,7 @@ def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
     held = _by_storage(model)
     for name in names:
         parameter = model.get_parameter(name)
-        if _overlaps_itself(parameter):
+        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
             raise ValueError(
                 f"{name} is an expanded tensor, several of its values lie in one place of memory, and they cannot be "
                 "rescaled apart; give it a memory of its own (clone)"
@@ -126,10 +126,6 @@ def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> It
         for name, other in held[parameter.untyped_storage().data_ptr()]:
             if other is not parameter and _overlap(parameter, other):
                 yield name
-
-
-def _overlaps_itself(tensor: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _overlap(tensor: Tensor, other: Tensor) -> bool:

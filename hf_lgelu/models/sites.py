@@ -240,16 +240,16 @@ def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
 
 
 def _walk(
-    module: nn.Module, prefix: str, seen: set[int], kind_of: Callable[[nn.Module], str | None]
+    module: nn.Module, prefix: str, seen: set[int], read_kind: Callable[[nn.Module], str | None]
 ) -> Iterator[ActivationSite]:
     if id(module) in seen:
         return
     seen.add(id(module))
     for step, parent, attribute, child in _live_children(module):
         name = f"{prefix}{step}"
-        kind = kind_of(child)
+        kind = read_kind(child)
         if kind is None:
-            yield from _walk(child, f"{name}.", seen, kind_of)
+            yield from _walk(child, f"{name}.", seen, read_kind)
         else:
             yield ActivationSite(name, parent, attribute, child, kind, getattr(parent, _FUSED_KERNEL, None))
 
