@@ -68,6 +68,12 @@ def what_stays_is_not_collected():
     gc.freeze()
 
 
+def pytest_sessionstart():
+    gc.set_threshold(
+        100_000, 20
+    )  # a trace makes many objects that stay; to look for garbage took a seventh of all time
+
+
 def pytest_sessionfinish():
     gc.unfreeze()  # else extensions complain at the interpreter's end of what they see left
 

@@ -67,6 +67,7 @@ def _start_server() -> dict[str, str]:
 
 def _run(words: list[str], environment: dict[str, str], said: Path) -> None:
     gc.freeze()  # each Trainer.train() collects garbage: not among what the server has imported
+    gc.set_threshold(100_000, 20)  # as in conftest.py
     os.environ.clear()
     os.environ.update(environment)
     for stream, suffix in ((1, ".out"), (2, ".err")):

@@ -107,6 +107,7 @@ def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, ca
         assert (tmp_path / "relu" / name).read_bytes() == (folder / name).read_bytes()
 
 
+@pytest.mark.slow  # a cross encoder is converted below, and a sentence encoder in test_convert.py
 def test_a_sparse_encoder_is_converted_on_its_own_embeddings(classes, sentence_folder, tmp_path, call):
     """Its pooling takes the logits of a masked language model, whose decoder is shared with the embeddings."""
     folder, texts = classes["SparseEncoder"], sentence_folder[1]

@@ -88,7 +88,7 @@ def assert_apart(one: torch.Tensor, other: torch.Tensor) -> None:
     assert (one - other).abs().max() > 1e-3 * one.abs().max()
 
 
-@over(ALL)
+@over(ALL, quick=OF_EACH_FORM)
 def test_there_are_as_many_hardnesses_as_the_architecture_has_activations(family):
     model = with_lambda_gelu(family)
     assert len({id(module.raw_hardness) for module in lambda_gelus(model)}) == family.sites
@@ -96,7 +96,7 @@ def test_there_are_as_many_hardnesses_as_the_architecture_has_activations(family
     assert find_sites(model, ("gelu", "silu", "mish")) == []
 
 
-@over(ALL)
+@over(ALL, quick=OF_EACH_FORM)
 def test_every_hardness_gets_a_gradient(family):
     model = with_lambda_gelu(family)
     output = main_output(model(**family.inputs()))
@@ -119,7 +119,7 @@ def test_checkpoint_comes_back_exactly(family, tmp_path):
     assert torch.equal(logits_of(load(tmp_path), family.inputs()), trained)
 
 
-@over(TIMM_FAMILIES)
+@over(TIMM_FAMILIES, quick=OF_EACH_FORM)
 def test_timm_state_dict_comes_back_exactly(family, tmp_path):
     model = with_lambda_gelu(family)
     untrained = logits_of(model, family.inputs())
@@ -147,7 +147,7 @@ def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
     assert torch.equal(logits_of(family.model_class.from_pretrained(tmp_path), family.inputs()), expected)
 
 
-@over(ALL)
+@over(ALL, quick=OF_EACH_FORM)
 def test_what_stays_smooth(family):
     model = with_lambda_gelu(family)
     substitute_relu(model, rewrite_config=False)

@@ -64,7 +64,7 @@ FOLDING = tuple(family for family in ALL if family.name not in REFUSED)
 # One of each wiring: a map before the gate, and a gate that multiplies; in front of a residual sum, a norm, a sum of
 # two, a convolution, half of the channels, or with weights that are computed.
 QUICK = {
-    *("gpt2", "llama", "t5-gated", "bart", "vit", "convnext", "timm-convnext"),
+    *("gpt2", "t5-gated", "vit", "convnext"),
     *("bert", "modernbert", "resnet", "wav2vec2", "timm-gmlp"),
 }
 NOT_IN_FLOAT64 = {"mixtral"}  # its experts' matrix product

@@ -94,7 +94,7 @@ def mistral(constant: float) -> MistralForCausalLM:
 
 def tokens() -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [{"input_ids": torch.randint(60, (16, 12), generator=generator)} for _ in range(24)]
+    return [{"input_ids": torch.randint(60, (48, 12), generator=generator)} for _ in range(4)]
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,9 @@ def test_what_is_merged_converts_and_comes_back(tmp_path):
     assert report.held_out.refitted.kl < report.held_out.direct.kl
 
 
-@pytest.mark.parametrize("effort", [{}, {"effort": "place", "width": 1.5}], ids=["refit", "wider"])
+@pytest.mark.parametrize(
+    "effort", [{}, pytest.param({"effort": "place", "width": 1.5}, marks=pytest.mark.slow)], ids=["refit", "wider"]
+)
 def test_an_adapter_trained_on_the_result_does_not_name_the_original_as_its_base(effort, tmp_path):
     """Loaded by that name it would sit on the smooth network, and nothing would say so."""
     llama(layers=1).save_pretrained(tmp_path / "smooth")

@@ -186,7 +186,7 @@ def test_what_is_written_over_in_place_is_none_of_what_was_computed_before(monke
         assert torch.equal(converted[1].state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("width", [9, 12])
+@pytest.mark.parametrize("width", [pytest.param(9, marks=pytest.mark.slow), 12])
 @pytest.mark.parametrize("options", [{}, {"keep": ["3"]}], ids=str)
 def test_one_gate_at_two_places_is_placed_as_two(options, width):
     def build(act, other):

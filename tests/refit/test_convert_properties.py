@@ -289,7 +289,9 @@ class Heard(nn.Module):
         return self.head((x * weight).sum(1) / weight.sum(1))
 
 
-@pytest.mark.parametrize("samples", [40, 400], ids=["all positions", "chosen positions"])
+@pytest.mark.parametrize(
+    "samples", [pytest.param(40, marks=pytest.mark.slow), 400], ids=["all positions", "chosen positions"]
+)
 def test_the_padding_of_sound_never_enters(samples):
     torch.manual_seed(0)
     model, generator = drawn(Heard()), torch.Generator().manual_seed(1)

@@ -84,7 +84,9 @@ class Times(nn.Module):
         return x * self.factor
 
 
-@pytest.mark.parametrize(("channels", "side"), [(8, 8), (8, 6), (6, 8)])
+@pytest.mark.parametrize(
+    ("channels", "side"), [(8, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((8, 6), (6, 8)))]
+)
 def test_a_norm_over_several_axes_is_left_as_it_is(channels, side):
     """Its scale and shift are numbers of a place, and no channel's."""
     for normalize in (nn.LayerNorm([channels, side, side]), Times(channels)):

@@ -85,9 +85,9 @@ def batches(model, count, seed, in_front=False):
     ("build", "in_front"),
     [
         (classifier, False),
-        (lambda: Pooled(mean), False),
-        (lambda: Pooled(mean), True),
-        (lambda: Pooled(mean, numbered=True), False),
+        pytest.param(lambda: Pooled(mean), False, marks=pytest.mark.slow),
+        pytest.param(lambda: Pooled(mean), True, marks=pytest.mark.slow),
+        pytest.param(lambda: Pooled(mean, numbered=True), False, marks=pytest.mark.slow),
         (lambda: Pooled(mean, numbered=True), True),  # more of it in front would number the tokens anew
         (lambda: Pooled(last), True),
     ],

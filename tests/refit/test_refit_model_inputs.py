@@ -159,7 +159,7 @@ class Tagger(nn.Module):
         return self.scores(x.transpose(0, 1) if self.time_first else x)
 
 
-@pytest.mark.parametrize("batch_size", [5, 7])
+@pytest.mark.parametrize("batch_size", [pytest.param(5, marks=pytest.mark.slow), 7])
 def test_padding_is_left_out_of_layers_that_have_time_first(batch_size):
     """As many units as tokens, too, where a batch's shapes do not say which axis is which."""
     ids = torch.randint(1, 30, (64, 7), generator=torch.Generator().manual_seed(1))

@@ -154,7 +154,8 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.detach().abs().max()))
 
 
-@pytest.mark.parametrize("build", [llama, pytest.param(bert, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [llama, bert])
 def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
     """Twice and four times the units, on other inputs than those that were fitted on."""
     model, inputs = build(layers=1), tokens(100)

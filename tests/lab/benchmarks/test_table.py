@@ -75,8 +75,8 @@ SCORES = {"accuracy": right_share, "perplexity": perplexity_by_token}
 
 @pytest.mark.parametrize(
     "name",
-    # Another number of classes than CIFAR-10 has.
-    [pytest.param(name, marks=pytest.mark.slow if name == "resnet18-cifar100" else ()) for name in BENCHMARKS],
+    # The ResNet of full size takes longest, and test_cifar_resnet.py has a small one.
+    [pytest.param(name, marks=pytest.mark.slow if name.startswith("resnet18") else ()) for name in BENCHMARKS],
 )
 def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
     benchmark = BENCHMARKS[name]

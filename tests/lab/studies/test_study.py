@@ -20,7 +20,13 @@ from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
 EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0}) for letter in "abcde"]
 
 
-@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+@pytest.mark.parametrize(  # the grid's and the profiles' runs, by far the most, differ in numbers alone
+    "study",
+    [
+        pytest.param(study, id=name, marks=pytest.mark.slow if name in ("grid", "profiles") else ())
+        for name, study in STUDIES.items()
+    ],
+)
 def test_every_run_of_a_study_can_be_parsed_and_has_a_folder_of_its_own(study, tmp_path):
     runs = study.build(study.benchmarks)
     names = [run.name for run in runs]
