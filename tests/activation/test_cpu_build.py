@@ -11,7 +11,8 @@ import torch
 from expectations import random
 
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels.cpu import build, library
+from hf_lgelu.activation.kernels.cpu import build
+from hf_lgelu.activation.kernels.cpu import function as cpu
 
 FAST_COMPILER = """#!/bin/sh
 # Takes the last argument for the output, as the real command puts it.
@@ -149,7 +150,7 @@ def test_a_cache_that_cannot_be_written(compiler, tmp_path):
 @pytest.fixture
 def not_loaded(monkeypatch):
     """As in a process that has not asked for the kernel yet."""
-    monkeypatch.setattr(library, "_libraries", {})
+    monkeypatch.setattr(cpu, "_libraries", {})
 
 
 def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch, caplog):
@@ -167,7 +168,7 @@ def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch,
 
 def test_a_library_that_cannot_be_loaded_names_the_file_to_delete(not_loaded, compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
-    failure = library.load_library("lambda_gelu")
+    failure = cpu.load_library("lambda_gelu")
     (path,) = (tmp_path / "cache").glob("*/*.so")
     assert f"delete {path} to build it anew" in failure
 

@@ -1,12 +1,17 @@
-"""The λ-gates through the compiled kernel: an autograd function that saves only x and the hardness, and its two passes.
+"""The λ-gates through the compiled kernel, which `build` compiles.
 
-A pass gives the compiled functions tensors of any strides.
+From top to bottom: its library in the process, the two passes over tensors of any strides, and the autograd function,
+which saves only x and the hardness.
 """
 
 import ctypes
 import functools
+import logging
 import math
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +19,16 @@ from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten
-from hf_lgelu.activation.kernels.cpu.library import (
-    DTYPES,
-    GATES,
-    MAX_AXES,
-    Library,
-    LoopsArgument,
-    load_library,
-)
+from hf_lgelu.activation.kernels.cpu.build import build_library
 from hf_lgelu.activation.kernels.plain import is_visible_backward, opaque_refusal
+
+logger = logging.getLogger(__name__)
+
+MAX_AXES = 8
+_MAX_OPERANDS = 4
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
+"""The structs of formulas.h."""
 
 # With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
 _ALONE = 32768
@@ -30,6 +36,92 @@ _ALONE = 32768
 # Of the innermost loop under several λ: in shorter ones, such as three channels that lie last, the steps between
 # them cost more than the function.
 _SHORTEST_RUN = 8
+
+
+class LoopsArgument(ctypes.Structure):
+    """Nested loops over the elements of several operands of one shape, as the C++ side reads them."""
+
+    _fields_ = (
+        ("axes", ctypes.c_int64),
+        ("sizes", ctypes.c_int64 * MAX_AXES),
+        ("strides", (ctypes.c_int64 * MAX_AXES) * _MAX_OPERANDS),
+    )
+
+    @classmethod
+    def of(cls, sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> "LoopsArgument":
+        """Of the sizes of the loops, the innermost last, and each operand's steps per loop in elements."""
+        argument = cls(axes=len(sizes))
+        argument.sizes[: len(sizes)] = sizes
+        for row, steps in zip(argument.strides, strides, strict=False):
+            row[: len(steps)] = steps
+        return argument
+
+
+_pointer, _loops = ctypes.c_void_p, ctypes.POINTER(LoopsArgument)
+
+
+@dataclass(frozen=True)
+class Library:
+    """The functions of the compiled kernel, by the dtype of x.
+
+    Attributes:
+        path: the shared library.
+        forward: (loops over x, λ, y; x, λ, y; threads).
+        backward: (loops over x, δ, λ, dx; the axis along which λ varies or -1; x, δ, λ, dx, sums; threads),
+            with dx or the sums 0 where they are not wanted.
+    """
+
+    path: Path
+    forward: dict[torch.dtype, Callable[..., None]]
+    backward: dict[torch.dtype, Callable[..., None]]
+
+    @classmethod
+    def load(cls, path: Path) -> "Library":
+        """Raises RuntimeError where the file is no library of this kernel."""
+        try:
+            library = ctypes.CDLL(str(path))
+
+            def functions(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
+                found = {dtype: getattr(library, f"lambda_gate_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
+                for function in found.values():
+                    function.argtypes, function.restype = (*arguments, ctypes.c_int), None
+                return found
+
+            forward = functions("forward", _loops, *(_pointer,) * 3)
+            return cls(path, forward, functions("backward", _loops, ctypes.c_int64, *(_pointer,) * 5))
+        except (OSError, AttributeError) as error:
+            raise RuntimeError(
+                f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
+            ) from error
+
+
+_lock = threading.Lock()
+_libraries: dict[str, Library | str] = {}
+"""Gate → its library, or why there is none."""
+
+
+def load_library(gate: str) -> Library | str:
+    """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
+    found = _libraries.get(gate)
+    if found is None:
+        with _lock:
+            found = _libraries.get(gate)
+            if found is None:
+                found = _libraries[gate] = _try_to_load(gate)
+    return found
+
+
+def _try_to_load(gate: str) -> Library | str:
+    try:
+        return Library.load(build_library(gate))
+    except RuntimeError as error:
+        # Another gate fails for the same reason, which has been told.
+        if not any(isinstance(found, str) for found in _libraries.values()):
+            logger.warning(
+                "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
+                str(error).splitlines()[0],
+            )
+        return str(error)
 
 
 class One:
