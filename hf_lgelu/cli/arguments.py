@@ -4,6 +4,7 @@ A new command is a dataclass, a row and a module with its function. Nothing here
 """
 
 import dataclasses
+import inspect
 import os
 import re
 from collections.abc import Sequence
@@ -24,7 +25,9 @@ def _option(help: str, default: Any = dataclasses.MISSING, **settings: Any) -> A
 
 def _of_config(name: str, **settings: Any) -> Any:
     """An option of ConversionConfig, with the words of its docstring."""
-    words = re.search(rf"^ +{name}: (.*?)(?=^ +\w+: |\n\n)", ConversionConfig.__doc__ or "", re.DOTALL | re.MULTILINE)
+    words = re.search(
+        rf"^    {name}: (.*?)(?=^    \S|\n\n)", inspect.getdoc(ConversionConfig) or "", re.DOTALL | re.MULTILINE
+    )
     help = re.sub(r"`([^`]*)`", r"\1", " ".join(words[1].split())) if words else ""
     return _option(help, getattr(ConversionConfig, name), **settings)
 
