@@ -270,12 +270,6 @@ def render_card(
     gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
     rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
     low, high = (f"{value(facts.hardness.values()):.4g}" for value in (min, max))
-    title = repo_id.rpartition("/")[2] if repo_id else f"{facts.name}-{form.replace('_', '-')}"
-    where, is_plain, own_code = repo_id or "FOLDER", form != "lambda_gelu", facts.loading_code.get(form, "").strip()
-    plain_code = lgelu_code = own_code  # where it has code of its own, `from_pretrained` needs more than this package
-    if not own_code:
-        plain_code = loading.without_hf_lgelu(checkpoint, where, activation=form, gate=rows[0].name)
-        lgelu_code = loading.with_hf_lgelu(checkpoint.model_class, where)
     dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
     measured = None if scores is None else scores.relu_score if form == "relu" else scores.score
     results = []
@@ -284,7 +278,9 @@ def render_card(
         told = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
         results = [_result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **told)]
     return _rendered(
-        TEMPLATE, checkpoint, title, repo_id, facts.license,
+        TEMPLATE, checkpoint, f"{facts.name}-{form.replace('_', '-')}", repo_id, facts.license,
+        activation=None if form == "lambda_gelu" else form, gate=rows[0].name,
+        own_code=facts.loading_code.get(form, "").strip(),
         tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
         base_model=facts.base_model, datasets=[dataset] if dataset else None,
         metrics=[scores.metric] if scores else None, results=results,
@@ -296,9 +292,6 @@ def render_card(
         bounds={site: swap_error_bound(value, gates[site]) for site, value in facts.hardness.items()},
         largest=max(row.swap_error for row in rows),
         stages={label: stage for label, stage in facts.earlier_hardness.items() if stage},
-        plain_code=plain_code if is_plain else "",
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code and is_plain else "",
-        lgelu_code="" if own_code and is_plain else lgelu_code,
     )  # fmt: skip
 
 
@@ -357,17 +350,16 @@ def render_conversion_card(
     Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
     access token.
     """
-    where, is_plain = repo_id or "FOLDER", not checkpoint.needs_package
     # A report has the target's title, with a slope of its own behind it or without.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
-    title = repo_id.rpartition("/")[2] if repo_id else f"{provenance.model.rpartition('/')[2]}-{target.tag}"
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     results, source = [], provenance.evaluation_source
     if source is not None and is_hub_id(source) and provenance.evaluation_is_whole:
         told = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
         results = [_result(checkpoint, name, value, ", second set", **told) for name, value in metrics.items()]
     return _rendered(
-        _CONVERSION_TEMPLATE, checkpoint, title, repo_id, license,
+        _CONVERSION_TEMPLATE, checkpoint, f"{provenance.model.rpartition('/')[2]}-{target.tag}", repo_id, license,
+        activation=None if checkpoint.needs_package else target.name,
         tags=[target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
         metrics=list(metrics) or None, results=results,
@@ -379,9 +371,6 @@ def render_conversion_card(
         layer_note=LAYER_NOTE, has_zeros=target.name.startswith("relu"),
         smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
         made_with=made_with(provenance.hardware, provenance.versions),
-        plain_code=loading.without_hf_lgelu(checkpoint, where, activation=target.name) if is_plain else "",
-        carried_code=loading.with_carried_code(where) if checkpoint.own_code and is_plain else "",
-        lgelu_code=loading.with_hf_lgelu(checkpoint.model_class, where),
     )  # fmt: skip
 
 
@@ -394,10 +383,13 @@ def _result(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **d
 def _rendered(
     template: Path,
     checkpoint: CheckpointFacts,
-    title: str,
+    name: str,
     repo_id: str | None,
     license: str | None,
     *,
+    activation: str | None,
+    gate: str = DEFAULT_GATE,
+    own_code: str = "",
     tags: list[str],
     base_model: str | None,
     metrics: list[str] | None,
@@ -405,13 +397,26 @@ def _rendered(
     datasets: list[str] | None = None,
     **told: Any,
 ) -> ModelCard:
-    """The card of a template. Raises ValueError for names that the Hub cannot have, and for a token on the card."""
+    """The card of a template. Raises ValueError for names that the Hub cannot have, and for a token on the card.
+
+    Args:
+        name: the card's title where there is no repository.
+        activation: what builds the gates without this package, None where nothing does; `gate` the λ-gate it was.
+        own_code: Python that loads the network where `from_pretrained` of its class does not.
+    """
     if license is not None and not _LICENCE.fullmatch(license):
         raise ValueError(
             f"the licence is given by the Hub's short name of it, such as mit or apache-2.0, and not {license[:80]!r}"
         )
     if repo_id is not None:
         validate_repo_id(repo_id)
+    title, where = repo_id.rpartition("/")[2] if repo_id else name, repo_id or "FOLDER"
+    plain_code = carried_code = ""
+    lgelu_code = own_code or loading.with_hf_lgelu(checkpoint.model_class, where)
+    if activation is not None:
+        plain_code = own_code or loading.without_hf_lgelu(checkpoint, where, activation=activation, gate=gate)
+        carried_code = loading.with_carried_code(where) if checkpoint.own_code else ""
+        lgelu_code = "" if own_code else lgelu_code
     data = ModelCardData(
         license=license, library_name=checkpoint.library, pipeline_tag=pipeline_tag(checkpoint.model_class), tags=tags,
         base_model=base_model if is_hub_id(base_model) else None, datasets=datasets, metrics=metrics,
@@ -420,7 +425,7 @@ def _rendered(
     tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
     card = ModelCard.from_template(
         data, template_path=str(template), license=license, title=plain(title), model_class=checkpoint.model_class,
-        **tools, **told,
+        plain_code=plain_code, carried_code=carried_code, lgelu_code=lgelu_code, **tools, **told,
     )  # fmt: skip
     if holds_token(card.content):
         raise ValueError("the card would show what looks like an access token; take it out of what the card is told")
