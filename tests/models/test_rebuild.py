@@ -414,6 +414,27 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
     assert raw_values(loaded) == {"net.1": [pytest.approx(0.2)], "net.3": [3.0]}
 
 
+class Extended(transformers.BertModel):
+    """Looks an activation up after the model that it extends is complete."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.more = nn.Sequential(nn.Linear(16, 16), ACT2FN[config.hidden_act])
+        self.post_init()
+
+
+def test_a_model_that_extends_another_has_the_gates_of_both(tmp_path):
+    model = Extended(transformers.BertConfig(**BY_NAME["bert"].sizes)).eval()
+    inputs = BY_NAME["bert"].inputs()
+    replace_activations(model, granularity="channel", inputs=inputs, include=lambda name: name == MLP_SITES[0])
+    learn(model).save_pretrained(tmp_path)
+    loaded = Extended.from_pretrained(tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+    assert type(loaded.more[1]) is type(model.more[1])
+    assert (loaded.config.hidden_act, loaded.config.lambda_gelu) == (model.config.hidden_act, model.config.lambda_gelu)
+    assert torch.equal(loaded(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+
 @pytest.mark.parametrize(
     "record",
     [
