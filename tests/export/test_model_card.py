@@ -263,6 +263,13 @@ def test_facts_are_of_the_weights_that_they_were_saved_with(tmp_path):
     assert "There is no record of its training" in card.text
 
 
+def test_a_card_is_named_by_the_hub_id_of_a_folder_in_the_hubs_cache(tmp_path):
+    folder = tmp_path / "models--bob--letters" / "snapshots" / "0123abc"
+    hardened_mlp().save_pretrained(folder)
+    export_relu(load_checkpoint(folder), tmp_path / "relu")
+    assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# letters-relu\n")
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b'{"other": 1}', b'{"scores": {"metric": "accuracy"}}'])
 def test_a_file_that_holds_no_facts_is_left_out_by_its_path(content, tmp_path, monkeypatch):
     said = []

@@ -128,7 +128,18 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
-    _check_model(model)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
+    tensors = list(itertools.chain(model.parameters(), model.buffers()))
+    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    if dtypes - {torch.float32}:
+        raise TypeError(f"the model must be float32, got {', '.join(sorted(map(str, dtypes)))}; call .float() on it")
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    if size > MAX_BYTES:
+        raise ValueError(
+            f"{type(model).__name__} has {size / 2**30:.2f} GiB of weights, and one ONNX file holds less than 2 GiB; "
+            "export it with torch.onnx.export(..., dynamo=True, external_data=True), which writes a second file"
+        )
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporter writes, got {opset}")
     model = uncompiled(model)  # whose forward names its arguments
@@ -139,7 +150,7 @@ def export_onnx(
             "no form. Of a SentenceTransformer save the model, and load it with backend='onnx'"
         )
     axes = choose_axes(inputs, dynamic_axes)
-    if any(tensor.device.type != "cpu" for tensor in itertools.chain(model.parameters(), model.buffers())):
+    if any(tensor.device.type != "cpu" for tensor in tensors):
         model = independent_copy(model).cpu()
     with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
         network = _NamedOutputs(model, tuple(inputs))
@@ -274,18 +285,3 @@ def _compare(
 def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of the inputs, as a network may work in place on them."""
     return {name: tensor.clone() for name, tensor in inputs.items()}
-
-
-def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
-    tensors = list(itertools.chain(model.parameters(), model.buffers()))
-    dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    if dtypes - {torch.float32}:
-        raise TypeError(f"the model must be float32, got {', '.join(sorted(map(str, dtypes)))}; call .float() on it")
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    if size > MAX_BYTES:
-        raise ValueError(
-            f"{type(model).__name__} has {size / 2**30:.2f} GiB of weights, and one ONNX file holds less than 2 GiB; "
-            "export it with torch.onnx.export(..., dynamo=True, external_data=True), which writes a second file"
-        )
