@@ -1,13 +1,12 @@
-"""Which key of a config decides a model's activations, and rewriting it.
+"""The keys of a config that decide a model's activations, found by building the model, and their rewriting.
 
-The key has a dozen names over the families of transformers (hidden_act, activation_function,
-feed_forward_proj, ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in
-each sub-config ...), and setting the wrong one is silent. So no list of families is kept: each key
-that holds an activation's name is tried, by building the model without memory from a config that
-went through save and load, and looking at what then sits at the sites in question.
+The key has a dozen names over the families of transformers (hidden_act, activation_function, feed_forward_proj,
+ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in each sub-config ...), and setting the
+wrong one is silent. So no list of families is kept. Each key that holds an activation's name is tried: the model is
+built without memory from a config that went through save and load, and the modules at the sites tell.
 
-Some modules keep the name besides, and look the activation up when they run: a key that changes it would have the
-network saved and loaded run another activation there than the one in memory.
+Some modules keep the name as well, and look the activation up when they run. A key that changes that name is not taken:
+the network saved and loaded would run another activation there than the one in memory.
 """
 
 import copy
@@ -40,7 +39,7 @@ CONFIG_REFUSALS = (
     *(AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError),
     ZeroDivisionError,
 )
-"""How a model or config says that it knows no such activation, argument or width."""
+"""The errors of a model or config that does not know an activation, argument or width."""
 
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
@@ -79,7 +78,7 @@ class UnsupportedConfigError(RuntimeError):
 
 
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
-    """(name, module) of the outermost PreTrainedModels in a module tree: those that own a config."""
+    """(name, module) of the outermost PreTrainedModels in a module tree, which own the configs."""
     if isinstance(model, PreTrainedModel):
         return [("", model)]
     found = []
@@ -93,9 +92,9 @@ def plan_config_changes(
 ) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites.
 
-    `activation` is "relu", a row of GATES or one of a row's `plain_names`; for the latter only what λ = 1 is
-    counts, so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. Raises
-    UnsupportedConfigError if no set of keys does that. `config` is the model's own unless another one is given.
+    `activation` is "relu", a row of GATES or one of a row's `plain_names`. Of the last only the form that λ = 1 is
+    counts, so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. `config` is the
+    model's own by default. Raises UnsupportedConfigError if no set of keys does that.
     """
     config = model.config if config is None else config
     others = {uncompiled_name(site.name): function_of(site.module) for site in find_sites(model)}
@@ -144,7 +143,7 @@ def plan_config_changes(
 
 
 def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, names: Collection[str]) -> list[list[str]]:
-    """Of these sites those at which the config builds one module, at several places."""
+    """Groups of these sites that share one module in the model that the config builds."""
     skeleton, places = _build(model, config), dict[int, list[str]]()
     for name in names:
         places.setdefault(id(_at(skeleton, name)), []).append(name)
@@ -164,7 +163,7 @@ def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[st
 
 
 def says_other_activations(config: PreTrainedConfig, whole: PreTrainedConfig) -> bool:
-    """Whether a config says of its activations what a config of its class in `whole` does not."""
+    """Whether a config says other activations than some config of its class in `whole`."""
     said = {(change.path, change.old) for change in _candidates(config, "relu")}
     alike = [held for held in configs_in(whole) if type(held) is type(config)]
     return any({(change.path, change.old) for change in _candidates(held, "relu")} != said for held in alike)
@@ -188,9 +187,9 @@ def held_configs(
 def changes_at(
     model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
 ) -> list[ConfigChange]:
-    """The changes of `config` each of which alone builds `activation` at one of the sites at least.
+    """The changes of `config` each of which alone builds `activation` at one or more of the sites.
 
-    Empty if no key decides about any of them.
+    There are none where no key decides about any of the sites.
     """
     candidates = _candidates(config, activation)
     chosen = []
@@ -205,14 +204,14 @@ def changes_at(
 
 
 def combined(config: PreTrainedConfig, *steps: list[ConfigChange]) -> list[ConfigChange]:
-    """One change for each key that several steps of changes leave other than it is in `config`."""
+    """One change for each key whose value after all `steps` of changes differs from that in `config`."""
     last = {change.path: change.new for changes in steps for change in changes}
     present = dict(_leaves(config, ()))
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
 
 
 def apply_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
-    """A copy of `config` with the changes made, as it comes back from being saved and loaded."""
+    """A copy of `config` with the changes made, as after save and load."""
     changed = copy.deepcopy(config)
     write_changes(changed, changes)
     return type(changed).from_dict(changed.to_dict())
@@ -238,7 +237,7 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
 
 
 def _changed_alike(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
-    """The config with those of the changes made whose old values it has: a copy, or itself where it has none."""
+    """A copy of the config with the changes made whose old values it has, or the config itself if it has none."""
     said = dict(_leaves(config, ()))
     own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
     changed = copy.deepcopy(config) if own else config
@@ -261,19 +260,19 @@ def write_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> None
 
 
 def _build(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, nn.Module]:
-    """{name: module} of what the config builds, without memory."""
+    """{name: module} of the model that the config builds, without memory."""
     with torch.device("meta"):
         return dict(type(model)(config).named_modules(remove_duplicate=False))
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
-    """What sits at a site of a model that may have another tree: a module, a function or None."""
+    """The module or function at a site, or None in a model with another tree."""
     parent_name, _, attribute = name.rpartition(".")
     return getattr(modules.get(parent_name), attribute, None)
 
 
 def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """{attribute: the activation's name that it holds}, of modules that look it up there when they run."""
+    """{attribute: the activation's name in it}, of modules that look the activation up when they run."""
     names = _activation_names()
     return {
         f"{name}.{attribute}" if name else attribute: value
@@ -284,7 +283,7 @@ def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
-    """Whether a method other than __init__ reads an attribute of this name: where none does, it only describes."""
+    """Whether a method other than __init__ reads an attribute of this name, which else is a mere description."""
     held = [
         value.fget if isinstance(value, property) else value
         for base in module_class.__mro__
@@ -302,7 +301,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def _activation_names() -> set[str]:
-    """What transformers' and timm's tables, as far as they are imported, know."""
+    """The activation names in the tables of transformers, and of timm if it is imported."""
     return set(ACT2FN) | set(timm_activation_classes() or ())
 
 

@@ -51,9 +51,9 @@ def _activation_site_shape(x: Tensor, site: int) -> Tensor:
 class DataFlow:
     """One traced forward pass.
 
-    `calls` maps the index of a site to its calls, in order; a site that no output depends on is missing, though it may
-    be among those `reached`. Names of parameters are those of `model.named_parameters()`; a tied parameter has the
-    first of its names.
+    `calls` maps the index of a site to its calls, in order. A site that no output depends on is missing there, though
+    it may be among those `reached`. Names of parameters are those of `model.named_parameters()`; a tied parameter has
+    the first of its names.
     """
 
     def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str], reached: frozenset[int]) -> None:
