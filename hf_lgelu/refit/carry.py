@@ -129,7 +129,7 @@ class Carrier:
         """
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
-        channels = len(layer.maps[0].target.scale) // groups
+        channels = len(layer.maps[0].aim.scale) // groups
         sums: list[Moments] = []
         for fold in range(len(self._batches)):
             total = BufferedMoments(Moments.zeros(groups, layer.width, channels, self._device))
@@ -158,7 +158,7 @@ class Carrier:
                     pass
 
     def _carried(self, index: int, fold: int) -> Iterator[tuple[Trace, FoldBatch, Values, dict[Node, Any]]]:
-        """Each batch of a fold, both networks run up to a layer's target.
+        """Each batch of a fold, both networks run up to a layer's aim.
 
         What the converted network has behind the layer's maps is apart: it changes with the refit.
         """
@@ -219,12 +219,12 @@ class Carrier:
             available = math.prod(first.node.meta["val"].shape[2:])
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = widened(values.original[layer.target]), widened(behind[layer.target])
+        original, converted = widened(values.original[layer.aim]), widened(behind[layer.aim])
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by a mask that is added, as of classes that cannot be
         if bool(hidden.any()):
             self._noted.add((index, HIDDEN_COUNT))
         residuals, targets = (
-            first.geometry.output_rows(first.target.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
+            first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
             for value in (original - converted, original)
         )
         known = ChainMap(behind, values.converted, values.same)
@@ -253,7 +253,7 @@ class Carrier:
 def _mask_over(program: Program, layer: Layer) -> Node | None:
     """The mask over a layer's tokens, of the inputs: the decoder's own for what depends on its tokens."""
     inputs = {node.name: node for node in program.inputs}
-    sources = upstream(layer.target)
+    sources = upstream(layer.aim)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]

@@ -8,8 +8,8 @@ from torch.fx import Node
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
+from hf_lgelu.refit.aim import BATCH_NORMS
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.target import BATCH_NORMS
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from torch.fx import Node
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
 from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operation_name, shape_of, users
 from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.refit.aim import Aim, AimFinder
 from hf_lgelu.refit.features import Geometry, read_geometry, row_width
 from hf_lgelu.refit.program import Program, Stop, upstream
-from hf_lgelu.refit.target import Target, TargetFinder
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
 _OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -25,11 +25,11 @@ _OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A linear map behind gates: its operation, how its features are read off its input, and its target."""
+    """A linear map behind gates: its operation, how its features are read off its input, and its aim."""
 
     operation: AffineOperation
     geometry: Geometry
-    target: Target
+    aim: Aim
     bias: "Bias | None"
 
     @property
@@ -61,7 +61,7 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class Bias:
-    """Where a constant per channel can be added: a parameter, and ∂target/∂parameter per channel."""
+    """Where a constant per channel can be added: a parameter, and ∂aim/∂parameter per channel."""
 
     parameter: str
     scale: Tensor
@@ -80,14 +80,14 @@ class Layer:
         return " and ".join(consumer.name for consumer in self.maps)
 
     @property
-    def target(self) -> Node:
+    def aim(self) -> Node:
         """The node whose value in the original is reproduced."""
-        return self.maps[0].target.node
+        return self.maps[0].aim.node
 
     @property
     def stop(self) -> Stop:
         """Where a forward pass stops for it."""
-        return Stop(tuple(consumer.node for consumer in self.maps), self.target)
+        return Stop(tuple(consumer.node for consumer in self.maps), self.aim)
 
     @property
     def width(self) -> int:
@@ -133,7 +133,7 @@ class Layers:
 def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
     flow = program.flow
-    finder = TargetFinder(program.downstream(program.inputs), program.constants(model))
+    finder = AimFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = {}
     found = Layers()
@@ -159,15 +159,13 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if reason is not None or geometry is None:
             found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
-        target = finder.find(node, cast(int, operation.channel_axis))
-        maps.append((LinearMap(operation, geometry, target, _bias(program, operation, target)), reached[node]))
-    found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.target])
+        aim = finder.find(node, cast(int, operation.channel_axis))
+        maps.append((LinearMap(operation, geometry, aim, _bias(program, operation, aim)), reached[node]))
+    found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.aim])
     return found
 
 
-def _consumers(
-    program: Program, call: Node, finder: TargetFinder, found: Layers, site: int, gate: str
-) -> Iterator[Node]:
+def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, site: int, gate: str) -> Iterator[Node]:
     """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
     waiting, seen = [call], {call}
     while waiting:
@@ -193,7 +191,7 @@ def _consumers(
                     yield other
 
 
-def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:
+def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
     """Whether an operation that mixes channels takes a parameter, or what is computed from one (weight norm)."""
     name = operation_name(node)
     # An operation of a library's own (the experts of transformers) with weights can be anything.
@@ -204,7 +202,7 @@ def _holds_weights(program: Program, finder: TargetFinder, node: Node) -> bool:
     return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
-def _map_beside(program: Program, finder: TargetFinder, user: Node, node: Node) -> Node | None:
+def _map_beside(program: Program, finder: AimFinder, user: Node, node: Node) -> Node | None:
     """The linear map whose output is the other term of a sum, through operations that keep channels apart."""
     if operation_name(user) not in ("add", "sub") or shape_of(user) != shape_of(node):
         return None
@@ -258,24 +256,24 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
     return None
 
 
-def _bias(program: Program, operation: AffineOperation, target: Target) -> Bias | None:
+def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None:
     """The map's own bias, or that of a BatchNorm behind it."""
     if operation.bias is not None and program.flow.are_used_once(operation.bias):
-        return Bias(operation.bias, target.scale)
-    if target.norm is not None:
-        name = program.flow.parameter(target.norm.args[2])
+        return Bias(operation.bias, aim.scale)
+    if aim.norm is not None:
+        name = program.flow.parameter(aim.norm.args[2])
         if name is not None and program.flow.are_used_once(name):
-            return Bias(name, target.scale_behind_norm)
+            return Bias(name, aim.scale_behind_norm)
     return None
 
 
 def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
-    """Maps with the same target and layout together; a grouped convolution stays alone."""
+    """Maps with the same aim and layout together; a grouped convolution stays alone."""
     together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
     for entry in maps:
         consumer = entry[0]
         alone = consumer.node if consumer.geometry.groups > 1 else None
-        key = (consumer.target.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.target.layout)
+        key = (consumer.aim.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.aim.layout)
         together.setdefault((*key, alone), []).append(entry)
     for entries in together.values():
         sites = sorted(set().union(*(sites for _, sites in entries)))

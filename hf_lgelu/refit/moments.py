@@ -171,7 +171,7 @@ def widened(value: Tensor) -> Tensor:
 class Rows(NamedTuple):
     """Of one layer on one batch: features (n, g, d); residuals and targets (n, g, m); which rows count, None for all.
 
-    Targets are what the original has at the layer's target, residuals what the converted network lacks of it.
+    Targets are what the original has at the layer's aim, residuals what the converted network lacks of it.
     """
 
     features: Tensor

@@ -181,7 +181,7 @@ class Place(Refit):
         self._directions = directions
         self._waiting: dict[int, set[int]] = {}  # {index of a layer: gates whose input comes from its maps}
         for index, layer in enumerate(found.layers):
-            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.target.path)}
+            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
             self._waiting[index] = {unit.site for unit in units if unit.before.node in nodes}
 
     def write_first(self, student: nn.Module) -> None:

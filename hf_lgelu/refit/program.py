@@ -175,12 +175,12 @@ class Stop:
     """Where a forward pass stops: linear maps whose weights are to be changed, and the node that they aim at."""
 
     maps: tuple[Node, ...]
-    target: Node
+    aim: Node
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The operations up to the features of a stop's maps, and those from its maps to the target.
+    """The operations up to the features of a stop's maps, and those from its maps to the aim.
 
     `later` are the nodes whose values later stages use, `features` those that `behind` uses: with the refitted
     weights it is run a second time.
@@ -193,11 +193,11 @@ class Stage:
 
 
 def plan_stages(program: Program, stops: Sequence[Stop]) -> list[Stage]:
-    """One stage a stop. Nothing that no target depends on is run."""
+    """One stage a stop. Nothing that no aim depends on is run."""
     done: set[Node] = set()
     parts: list[tuple[list[Node], list[Node]]] = []
     for stop in stops:
-        needed_for = upstream(stop.target)
+        needed_for = upstream(stop.aim)
         behind = program.downstream(_maps_and_weights(stop, program), needed_for)
         before = [node for node in program.operations if node in needed_for and node not in done and node not in behind]
         parts.append((before, [node for node in program.operations if node in behind]))

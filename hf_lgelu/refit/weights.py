@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.refit.aim import norm_epsilon
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit
-from hf_lgelu.refit.target import norm_epsilon
 
 _ADVICE = "Convert the model first, then quantize the ReLU model"
 # A channel that a norm or a LayerScale behind the map scales down by as much against the largest is not reached: what
@@ -94,7 +94,7 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
 def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit, moments: Moments) -> None:
     """Change the layer's weights in `student` as fitted; nothing is changed where the fit kept them.
 
-    The fit is in units of the target. `moments` are those of all rows fitted on: a BatchNorm right behind a map gets
+    The fit is in units of the aim. `moments` are those of all rows fitted on: a BatchNorm right behind a map gets
     the statistics of the map's new outputs, with its scale and shift such that the function in eval mode is the same.
     """
     if fit.choice == "kept":
@@ -110,7 +110,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
         if layer.has_intercept:  # it counts on the whole change, and what cannot be reached is not written
             mean = (moments.feature_sum[:, features] / moments.count).cpu()
             offset = torch.einsum("gmd,gd->gm", change, mean).flatten()
-            constant = torch.where(_reachable(consumer.target.scale), constant, constant + offset)
+            constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
             scale = consumer.bias.scale
@@ -121,9 +121,9 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
 
 
 def _change_of_weight(consumer: LinearMap, change: Tensor) -> Tensor:
-    """(g, m, d) in units of the target → the change of the weight, flat but for the axes that Conv1D swaps."""
+    """(g, m, d) in units of the aim → the change of the weight, flat but for the axes that Conv1D swaps."""
     groups, outputs, _ = change.shape
-    change = change.reshape(groups * outputs, -1) * _inverse(consumer.target.scale)[:, None]
+    change = change.reshape(groups * outputs, -1) * _inverse(consumer.aim.scale)[:, None]
     return change if consumer.operation.output_axis == 0 else change.T
 
 
@@ -143,7 +143,7 @@ def _add(student: nn.Module, name: str, change: Tensor) -> None:
 
 def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm behind a map the mean and variance of its new outputs, and leave what it computes."""
-    path, norm = consumer.target.path, consumer.target.norm
+    path, norm = consumer.aim.path, consumer.aim.norm
     if norm is None or not path or norm is not path[0]:
         return
     if any(operand is None for operand in norm.args[1:5]):

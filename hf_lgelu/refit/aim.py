@@ -27,18 +27,18 @@ def norm_epsilon(norm: Node) -> float:
 
 
 @dataclass(frozen=True)
-class Target:
+class Aim:
     """Where a linear map's output goes without being mixed with anything but sums.
 
-    target = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
+    aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
 
     Args:
-        node: the target.
-        path: the operations from behind the map up to the target.
-        scale: ∂target/∂output, per channel.
+        node: the aim.
+        path: the operations from behind the map up to the aim.
+        scale: ∂aim/∂output, per channel.
         layout: the moves (reshape, transposition) on the path, for comparison with another map's.
-        undo: from the target's layout back to the output's.
-        norm: the first BatchNorm on the path, and ∂target/∂(its output).
+        undo: from the layout of the aim back to the output's.
+        norm: the first BatchNorm on the path, and ∂aim/∂(its output).
     """
 
     node: Node
@@ -50,14 +50,14 @@ class Target:
     scale_behind_norm: Tensor
 
     def in_output_layout(self, value: Tensor) -> Tensor:
-        """A tensor like the target, laid out as the map's output."""
+        """A tensor like the aim, laid out as the map's output."""
         for move in reversed(self.undo):
             value = move(value)
         return value
 
 
-class TargetFinder:
-    """Finds targets in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
+class AimFinder:
+    """Finds aims in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
 
     def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
         self._varying, self._constant = varying, constant
@@ -66,13 +66,13 @@ class TargetFinder:
         """Whether a node depends on the inputs."""
         return node in self._varying
 
-    def find(self, output: Node, channel_axis: int) -> Target:
-        """The target of a map with this output, whose channels lie along `channel_axis` (from the right)."""
+    def find(self, output: Node, channel_axis: int) -> Aim:
+        """The aim of a map with this output, whose channels lie along `channel_axis` (from the right)."""
         walk = _Walk(output, channel_axis)
         while True:
             following = users(walk.node)
             if len(following) != 1 or not self._step(walk, following[0]):
-                return walk.target()
+                return walk.aim()
 
     def source(self, node: Node) -> Node | None:
         """The operand whose channels a node keeps apart, if there is one: the way back."""
@@ -154,8 +154,8 @@ class _Walk:
         self._norm: Node | None = None
         self.shape = shape_of(output)
 
-    def target(self) -> Target:
-        return Target(
+    def aim(self) -> Aim:
+        return Aim(
             self.node, tuple(self._path), self._scale, tuple(self._layout), tuple(self._undo), self._norm,
             self._behind_norm,
         )  # fmt: skip
