@@ -1,8 +1,8 @@
-"""From a linear map to the sum that it feeds: what of the original it has to reproduce, and in which units.
+"""The aim of a linear map: the value of the original that the map has to reproduce, and on which scale.
 
-A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. Behind
-those, and not in front of them, is the quantity that the original has and the refit aims at: so what has drifted on
-the skip path is corrected, too.
+A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. The refit
+aims at the value behind these three operations, not at the map's own output. So it also corrects the drift on the
+skip path.
 """
 
 import operator
@@ -22,13 +22,13 @@ Move = Callable[[Tensor], Tensor]
 
 
 def norm_epsilon(norm: Node) -> float:
-    """What a BatchNorm of one of BATCH_NORMS adds to the variance."""
+    """The number that a BatchNorm (an operation of BATCH_NORMS) adds to the variance."""
     return norm.args[7] if operation_name(norm) == "batch_norm" else norm.args[-1]
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Where a linear map's output goes without being mixed with anything but sums.
+    """The last node that a linear map's output reaches through sums, scales and moves alone.
 
     aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
 
@@ -57,7 +57,7 @@ class Aim:
 
 
 class AimFinder:
-    """Finds aims in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
+    """The aims of the maps in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
 
     def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
         self._varying, self._constant = varying, constant
@@ -75,7 +75,7 @@ class AimFinder:
                 return walk.aim()
 
     def source(self, node: Node) -> Node | None:
-        """The operand whose channels a node keeps apart, if there is one: the way back."""
+        """The operand whose channels the node keeps apart, or None: the path backwards."""
         name = operation_name(node)
         if node.target is operator.getitem and operation_name(node.args[0]) in BATCH_NORMS:
             return node.args[0]
@@ -87,7 +87,7 @@ class AimFinder:
         return None
 
     def _step(self, walk: "_Walk", user: Node) -> bool:
-        """Go on to `user` if it keeps the channels apart; whether it does."""
+        """Whether `user` keeps the channels apart; if so, the walk goes on to `user`."""
         name = operation_name(user)
         if user.target is operator.getitem:
             return operation_name(user.args[0]) in BATCH_NORMS and user.args[1] == 0 and walk.go(user)
@@ -112,7 +112,7 @@ class AimFinder:
         scale = (self._constant(user.args[4]).double() + norm_epsilon(user)).rsqrt()
         scale = scale if weight is None else scale * weight.double()
         shape = [1, -1] + [1] * (len(walk.shape) - 2)
-        # It may normalize another axis, or several of the map's channels together: its bias is then none of the map's.
+        # A norm over another axis, or over several channels of the map together, has no bias per channel of the map.
         channels = walk.per_channel(torch.arange(len(scale)).view(shape))
         if channels is None or channels.tolist() != list(range(len(scale))):
             return False
@@ -142,7 +142,7 @@ class AimFinder:
 
 
 class _Walk:
-    """The way so far."""
+    """The path from a map's output to the current node."""
 
     def __init__(self, output: Node, channel_axis: int) -> None:
         self.node = output
@@ -171,7 +171,7 @@ class _Walk:
         return self.go(user)
 
     def scale_by(self, factor: Tensor) -> bool:
-        """Multiply by a factor that is broadcast to the current shape, if it is one number per channel."""
+        """Whether a factor, broadcast to the current shape, is one number per channel; if so, multiply by it."""
         factors = self.per_channel(factor)
         if factors is None:
             return False
@@ -180,7 +180,7 @@ class _Walk:
         return True
 
     def per_channel(self, factor: Tensor) -> Tensor | None:
-        """A factor that is broadcast to the current shape, as one number per channel of the map; None if it is not."""
+        """A factor, broadcast to the current shape, as one number per channel of the map; None for any other factor."""
         factor = factor.double().cpu().expand(self.shape)
         for move in reversed(self._undo):
             factor = move(factor)

@@ -1,7 +1,7 @@
-"""The original and the converted network carried forward side by side, batch by batch, from layer to layer.
+"""The original and the converted network, run side by side from layer to layer, batch by batch.
 
-Each stops at every layer; so one pass of each is enough for all layers, where looking from outside would take one a
-layer.
+Both networks stop at every layer and go on from there. So one forward pass of each network serves all layers; hooks
+would need one forward pass for each layer.
 """
 
 import math
@@ -40,7 +40,7 @@ ROWS_PER_FEATURE = 16
 larger with 8 than with 32."""
 
 MEMORY_LIMIT = 2 * 2**30
-"""Bytes of carried values that stay in memory; what is beyond goes to the folder for temporary files."""
+"""Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
 
 PADDING_COUNTS = "padding may count: its rows are not those of the attention mask"
 HIDDEN_COUNT = "outputs that a mask hides count as right, so the rest is moved less"
@@ -52,7 +52,7 @@ _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 @dataclass(frozen=True)
 class Trace:
-    """The program of one shape of inputs, with its layers; `masks` has the mask over each layer's tokens, if any."""
+    """The program of one shape of inputs, with its layers; `masks` holds the mask over each layer's tokens, or None."""
 
     program: Program
     layers: Layers
@@ -65,7 +65,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a batch where both networks agree, in the original and in the converted one, and its masks."""
+    """The values of a batch: equal in both networks, of the original, of the converted network; and the masks."""
 
     same: dict[Node, Any]
     original: dict[Node, Any]
@@ -73,7 +73,7 @@ class Values:
     masks: dict[Node, Tensor]
 
     def needed_behind(self, stage: Stage) -> dict[str, dict[Node, Any]]:
-        """The values that later stages use."""
+        """The values that stages after `stage` use."""
         kept = stage.later | stage.features
         return {
             "same": {node: value for node, value in self.same.items() if node in kept},
@@ -84,7 +84,7 @@ class Values:
 
 
 class Carrier:
-    """Carries every batch of the folds. Use as a context manager; layers are visited once each, in order."""
+    """Both networks with every batch of the folds: a context manager, whose layers are visited once each, in order."""
 
     def __init__(self, programs: Programs, converted: nn.Module, folds: Folds, gate_maps_change: bool = False) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile.
@@ -112,20 +112,20 @@ class Carrier:
 
     @property
     def layers(self) -> Layers:
-        """What there is to refit and what cannot be."""
+        """The layers to refit, and the maps that cannot be refitted."""
         return self.trace.layers
 
     @property
     def steps_per_layer(self) -> int:
-        """How often a layer calls `visit`, and once for its refit."""
+        """The number of calls of `visit` for a layer, and one more for its refit."""
         return sum(map(len, self._batches)) + 1
 
     @torch.no_grad()
     def moments(self, index: int, visit: Callable[[], None] = lambda: None) -> list[Moments]:
-        """Carry every batch on to a layer; the sums over its rows, one a fold. `visit` is called after each batch.
+        """The sums over the rows of a layer, one for each fold. Carries every batch on to the layer.
 
-        Folds that the ridge does not leave out in turn are added up: of a wide map each is a large matrix. What the
-        layer before was refitted to by then is taken into account.
+        `visit` is called after each batch. The rows see the refitted weights of the layer before. Folds that the ridge
+        does not hold out in turn are added up: for a wide map, each fold is a large matrix.
         """
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
@@ -146,21 +146,21 @@ class Carrier:
         return sums
 
     def note(self, index: int) -> str | None:
-        """What to know of the rows of a layer whose moments were taken, for the report."""
+        """The report's note on the rows of a layer whose moments were taken, or None."""
         return ", ".join(note for note in (PADDING_COUNTS, HIDDEN_COUNT) if (index, note) in self._noted) or None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
-        """Carry every batch on to a layer that is refitted already, as `moments` does, and look at nothing."""
+        """Carry every batch on to a layer that is refitted already, as `moments` does, without sums."""
         for fold in range(len(self._batches)):
             with same_randomness():
                 for _ in self._carried(index, fold):
                     pass
 
     def _carried(self, index: int, fold: int) -> Iterator[tuple[Trace, FoldBatch, Values, dict[Node, Any]]]:
-        """Each batch of a fold, both networks run up to a layer's aim.
+        """Each batch of a fold, with both networks run up to a layer's aim.
 
-        What the converted network has behind the layer's maps is apart: it changes with the refit.
+        The converted network's values behind the layer's maps are returned apart: they change with the refit.
         """
         for place, batch in enumerate(self._batches[fold]):
             trace = self._trace(batch)
@@ -211,7 +211,7 @@ class Carrier:
         return self._traces[shape]
 
     def _rows(self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: dict[Node, Any]) -> Rows:
-        """The layer's rows, of a convolution at some positions of each image."""
+        """The rows of a layer; for a convolution, at some positions of each image."""
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], None
         if first.geometry.kind == "convolution":
@@ -220,7 +220,7 @@ class Carrier:
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
         original, converted = widened(values.original[layer.aim]), widened(behind[layer.aim])
-        hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by a mask that is added, as of classes that cannot be
+        hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         if bool(hidden.any()):
             self._noted.add((index, HIDDEN_COUNT))
         residuals, targets = (
@@ -233,7 +233,7 @@ class Carrier:
         return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
 
     def _counted(self, trace: Trace, index: int, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
-        """Which of a layer's rows no mask calls padding, (rows,); None for all."""
+        """Which rows of a layer are not padding, (rows,); None where all rows count."""
         node, first = trace.masks[index], trace.layers.layers[index].maps[0]
         mask = None if node is None else values.masks.get(node)
         if mask is None:
@@ -243,15 +243,15 @@ class Carrier:
         counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
-        if mask.numel() == rows:  # with time first, as XLNet and torch's encoder layers have it, or in a single axis
+        if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
             return (mask.mT if mask.shape == axes[::-1] else mask).reshape(-1)
-        if rows != len(mask) and not bool(mask.all()):  # rows are no tokens, nor made of sound, nor one a sample
+        if rows != len(mask) and not bool(mask.all()):  # the rows are not tokens, frames of sound or samples
             self._noted.add((index, PADDING_COUNTS))
         return None
 
 
 def _mask_over(program: Program, layer: Layer) -> Node | None:
-    """The mask over a layer's tokens, of the inputs: the decoder's own for what depends on its tokens."""
+    """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
     inputs = {node.name: node for node in program.inputs}
     sources = upstream(layer.aim)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):

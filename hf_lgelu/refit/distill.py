@@ -1,11 +1,11 @@
-"""The whole converted network moved towards the original's outputs: the last step, and the only one with all layers.
+"""The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
-No labels: the loss is the KL to the original, of outputs that are no class scores the squared error of each column over
-its variance. How large the steps may be differs by orders of magnitude between networks, so a few are tried. What is
-kept is the best state seen on inputs that no step saw, the first one among them.
+The loss needs no labels: the KL to the original, or, for outputs that are not class scores, the squared error of each
+column over its variance. The best learning rate differs by orders of magnitude between networks, so a few are tried.
+The result is the best state on held-out inputs; the start is one of the candidates.
 
-Several processes take every step together: each runs what it has of the batch that one process would run, and
-gradients, sizes and sums over rows are added up. So all take the same steps, those of one process to rounding.
+Several processes take every step together: each runs its part of the batch that a single process would run, and
+gradients and sums over rows are added up. So the steps are those of a single process, up to rounding.
 """
 
 import math
@@ -56,7 +56,7 @@ class Distill:
             raise ValueError("there is no student to distill")
         task, config = self.task, self.task.config
         student = independent_copy(best.model)
-        # Which rung was best may differ from call to call, and the steps.
+        # The best rung and the number of steps may differ from call to call.
         work = task.work.rung(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
         if work.done:
             work.restore(0, student)
@@ -67,7 +67,7 @@ class Distill:
                 bf16=config.bf16,
                 max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
             )  # fmt: skip
-            if time.perf_counter() < deadline:  # else the time ran out, and another call may have more
+            if time.perf_counter() < deadline:  # else the time ran out, and another call may have more time
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps, standard_errors=_CHOSEN_ON_THEM)
@@ -84,19 +84,21 @@ def distill(
     bf16: bool = False,
     max_seconds: float | None = None,
 ) -> tuple[float, float]:
-    """Adam on some parameters of `converted`. Changes `model` in place: `converted`, where that brings it nearer.
+    """The mean losses on the held-out part before and after Adam on some parameters of `converted`.
 
-    The same inputs give the same steps, unless the time runs out.
+    Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps, unless
+    the time runs out.
 
     Args:
-        original: what the outputs should be.
+        original: the network whose outputs are the aim.
         converted: the network that is moved, in eval mode throughout.
-        folds: the data; every fold is fitted on, the held-out part is only looked at.
-        outputs: names of those that count; the first is the one that is brought nearer.
+        folds: the data; steps use every fold, the held-out part only judges.
+        outputs: names of the outputs that count.
         names: the parameters that are moved.
-        steps: of one batch each; by default 200, and 600 where the first few take a tenth of the loss away.
-        bf16: the steps under autocast, with products in bfloat16; what they lead to is judged as the models are.
-        max_seconds: stop earlier.
+        steps: the number of steps, of one batch each; by default 200, or 600 where the trial takes a tenth of the loss
+            away.
+        bf16: run the steps under autocast, with products in bfloat16; states are judged without it.
+        max_seconds: a limit on the time.
 
     Returns:
         (mean loss on the held-out part before, the least one seen).
@@ -118,7 +120,7 @@ def distill(
 
 @contextmanager
 def _learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """The parameters of these names, which alone need gradients inside; none has one behind."""
+    """The parameters of these names; inside the block only they need gradients, and behind it no gradient is left."""
     wanted = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -131,16 +133,16 @@ def _learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
 
 
 class _Seen(NamedTuple):
-    """A state of the parameters, and the loss there on the inputs watched."""
+    """A state of the parameters, and its loss on the watched inputs."""
 
     loss: float
     values: list[Tensor]
 
 
 class _Together(NamedTuple):
-    """This process's part of a batch of so many `samples` that all processes run together.
+    """This process's part of a batch with `samples` samples that all processes run together.
 
-    Where it has none of them it runs another one with weight 0: every process must have a part in the sums.
+    A process without a sample of the batch runs another sample with weight 0: every process must take part in the sums.
     """
 
     part: FoldBatch
@@ -155,12 +157,12 @@ class _Together(NamedTuple):
         return cls(folds.some_sample, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
 
     def load(self) -> Batch:
-        """Inputs."""
+        """The inputs and labels of the part."""
         return self.part.load()
 
 
 class _Distillation:
-    """Descents of some parameters from where they are, one for each rate that is tried, and a long one."""
+    """Descents of some parameters from their present values: a short one for each rate, then a long one."""
 
     def __init__(
         self,
@@ -172,11 +174,11 @@ class _Distillation:
         time_share: Callable[[], float],
         bf16: bool,
     ) -> None:
-        """`time_share` tells how much of the time there is has gone by; the descents end at 1."""
+        """`time_share` gives the share of the time limit that has passed; the descents end at 1."""
         together = partial(_Together.of, folds=folds)
         most = main_decides(samples_at_once(original, together(folds.together[-1]).load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
-        # Of few rows a process may take for probabilities what another does not.
+        # With few rows, processes may disagree whether an output holds probabilities.
         some = next((batch for batch in self._batches if batch.weight), self._batches[0])
         are_logits = main_decides(compared_outputs(original, some.load().inputs, outputs).are_logits)
         self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
@@ -195,11 +197,11 @@ class _Distillation:
         self.start = _Seen(self._look(), self._masters.rounded())
 
     def put(self, seen: _Seen) -> None:
-        """Bring a state back."""
+        """Set the parameters to a state."""
         self._masters.put(seen.values)
 
     def nearest(self, steps: int | None) -> _Seen:
-        """The best state seen at the rate that is nearest in its trial; `steps` of None as `distill` says."""
+        """The best state of a long descent at the rate whose trial came nearest; `steps` as in `distill`."""
         trial = _TRIAL if steps is None else min(_TRIAL, steps)
         tried = [self._descent(rate, trial, looks=1).loss for rate in _RATES]
         if steps is None:
@@ -207,7 +209,7 @@ class _Distillation:
         return self._descent(_RATES[tried.index(min(tried))], steps, _LOOKS)
 
     def _descent(self, rate: float, steps: int, looks: int) -> _Seen:
-        """The best state seen from the start on."""
+        """The best state of a descent from the start, the start included."""
         self.put(self.start)
         optimizer, best = CentredAdam(self._masters.values, rate, self._centred), self.start
         every = max(1, steps // looks)
@@ -215,7 +217,7 @@ class _Distillation:
         for step, number in enumerate(islice(_order(len(self._batches)), steps)):
             share = self._time_share()
             if share >= 1:
-                if step % every:  # steps that nobody has looked at
+                if step % every:  # the last steps were not judged yet
                     best = self._nearer(best)
                 break
             progress = max(step / steps, (share - begun) / (1 - begun))
@@ -225,7 +227,7 @@ class _Distillation:
         return best
 
     def _nearer(self, best: _Seen) -> _Seen:
-        """The state that there is now, where it is nearer."""
+        """The present state where its loss is lower than that of `best`, else `best`."""
         now = self._look()
         return _Seen(now, self._masters.rounded()) if now < best.loss else best
 
@@ -247,13 +249,13 @@ class _Distillation:
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
-    """So many of them at even distances: the short sequences come first, and are not all that counts."""
+    """At most `most` batches at even distances: short sequences come first, long sequences count as well."""
     count = min(len(batches), most)
     return [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
 
 
 def _order(count: int) -> Iterator[int]:
-    """Numbers of batches without end, all in every turn: the n-th step's hangs on nothing but n."""
+    """An endless stream of batch numbers, every number once a turn; the n-th number depends on n alone."""
     generator = torch.Generator().manual_seed(0)
     while True:
         yield from reversed(torch.randperm(count, generator=generator).tolist())
@@ -261,9 +263,9 @@ def _order(count: int) -> Iterator[int]:
 
 @torch.no_grad()
 def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight: float = 1.0) -> list[CentredMap]:
-    """The linear layers with a bias that are moved, each centred at the mean of its inputs over a batch.
+    """The moved linear layers that have a bias, each with the mean of its inputs over a batch of all processes.
 
-    Over the batches of all processes, each as often as its `weight`. The mean of a layer that none reaches is 0.
+    Each process's rows count with its `weight`. A layer that no input reaches has mean 0.
     """
     modules = [
         module
@@ -287,7 +289,7 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
 
 
 def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
-    """(sum, count) of rows that count so often, in float32 at the least."""
+    """(sum, count) of rows that count with a weight, in float32 or wider."""
     return weight * rows.sum(0, dtype=torch.promote_types(rows.dtype, torch.float32)), weight * len(rows)
 
 
@@ -299,11 +301,11 @@ def output_loss(
     weight: float = 1.0,
     are_logits: bool | None = None,
 ) -> Tensor:
-    """How far the outputs that count are from the original's over what is no padding, added up, a scalar.
+    """The distance between the outputs of the two networks, without padding, summed over the outputs: a scalar.
 
-    Of class scores that come first it is the mean KL(original ‖ converted), of all others the mean over columns of
-    Σ(ŷ − y)² / Σ(y − ȳ)². Of several processes this is one's part of that over the rows of all, which each gives as
-    often as its `weight`. `are_logits` says whether the first holds class scores, where it is known already.
+    For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
+    columns of Σ(ŷ − y)² / Σ(y − ȳ)². With several processes it is this process's part of the mean over all rows, in
+    which its rows count with its `weight`. `are_logits` says whether the first output holds class scores, if known.
     """
     reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))

@@ -1,4 +1,4 @@
-"""The rows that a linear map sees: its inputs as a least-squares problem has them, for Linear and for convolutions."""
+"""The rows of a linear map's least-squares problem, read from its input: for Linear and for convolutions."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Geometry:
     Args:
         kind: "linear" (acts on the last axis) or "convolution" (acts on windows of an input (B, C, *S)).
         groups: of a convolution.
-        kernel: sizes of the kernel, one per axis of S, as the other three.
+        kernel: sizes of the kernel, one for each axis of S; so are stride, padding and dilation.
         stride: steps between windows.
         padding: zeros before and behind each axis, or "same" or "valid" as in `torch.nn.functional.conv2d`.
         dilation: steps between the elements of a window.
@@ -82,7 +82,7 @@ class Geometry:
 
 
 def read_geometry(operation: AffineOperation) -> Geometry | None:
-    """How the map's features are read off its input; None for one not refitted, as a transposed convolution."""
+    """The geometry of a map; None for a map that is not refitted, such as a transposed convolution."""
     node = operation.node
     name = operation_name(node)
     if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
@@ -98,7 +98,7 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
 
 
 def row_width(operation: AffineOperation, geometry: Geometry) -> int:
-    """Features of one row: inputs of the map; of a convolution, those of one group, times the kernel's size."""
+    """The number of features in a row: inputs of the map, or of a group of a convolution times the kernel's size."""
     if geometry.kind == "linear":
         return shape_of(operation.data)[-1]
     return shape_of(operation.data)[1] // geometry.groups * math.prod(geometry.kernel)
@@ -107,10 +107,10 @@ def row_width(operation: AffineOperation, geometry: Geometry) -> int:
 def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
     """Output positions for each image, drawn without replacement from the image's own seed.
 
-    An image is given the same positions whatever it is batched with and on whichever process.
+    An image has the same positions in every batch and on every process.
 
     Returns:
-        (B, wanted) in ascending order, on the CPU; None, which means all, where no more than `wanted` are available.
+        (B, wanted) in ascending order, on the CPU; None (all positions) where at most `wanted` are available.
     """
     if wanted >= available:
         return None

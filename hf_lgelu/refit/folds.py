@@ -1,6 +1,6 @@
-"""The folds that samples are dealt into, and the part that is held out.
+"""The folds of the samples, and the part that is held out.
 
-The same inputs always make the same folds, whichever process holds them: `Samples` are in the order of their keys.
+The same inputs always make the same folds, on any number of processes: `Samples` are in the order of their keys.
 """
 
 import itertools
@@ -24,7 +24,7 @@ MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
 _WORTH_A_TRACE = 0.8
-"""Share of the longest sequences up to which the shorter half is run as a shape of its own."""
+"""If the shorter half of the sequences is shorter than this share of the longest, it gets a shape of its own."""
 
 _Parts = list[tuple[Sequence[int], Mapping[str, int] | None]]
 """Numbers of samples, and {name: length} to which they are padded; None for each batch to its longest sample."""
@@ -44,40 +44,40 @@ class FoldBatch:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """The same for batches whose tensors have the same shapes."""
+        """A key of the tensors' shapes: equal for batches of equal shapes."""
         return (len(self), *sorted(self.lengths.items()))
 
     @property
     def seeds(self) -> list[int]:
-        """One 63-bit integer per sample, which depends on nothing but its content."""
+        """A 63-bit integer for each sample, which depends on the sample's content alone."""
         return [int.from_bytes(self.samples.keys[number][:8], "big") >> 1 for number in self.numbers]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def pieces(self, most: int) -> "Iterator[FoldBatch]":
-        """The samples in as few batches as have at most so many of them, padded as the whole batch."""
+        """The samples in the fewest batches of at most `most` samples, padded as the whole batch."""
         size = -(-len(self) // -(-len(self) // most))
         for start in range(0, len(self), size):
             yield FoldBatch(self.samples, self.numbers[start : start + size], self.lengths)
 
     def not_square(self) -> "list[FoldBatch]":
-        """The samples in as few batches as have other numbers of samples than of tokens.
+        """The samples in the fewest batches whose number of samples differs from their number of tokens.
 
-        So the shape of a layer's values says which axis counts samples; of a single sample it does not matter.
+        So the shape of a layer's values tells which axis counts samples. For a single sample it does not matter.
         """
         cuts = (list(self.pieces(most)) for most in range(len(self), 0, -1))
         return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
 
     def share(self) -> "FoldBatch | None":
-        """The samples of this process, padded as the whole batch; None where it has none of them."""
+        """The samples that this process runs, padded as the whole batch; None where it runs no sample of the batch."""
         here = tuple(number for number in self.numbers if number in self.samples.run_here)
         return FoldBatch(self.samples, here, self.lengths) if here else None
 
 
 @dataclass(frozen=True)
 class Folds:
-    """The samples of a conversion as folds, which are fitted on, and a part held out.
+    """The samples of a conversion: folds for the fit, and a part that is held out.
 
     Args:
         samples: of all processes.
@@ -97,17 +97,17 @@ class Folds:
 
     @property
     def rows(self) -> int:
-        """Distinct rows of all processes, held out or not."""
+        """The number of distinct rows of all processes, held out or not."""
         return sum(self.samples.rows)
 
     @property
     def first(self) -> FoldBatch:
-        """The first batch that this process fits on, or one sample that it has."""
+        """The first batch that this process fits on, or a sample of this process where it has no batch."""
         return next((batch for fold in self.folds for batch in fold), self.some_sample)
 
     @property
     def spread(self) -> tuple[FoldBatch, ...]:
-        """Some batches of each fold of this process, of short sequences as of long ones.
+        """Some batches of each fold of this process, with short and with long sequences.
 
         Each fold gives as many samples as a batch has by default, whatever the `batch_size`.
         """
@@ -119,7 +119,7 @@ class Folds:
         return tuple(found)
 
     def some(self, least: int) -> list[Batch]:
-        """Batches with at least so many samples, or all that this process has: of long sequences as of short ones."""
+        """Batches with at least `least` samples, or all batches of this process: short and long sequences."""
         first = self.spread
         found: list[Batch] = []
         for batch in [*first, *(other for fold in self.folds for other in fold if other not in first)]:
@@ -129,7 +129,7 @@ class Folds:
 
     @property
     def some_sample(self) -> FoldBatch:
-        """One sample that this process has."""
+        """A sample of this process, as a batch."""
         number = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
         return FoldBatch(self.samples, (number,), self.samples.lengths[number])
 
@@ -188,7 +188,7 @@ def deal_folds(
 
 
 def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]], int]:
-    """Held-out samples, folds of equal size and the size of their batches, from the rows of all samples by key."""
+    """The held-out samples, folds of equal size and their batch size, from the number of rows of each sample."""
     held_out = _hold_out(rows)
     apart = set(held_out)
     rest = [number for number in range(len(rows)) if number not in apart]
@@ -203,7 +203,7 @@ def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]]
 
 
 def _hold_out(rows: Sequence[int]) -> list[int]:
-    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where that leaves too little."""
+    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where too few rows remain."""
     total = sum(rows)
     if total < LEAST_ROWS_TO_HOLD_OUT:
         return []

@@ -1,4 +1,4 @@
-"""Gates whose input is a map's output, in a traced program, with that map and the other half of a gated unit."""
+"""Gates whose input is a map's output, each with that map and with the other half of a gated unit."""
 
 import operator
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from hf_lgelu.refit.program import Program
 
 @dataclass(frozen=True)
 class GateUnit:
-    """A gate, the operation that makes its input, and the other half of a gated unit, where there is one.
+    """A gate, the operation that makes its input, and the other half of a gated unit, or None.
 
-    `owns_other` where nothing else uses the parameters of that half.
+    `owns_other` says whether the other half alone uses its parameters.
     """
 
     site: int
@@ -26,18 +26,18 @@ class GateUnit:
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
-        """Its own: before the gate, and of a gated unit beside it."""
+        """The maps of the unit: before the gate, and the other half where the unit owns it."""
         return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
 
     @property
     def parameters(self) -> Iterator[str]:
-        """Names of the weights and biases."""
+        """The names of the weights and biases."""
         for operation in self.maps:
             yield from operation.parameters
 
 
 def find_gate_units(program: Program) -> list[GateUnit]:
-    """The gates whose input is an affine map's output and nothing else's, by site."""
+    """The gates whose input is the output of an affine map with parameters of its own, by site."""
     found, used_once = [], program.flow.are_used_once
     for site, calls in sorted(program.flow.calls.items()):
         before = _affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
@@ -51,15 +51,15 @@ def find_gate_units(program: Program) -> list[GateUnit]:
 
 
 def _is_a_modules(operation: AffineOperation) -> bool:
-    """Whether it is all that the module with its weight computes, whose inputs and outputs are looked at for its own.
+    """Whether the operation is all that the module with its weight computes: hooks on the module then see its values.
 
-    A block that multiplies by parameters of its own names them otherwise.
+    A block that multiplies by parameters of its own does not call them "weight".
     """
     return operation.weight_name.rpartition(".")[2] == "weight"
 
 
 def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
-    """The affine operation whose output `user` alone takes, through reshapes where its channels stay the last axis."""
+    """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
     is_reshaped = False
     while users(node) == [user]:
         operation = read_affine(node, program.flow) or _read_norm(program, node)
@@ -76,7 +76,7 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
 
 
 def _is_per_channel(program: Program, operation: AffineOperation) -> bool:
-    """Whether its weight has one number, or row, for each channel: not that of a LayerNorm over several axes."""
+    """Whether the weight has a number or a row for each channel, unlike a LayerNorm over several axes."""
     if operation.channel_axis is not None:
         return True
     node = operation.node
@@ -85,7 +85,7 @@ def _is_per_channel(program: Program, operation: AffineOperation) -> bool:
 
 
 def _read_norm(program: Program, node: Node) -> AffineOperation | None:
-    """The BatchNorm whose first output, the only one that is used, `node` is; its statistics are fixed."""
+    """The BatchNorm with fixed statistics whose first output is `node`, as an affine operation, or None."""
     norm = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
     if norm is None or operation_name(norm) not in BATCH_NORMS:
         return None
@@ -96,7 +96,7 @@ def _read_norm(program: Program, node: Node) -> AffineOperation | None:
 
 
 def _other_half(program: Program, call: Node) -> AffineOperation | None:
-    """The map whose output the gate's output is multiplied by."""
+    """The map whose output is multiplied by the gate's output, or None."""
     product = product_behind(call)
     if product is None:
         return None
@@ -106,7 +106,7 @@ def _other_half(program: Program, call: Node) -> AffineOperation | None:
 
 
 def product_behind(call: Node) -> Node | None:
-    """The product with another tensor of its shape that a gate's output goes into, if that is all it goes into."""
+    """The product of a gate's output with another tensor of its shape, if nothing else uses the gate's output."""
     current = call
     while len(users(current)) == 1:
         user = users(current)[0]

@@ -1,8 +1,8 @@
-"""The linear maps that consume a model's gates, found in the graph of one forward pass, and why one cannot be refitted.
+"""The linear maps behind a model's gates, found in the graph of one forward pass, and why a map cannot be refitted.
 
-A gate's consumers are the first linear maps on every way from its output. What lies between (dropout, pooling, a
-product with the other half of a gated unit, a normalization) is run as it is. Where a way enters a residual sum, the
-map on the other side of the sum is a consumer, too: what it adds can make good what drifts on the skip path.
+A gate's consumers are the first linear maps on every path from its output. Operations between gate and map (dropout,
+pooling, a product with the other half of a gated unit, a normalization) run unchanged. Where a path enters a residual
+sum, the map on the other side of the sum is a consumer, too: its output can correct the drift on the skip path.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,34 +34,34 @@ class LinearMap:
 
     @property
     def name(self) -> str:
-        """Of the module that holds the weight."""
-        weight = cast(str, self.operation.weight)  # what mixes has one
+        """The name of the module that holds the weight."""
+        weight = cast(str, self.operation.weight)  # a map that mixes channels has a weight
         return weight.rpartition(".")[0] or weight
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the weight and of what takes its constant."""
+        """The names of the weight and of the parameter that takes the constant."""
         return (self.operation.weight, *(() if self.bias is None else (self.bias.parameter,)))
 
     @property
     def width(self) -> int:
-        """Features of one row."""
+        """The number of features in a row."""
         return row_width(self.operation, self.geometry)
 
     @property
     def data(self) -> Node:
-        """Its input."""
+        """The input of the map."""
         return self.operation.data
 
     @property
     def node(self) -> Node:
-        """Its output."""
+        """The output of the map."""
         return self.operation.node
 
 
 @dataclass(frozen=True)
 class Bias:
-    """Where a constant per channel can be added: a parameter, and ∂aim/∂parameter per channel."""
+    """A parameter to which a constant per channel can be added, and ∂aim/∂parameter per channel."""
 
     parameter: str
     scale: Tensor
@@ -69,29 +69,29 @@ class Bias:
 
 @dataclass(frozen=True)
 class Layer:
-    """Maps that feed one sum and are solved for together, most often a single one, and the gates before them."""
+    """The maps that feed one sum and are solved together (most often a single map), and the gates before them."""
 
     maps: tuple[LinearMap, ...]
     sites: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """Of its maps."""
+        """The names of the maps, joined."""
         return " and ".join(consumer.name for consumer in self.maps)
 
     @property
     def aim(self) -> Node:
-        """The node whose value in the original is reproduced."""
+        """The node whose value in the original the layer has to reproduce."""
         return self.maps[0].aim.node
 
     @property
     def stop(self) -> Stop:
-        """Where a forward pass stops for it."""
+        """The place where a forward pass stops for this layer."""
         return Stop(tuple(consumer.node for consumer in self.maps), self.aim)
 
     @property
     def width(self) -> int:
-        """Features of one row, of all maps."""
+        """The number of features in a row of all maps together."""
         return sum(consumer.width for consumer in self.maps)
 
     @property
@@ -102,7 +102,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Unfit:
-    """A map, or the end of a way, that cannot be refitted; `sites` are the gates concerned."""
+    """A map, or the end of a path, that cannot be refitted; `sites` are the gates before it."""
 
     name: str
     sites: tuple[int, ...]
@@ -111,9 +111,9 @@ class Unfit:
 
 @dataclass
 class Layers:
-    """What there is to refit, in the order in which it is computed, and what cannot be refitted.
+    """The layers to refit, in the order of computation, and the maps that cannot be refitted.
 
-    `beside` are gates that run, and that none of the outputs that count depends on.
+    `beside` are gates that run, but that no compared output depends on.
     """
 
     layers: list[Layer] = field(default_factory=list)
@@ -121,7 +121,7 @@ class Layers:
     beside: list[int] = field(default_factory=list)
 
     def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
-        """Note what cannot be refitted, once however often it is run or whichever gates meet there."""
+        """Note a map that cannot be refitted: once, however often the map runs and however many gates lead to it."""
         for place, known in enumerate(self.unfit):
             if (known.name, known.reason) == (name, reason):
                 sites = tuple(sorted({*known.sites, *sites}))
@@ -166,7 +166,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
 
 
 def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, site: int, gate: str) -> Iterator[Node]:
-    """The linear maps on the ways from a gate's output; what is no way to one is noted in `found`."""
+    """The linear maps on the paths from a gate's output; a path without a map is noted in `found`."""
     waiting, seen = [call], {call}
     while waiting:
         node = waiting.pop()
@@ -192,7 +192,7 @@ def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, s
 
 
 def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
-    """Whether an operation that mixes channels takes a parameter, or what is computed from one (weight norm)."""
+    """Whether an operation that mixes channels takes a parameter, or a value computed from one (weight norm)."""
     name = operation_name(node)
     # An operation of a library's own (the experts of transformers) with weights can be anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
@@ -209,7 +209,7 @@ def _map_beside(program: Program, finder: AimFinder, user: Node, node: Node) -> 
     others = [operand for operand in user.args[:2] if isinstance(operand, Node) and operand is not node]
     current = others[0] if others else None
     if current is not None and shape_of(current) != shape_of(user):
-        return None  # one number for many positions is no term that could make good what is wrong at each
+        return None  # one number for many positions cannot correct the error of each position
     while current is not None and len(users(current)) == 1 and not is_site(current):
         operation = read_affine(current, program.flow)
         if operation is not None and operation.mixes:
@@ -219,7 +219,7 @@ def _map_beside(program: Program, finder: AimFinder, user: Node, node: Node) -> 
 
 
 def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
-    """The same map with its weight's axes as they are stored, where it is used transposed (Falcon's `x @ weight.T`)."""
+    """The map with the axes of its stored weight, where the weight is used transposed (Falcon's `x @ weight.T`)."""
     views = [operand for operand in operation.node.all_input_nodes if flow.parameter(operand) == operation.weight]
     if operation.is_direct or operation.input_axis is None or not _is_transposition(views[0], flow):
         return operation
@@ -257,7 +257,7 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
 
 
 def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None:
-    """The map's own bias, or that of a BatchNorm behind it."""
+    """The bias of the map, or the bias of a BatchNorm behind the map."""
     if operation.bias is not None and program.flow.are_used_once(operation.bias):
         return Bias(operation.bias, aim.scale)
     if aim.norm is not None:
@@ -268,7 +268,7 @@ def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None
 
 
 def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
-    """Maps with the same aim and layout together; a grouped convolution stays alone."""
+    """The maps in layers: maps with the same aim and layout together, a grouped convolution alone."""
     together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
     for entry in maps:
         consumer = entry[0]

@@ -19,7 +19,7 @@ _SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual
 
 @dataclass(eq=False)
 class Moments:
-    """Sums over rows of features x, residuals r and targets t, each for g groups; all float64.
+    """Sums over rows of features x, residuals r and targets t, for each of g groups; all float64.
 
     Args:
         count: rows.
@@ -98,26 +98,26 @@ class Moments:
         return rows, torch.stack((shift + left, left), dim=1)
 
     def __add__(self, other: "Moments") -> "Moments":
-        """Sums over the rows of both."""
+        """The sums over the rows of both."""
         return Moments(self.count + other.count, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
 
     def __iadd__(self, other: "Moments") -> "Moments":
-        """The same in place: of wide maps each of the sums is a large matrix."""
+        """The sums over the rows of both, added in place: for wide maps each sum is a large matrix."""
         self.count += other.count
         for name in _SUMS:
             getattr(self, name).add_(getattr(other, name))
         return self
 
     def __sub__(self, other: "Moments") -> "Moments":
-        """Sums over the rows that are not `other`'s, which must be among these."""
+        """The sums over the rows that are not in `other`; all rows of `other` must be in `self`."""
         return Moments(self.count - other.count, *(getattr(self, name) - getattr(other, name) for name in _SUMS))
 
     def is_finite(self) -> bool:
-        """Whether no sum overflowed or met a nan or an infinity."""
+        """Whether all sums are finite."""
         return all(bool(getattr(self, name).isfinite().all()) for name in _SUMS)
 
     def reduce_over_processes(self) -> "Moments":
-        """Sums over the rows of all processes, the same on each; itself where there is one process."""
+        """The sums over the rows of all processes, the same on each process."""
         if PartialState().num_processes == 1:
             return self
         count = torch.tensor(self.count, device=self.gram.device)
@@ -126,7 +126,7 @@ class Moments:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """XᵀX of (g, n, d): block by block of its upper half, the lower one copied."""
+    """XᵀX of (g, n, d): the upper half is computed block by block, the lower half copied."""
     groups, _, width = rows.shape
     transposed = rows.mT
     if width <= _BLOCK:
@@ -141,15 +141,15 @@ def _gram(rows: Tensor) -> Tensor:
 
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
-    """float32 products as float32: TF32's error is larger than the least strength of the ridge can bear."""
+    """A block in which float32 products are exact float32: the error of TF32 is too large for the weakest ridge."""
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     chosen = [backend.fp32_precision for backend in backends]
     try:
         overall = torch.get_float32_matmul_precision()
-    except RuntimeError:  # what the backends were set to has no name overall
+    except RuntimeError:  # the backends are set to different precisions
         overall = "highest"
     try:
-        # Sets the backends, too; where they contradict it, cuBLAS may refuse to multiply.
+        # This also sets the backends; if they contradict it, cuBLAS may refuse to multiply.
         torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
@@ -164,14 +164,15 @@ def _square(rows: Tensor) -> Tensor:
 
 
 def widened(value: Tensor) -> Tensor:
-    """Half precision as float32, anything wider as it is."""
+    """A tensor in half precision as float32; any wider tensor unchanged."""
     return value.float() if value.dtype.itemsize < 4 else value
 
 
 class Rows(NamedTuple):
-    """Of one layer on one batch: features (n, g, d); residuals and targets (n, g, m); which rows count, None for all.
+    """The rows of a layer on one batch: features (n, g, d), residuals and targets (n, g, m).
 
-    Targets are what the original has at the layer's aim, residuals what the converted network lacks of it.
+    `counted` says which rows count; None means all. Targets are the original's values at the layer's aim. Residuals are
+    targets minus the converted network's values.
     """
 
     features: Tensor
@@ -181,21 +182,21 @@ class Rows(NamedTuple):
 
 
 class BufferedMoments:
-    """Rows on their way into sums: products of a few hundred rows cost more in memory traffic than in arithmetic."""
+    """Moments that collect rows before adding them: products of a few hundred rows waste memory traffic."""
 
     def __init__(self, moments: Moments) -> None:
         self._moments, self._count = moments, 0
         self._waiting: list[Rows] = []
 
     def add(self, rows: Rows) -> None:
-        """Rows of one batch."""
+        """Add the rows of a batch."""
         self._waiting.append(rows)
         self._count += len(rows.features)
         if self._count >= _WAITING:
             self._empty()
 
     def sums(self) -> Moments:
-        """Over all rows added."""
+        """The sums over all rows added."""
         self._empty()
         return self._moments
 

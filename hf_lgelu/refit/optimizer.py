@@ -1,8 +1,8 @@
-"""What the steps of "distill" are taken with: Adam on maps as functions of centred inputs, in float32 at the least.
+"""The optimizer of "distill": Adam on maps with centred inputs, in float32 or wider.
 
-A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Steps on W then leave the mean output where
-it is, however far from zero the features are; those of units that are always on lie at several times their spread, and
-steps on plain W would mostly be steps on the constant.
+A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Steps on W then leave the mean output
+unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread;
+a step on plain W would mostly change the constant.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor
 from hf_lgelu.refit.moments import widened
 
 _WARMUP = 10
-_LEAST_SIZE = 1e-3  # of a parameter that is zero, or nearly
+_LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class CentredAdam:
     """
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
-        """`rate` is that of each parameter at the most, as a share of its mean absolute value."""
+        """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value."""
         self._rates = [rate * max(value.detach().abs().mean().item(), _LEAST_SIZE) for value in parameters]
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
@@ -50,11 +50,12 @@ class CentredAdam:
 
     @torch.no_grad()
     def step(self, done: int, progress: float) -> None:
-        """The step behind so many others, after a share of the way."""
+        """Take a step: `done` is the number of steps before, `progress` the share of the descent that has passed."""
         share = min(1.0, (done + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
-        maps = [centred for centred in self._maps if centred.bias.grad is not None]  # no input reached the others
+        # A map without a gradient was reached by no input.
+        maps = [centred for centred in self._maps if centred.bias.grad is not None]
         before = [centred.weight.detach().clone() for centred in maps]
         for centred in maps:
             moved = torch.outer(centred.bias.grad, centred.mean)
@@ -65,12 +66,13 @@ class CentredAdam:
 
 
 class Masters:
-    """Parameters of a model, and of those in half precision a float32 copy, which they follow rounded.
+    """Parameters of a model, with a float32 copy of each parameter in half precision.
 
-    A step of a thousandth of a weight is less than bfloat16 can tell: taken on the weight itself it would be lost.
+    Steps are taken on the copies, which are then rounded into the parameters: a step of a thousandth of a weight is
+    below the precision of bfloat16.
 
     Args:
-        parameters: that the model runs with, each of which needs a gradient.
+        parameters: parameters of the model, each of which needs a gradient.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -79,18 +81,18 @@ class Masters:
             parameter if widened(parameter) is parameter else widened(parameter.detach()).requires_grad_(True)
             for parameter in self.parameters
         ]
-        """What an optimizer steps on: the parameters themselves, or their copies."""
+        """The tensors that an optimizer moves: the parameters themselves, or their copies."""
 
     def rounded(self) -> list[Tensor]:
-        """Copies of the parameters as the model runs with them."""
+        """Copies of the parameters in the model's precision."""
         return [parameter.detach().clone() for parameter in self.parameters]
 
     def of(self, parameter: Tensor) -> Tensor:
-        """What is stepped on in the place of a parameter."""
+        """The tensor that is moved in the place of a parameter."""
         return next(value for own, value in zip(self.parameters, self.values, strict=True) if own is parameter)
 
     def take_gradients(self) -> None:
-        """Give the copies their parameters' gradients, and forget them there."""
+        """Move the gradients from the parameters to their copies."""
         for parameter, value in zip(self.parameters, self.values, strict=True):
             if value is not parameter:
                 value.grad = None if parameter.grad is None else widened(parameter.grad)

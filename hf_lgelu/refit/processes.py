@@ -1,7 +1,7 @@
-"""What the processes that share the work must have alike: sums over all of them, and what the main one decides.
+"""Values that all processes of a conversion must share: sums over the processes, and decisions of the main process.
 
-Every process must call. Of one process alone each of these gives what it was given. Where another one has ended in the
-meantime, each raises RuntimeError.
+Every process must call these functions. With a single process, each returns its argument. If another process has
+ended, each raises RuntimeError.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,26 +17,25 @@ Decided = TypeVar("Decided")
 
 
 def known_processes() -> PartialState:
-    """The processes that share the work, of accelerate; on CPUs where its launcher was told so.
+    """The state of accelerate's processes; on CPUs where ACCELERATE_USE_CPU says so.
 
-    accelerate reads ACCELERATE_USE_CPU in Accelerator alone; without it, processes on CPUs would not know of each
-    other.
+    accelerate reads this variable in Accelerator alone. Otherwise processes on CPUs would not find each other.
     """
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 
 
 def summed(value: Tensor) -> Tensor:
-    """Over all processes, the same bits on each."""
+    """The sum of a tensor over all processes, the same bits on each."""
     return value if known_processes().num_processes == 1 else _together(reduce, value, reduction="sum")
 
 
 def mean_of_rows(total: Tensor, count: float) -> Tensor:
-    """Over the rows of all processes, of which each gives its sum and how many they are; 0 where there is none."""
+    """The mean over the rows of all processes, from each process's sum and count; 0 where there is no row."""
     return summed(total) / summed(total.new_tensor(count)).clamp(min=1)
 
 
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
-    """Of the parts of a loss that the processes have; a parameter that a part does not reach has none of it."""
+    """Add up each parameter's gradient over all processes; a missing gradient counts as zero."""
     if known_processes().num_processes == 1:
         return
     for parameter in parameters:
@@ -44,17 +43,17 @@ def sum_gradients(parameters: Iterable[Tensor]) -> None:
 
 
 def each_has(value: Decided) -> list[Decided]:
-    """What each process has, in their order."""
+    """The values of all processes, in the order of the processes."""
     return [value] if known_processes().num_processes == 1 else _together(gather_object, [value])
 
 
 def main_decides(value: Decided) -> Decided:
-    """What the main process has: clocks and scores differ."""
+    """The value of the main process; clocks and scores differ between processes."""
     return value if known_processes().num_processes == 1 else _together(broadcast_object_list, [value])[0]
 
 
 def wait_for_all() -> None:
-    """Until every process is here."""
+    """Wait until every process has called."""
     _together(PartialState().wait_for_everyone)
 
 
@@ -70,7 +69,7 @@ def main_process_first() -> Iterator[None]:
 
 
 def _together(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """A call that all processes make. What the backend says of one that is gone tells nobody what to do."""
+    """The result of a call that all processes make; if a process is gone, an error that says what to do."""
     try:
         return call(*given, **options)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""One traced forward pass that can be run in parts, with the weights of the original or of the network under way."""
+"""A traced forward pass that runs in parts, with the weights of the original or of the converted network."""
 
 import operator
 import tempfile
@@ -26,12 +26,12 @@ Gate = Callable[[int, Tensor], Tensor]
 
 
 class Program:
-    """The operations of one forward pass on inputs of one shape, in their order and without operations in place."""
+    """The operations of a forward pass on inputs of one shape, in their order; no operation works in place."""
 
     def __init__(
         self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
     ) -> None:
-        """Trace `model` up to the `outputs` that count, all by default. Raises ValueError where torch.export cannot."""
+        """Trace `model` up to its `outputs` (all by default). Raises ValueError where torch.export cannot."""
         program, reached = export_sites(model, sites, inputs, outputs)
         if not _can_be_kept(program):
             program = program.run_decompositions({})  # takes longer than the trace itself
@@ -57,7 +57,7 @@ class Program:
         }
 
     def stored(self, model: nn.Module) -> dict[Node, Any]:
-        """{placeholder: parameter, buffer or constant}, the former two as `model` holds them."""
+        """{placeholder: value}: the parameters and buffers of `model`, and the constants of the trace."""
         return {
             node: self._stored_value(model, spec)
             for node, spec in self._specs.items()
@@ -72,7 +72,7 @@ class Program:
         return self._constants[spec.target]
 
     def downstream(self, starts: Iterable[Node], within: set[Node] | None = None) -> set[Node]:
-        """`starts` and the operations that depend on them, of those `within`."""
+        """`starts` and the operations (of `within`, where given) that depend on them."""
         found = set(starts)
         for node in self.operations:
             if (within is None or node in within) and any(operand in found for operand in node.all_input_nodes):
@@ -80,7 +80,7 @@ class Program:
         return found
 
     def constants(self, model: nn.Module) -> Callable[[Node], Any]:
-        """node → its value, for a node that does not depend on the inputs."""
+        """A function that gives the value of a node that does not depend on the inputs."""
         values = self.stored(model)
 
         def constant(node: Node) -> Any:
@@ -123,15 +123,15 @@ def gate_of(modules: Sequence[nn.Module]) -> Gate:
 
     def run(site: int, value: Tensor) -> Tensor:
         module = modules[site]
-        # Not as it is called: what hooks do to its output is in the trace.
+        # forward, not the call: the trace already holds what hooks do to the output.
         return module.forward(value.clone() if getattr(module, "inplace", False) else value)
 
     return run
 
 
 def _can_be_kept(program: ExportedProgram) -> bool:
-    """Whether the value of each node stays what it was however long it is kept: no operation works in place or moves
-    a norm's running statistics, and none stands for others that may."""
+    """Whether a node's value never changes after it was computed: no operation works in place or moves a norm's running
+    statistics, and none wraps operations that may."""
     return all(_keeps(node) for node in program.graph.nodes if node.op == "call_function")
 
 
@@ -144,7 +144,7 @@ def _keeps(node: Node) -> bool:
 
 
 class Programs:
-    """The forward passes of one model, each shape of inputs traced once: a trace takes longer than running a batch."""
+    """The traced forward passes of a model, one for each shape of inputs: a trace takes longer than running a batch."""
 
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf | None = None) -> None:
         """As for `Program`; `sites` are those of `model`."""
@@ -153,14 +153,14 @@ class Programs:
         self._traced: dict[Any, Program] = {}
 
     def of(self, batch: FoldBatch) -> Program:
-        """On inputs of a batch's shape."""
+        """The program for inputs of the batch's shape."""
         if batch.shape not in self._traced:
             self._traced[batch.shape] = Program(self.model, self.sites, batch.load().inputs, self._outputs)
         return self._traced[batch.shape]
 
 
 def upstream(node: Node) -> set[Node]:
-    """A node and everything that it is computed from."""
+    """A node and all nodes that it is computed from."""
     found, waiting = {node}, [node]
     while waiting:
         for operand in waiting.pop().all_input_nodes:
@@ -172,7 +172,7 @@ def upstream(node: Node) -> set[Node]:
 
 @dataclass(frozen=True)
 class Stop:
-    """Where a forward pass stops: linear maps whose weights are to be changed, and the node that they aim at."""
+    """The place where a forward pass stops: linear maps whose weights will change, and their aim."""
 
     maps: tuple[Node, ...]
     aim: Node
@@ -182,8 +182,8 @@ class Stop:
 class Stage:
     """The operations up to the features of a stop's maps, and those from its maps to the aim.
 
-    `later` are the nodes whose values later stages use, `features` those that `behind` uses: with the refitted
-    weights it is run a second time.
+    `later` are the nodes whose values later stages use. `features` are the nodes whose values `behind` uses: `behind`
+    runs a second time, with the refitted weights.
     """
 
     before: tuple[Node, ...]
@@ -193,7 +193,7 @@ class Stage:
 
 
 def plan_stages(program: Program, stops: Sequence[Stop]) -> list[Stage]:
-    """One stage a stop. Nothing that no aim depends on is run."""
+    """The stages, one for each stop. Operations that no aim depends on are left out."""
     done: set[Node] = set()
     parts: list[tuple[list[Node], list[Node]]] = []
     for stop in stops:
@@ -212,14 +212,14 @@ def plan_stages(program: Program, stops: Sequence[Stop]) -> list[Stage]:
 
 
 def differing_nodes(program: Program, stops: Sequence[Stop]) -> frozenset[Node]:
-    """The operations whose values are not the same in the original and in the network under way."""
+    """The operations whose values may differ between the original and the converted network."""
     calls = [call for calls in program.flow.calls.values() for call in calls]
     maps = [node for stop in stops for node in _maps_and_weights(stop, program)]
     return frozenset(program.downstream([*calls, *maps]))
 
 
 def _maps_and_weights(stop: Stop, program: Program) -> Iterator[Node]:
-    """A stop's maps, and the views through which they take their weights: what a refit changes first."""
+    """The maps of a stop, and the views through which the maps take their weights."""
     for consumer in stop.maps:
         yield consumer
         for operand in consumer.all_input_nodes:
@@ -241,16 +241,16 @@ class KeptValues:
         self._folder: tempfile.TemporaryDirectory | None = None
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all values, in memory and on disk."""
         self._kept.clear()
         if self._folder is not None:
             self._folder.cleanup()
 
     def put(self, key: Any, values: Mapping[str, Mapping[Node, Any]]) -> None:
-        """Keep values under a key that holds none, by the nodes' names: what is on disk knows of no nodes."""
+        """Keep values under a new key, by the nodes' names: a file cannot hold nodes."""
         state = {part: {node.name: value for node, value in held.items()} for part, held in values.items()}
         leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
-        size = sum({leaf.data_ptr(): leaf.nbytes() for leaf in leaves}.values())  # views share one
+        size = sum({leaf.data_ptr(): leaf.nbytes() for leaf in leaves}.values())  # views share a storage
         if size <= self._left:
             self._left -= size
             self._kept[key] = (state, size)
@@ -262,7 +262,7 @@ class KeptValues:
         self._kept[key] = (path, 0)
 
     def take(self, key: Any, program: Program) -> dict[str, dict[Node, Any]]:
-        """The values under a key, by the nodes of their program; they are kept no longer."""
+        """The values under a key, by the nodes of their program; the key is free again."""
         state, size = self._kept.pop(key)
         self._left += size
         if isinstance(state, Path):

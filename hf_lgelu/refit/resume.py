@@ -1,8 +1,8 @@
-"""What a conversion has done by now, on disk: one that was killed goes on behind its last whole layer.
+"""The finished layers of a conversion on disk: a killed conversion goes on behind its last whole layer.
 
-After each layer the tensors that the layer changed are written, and its row of the report. What is carried from layer
-to layer is not: with the weights of the layers done it comes out of one pass of both networks, the same to the bit.
-Of "distill" the network is written when all steps are taken.
+After each layer, the tensors that the layer changed are written, with the layer's row of the report. Values carried
+from layer to layer are not written: a forward pass of both networks gives the same bits again. The network of
+"distill" is written after its last step.
 """
 
 import json
@@ -38,7 +38,7 @@ _NUMBERS_OF_AN_OUTPUT = 64
 
 
 def fingerprint(model: nn.Module, folds: Folds, *arguments: Any) -> str:
-    """Of all that decides what a conversion does: weights, structure, config, inputs in their order, arguments."""
+    """A digest of all that decides a conversion: weights, structure, config, inputs in their order, arguments."""
     digest = blake2b(digest_size=16)
     configs = [{**root.config.to_dict(), "_name_or_path": None} for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
@@ -53,10 +53,10 @@ def fingerprint(model: nn.Module, folds: Folds, *arguments: Any) -> str:
 
 
 class Mark(NamedTuple):
-    """What a folder's conversion is known by: a `fingerprint`, and what the model gives for the first inputs.
+    """The mark of a conversion in its folder: a `fingerprint`, and the model's outputs for the first inputs.
 
-    That hangs also on what a fingerprint does not see: an attribute that is no tensor, changed code, a hook. It is
-    compared up to rounding, of which another number of threads makes another.
+    The outputs also depend on what a fingerprint does not see: attributes that are not tensors, changed code, hooks.
+    They are compared up to rounding, which differs with the number of threads.
     """
 
     fingerprint: str
@@ -64,14 +64,14 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> "Mark":
-        """Of the conversion; of each output how far rounding may move a number, and a few numbers."""
+        """The mark of a conversion; for each output, the allowed rounding and then some of its numbers."""
         given = compared_outputs(model, folds.first.load()[:TRIED].inputs, config.outputs).tensors.values()
         told = [[allowed_rounding(value), *value.reshape(-1)[:_NUMBERS_OF_AN_OUTPUT].tolist()] for value in given]
         gates, options = (plan.kinds, plan.keep, plan.target), (config.outputs, config.width, config.allow_unrefitted)
         return cls(fingerprint(model, folds, gates, options), told)
 
     def is_in(self, file: Path) -> bool:
-        """Whether the file is of this conversion."""
+        """Whether the file holds the mark of this conversion."""
         try:
             other = Mark(**json.loads(file.read_text(encoding="utf-8")))
         except (ValueError, TypeError):  # of an earlier version
@@ -88,10 +88,10 @@ class Work:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self.is_taken_up = False
-        """Whether some of it was done by an earlier call."""
+        """Whether an earlier call has done a part of the work."""
 
     def rung(self, effort: str) -> "RungWork":
-        """What is done of a rung."""
+        """The finished layers of a rung."""
         rung = RungWork(self._folder, effort)
         self.is_taken_up |= rung.done > 0
         return rung
@@ -99,12 +99,12 @@ class Work:
 
 @contextmanager
 def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> Iterator[Work]:
-    """What is done already of a conversion in its `checkpoint_dir`, if it has one.
+    """The finished work of a conversion in its `checkpoint_dir`; without a folder, nothing is kept.
 
-    The folder is made if it is not there, and is this process's alone inside. Of several processes all name the same
-    one, and the main one writes.
+    A missing folder is made. No other conversion can use the folder inside the block. All processes of the conversion
+    name the same folder, and the main process writes.
 
-    Raises ValueError for a folder that holds something else, and BlockingIOError where another process uses it.
+    Raises ValueError for a folder that holds something else, and BlockingIOError for a folder that is in use.
     """
     if config.checkpoint_dir is None:
         yield Work()
@@ -117,7 +117,7 @@ def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
         except (ValueError, OSError) as error:
             refusal = error
     try:
-        refusal = main_decides(refusal)  # the others would wait for a process that has left
+        refusal = main_decides(refusal)  # otherwise the other processes would wait forever
         if refusal is not None:
             raise refusal
         _require_shared(path, (path / _MARK).is_file())
@@ -128,7 +128,7 @@ def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
 
 
 def _require_shared(folder: Path, seen: Any) -> None:
-    """Raise ValueError on every process where what they see of the folder differs: each would do another part."""
+    """Raise ValueError on every process if the processes see different files: they would do different work."""
     views = each_has(seen)
     if any(view != views[0] for view in views):
         raise ValueError(
@@ -141,7 +141,7 @@ def _opened(path: Path, mark: Mark) -> int | None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"checkpoint_dir: {path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
-    # A call that was killed may have left the lock, and a mark that was being written: nothing of anybody's work.
+    # A killed call may leave the lock and a half-written mark: neither holds work.
     there = {entry.name for entry in path.iterdir()} - {_LOCK, _new(path / _MARK).name}
     if there and _MARK not in there:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
@@ -162,13 +162,13 @@ def _opened(path: Path, mark: Mark) -> int | None:
 
 
 def forget_work(folder: str | os.PathLike) -> None:
-    """Remove a folder of `work_in`; nothing where there is none."""
+    """Remove a folder of `work_in`; any other folder stays."""
     if (Path(folder) / _MARK).is_file():
         shutil.rmtree(folder)
 
 
 class RungWork:
-    """The layers of one rung that are done: `done` of them when the rung begins, and each as it is saved."""
+    """The finished layers of a rung: `done` of them when the rung begins, then each layer that is saved."""
 
     def __init__(self, folder: Path | None = None, effort: str = "") -> None:
         self._folder, self._effort = folder, effort
@@ -180,12 +180,12 @@ class RungWork:
             _require_shared(folder, self.done)
 
     def begin(self, converted: nn.Module) -> None:
-        """Take stock of the network before the first layer."""
+        """Note the state of the network before the first layer."""
         if self._folder is not None:
             self._known = _versions(converted)
 
     def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
-        """Write what has changed since the layer before, whole or not at all."""
+        """Write the tensors that have changed since the layer before: a whole file or none."""
         if self._folder is None:
             return
         before, self._known = self._known, _versions(converted)
@@ -200,12 +200,12 @@ class RungWork:
         path = self._file(index)
         try:
             _written(path, lambda file: save_file(changed, file, told))
-        except SafetensorError as error:  # its words for what the system says
+        except SafetensorError as error:  # safetensors' name for an error of the system
             raise OSError(f"checkpoint_dir: {path} could not be written: {error}") from error
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
-        """Write what a layer that is done had changed. Changes `converted` in place."""
+        """The report's row of a finished layer, whose tensors are written into `converted` in place."""
         path, held = self._file(index), _tensors(converted)
         try:
             with safe_open(path, "pt") as file:
@@ -228,7 +228,7 @@ def _written(path: Path, write: Any) -> None:
 
 
 def _new(path: Path) -> Path:
-    """Where a file is written before it takes its place."""
+    """The path at which a file is written before it is renamed."""
     return path.with_suffix(".new")
 
 
@@ -237,5 +237,5 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _versions(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Each tensor with the count of its changes in place, which views of it share."""
+    """Each tensor with the number of its changes in place, which views share."""
     return {name: (tensor, tensor._version) for name, tensor in _tensors(model).items()}

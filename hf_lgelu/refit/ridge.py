@@ -1,4 +1,4 @@
-"""The change of a linear map's weights that brings its outputs to the targets: ridge towards the weights it has."""
+"""The change of a linear map's weights that brings its outputs to the targets: ridge towards the present weights."""
 
 import math
 import operator
@@ -18,8 +18,8 @@ STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 # From this width on one fold is held out, since four factorizations would take the time. On MLPs of 512 units and a
 # GPT-2 of 512, 1,024 to 32,768 rows, it chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
-# A unit that fires at 10⁴ times the others is most of the mean: a penalty of that size would leave all others as they
-# are. So it is at most so many times the mean of the rest, without the largest.
+# A unit that fires at 10⁴ times the others dominates the mean, and a penalty of that size would freeze all others.
+# So the scale is at most this many times the mean without the largest features.
 _MOST_OF_REST = 100.0
 _LARGEST = 0.01  # of the features
 _FEWEST_FEATURES = 8
@@ -29,7 +29,7 @@ Choice = Literal["kept", "bias only", "refit"]
 
 
 class NotFiniteError(ValueError):
-    """Sums that overflowed, or met a nan or an infinity."""
+    """Raised for sums that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class RidgeFit:
 
 @dataclass(frozen=True)
 class _Deviations:
-    """Second moments around the means; around zero, with means of zero, for a map without a bias."""
+    """Second moments around the means; for a map without a bias, around zero, with means of zero."""
 
     count: int
     feature_mean: Tensor
@@ -102,10 +102,10 @@ class _Deviations:
 
 
 def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
-    """(gram + penalty)⁻¹ · right, where rounding has made eigenvalues negative that cannot be.
+    """(gram + penalty)⁻¹ · right for a gram matrix with negative eigenvalues, which are errors of rounding.
 
-    So it is with features whose spread is small beside their mean. Along an eigenvector whose eigenvalue is below
-    rounding nothing is known, and nothing is changed.
+    They occur with features whose spread is small beside their mean. Along an eigenvector whose eigenvalue is below
+    rounding, the data say nothing, and the weights stay unchanged.
     """
     values, vectors = torch.linalg.eigh(gram)
     rounding = torch.finfo(values.dtype).eps * gram.shape[-1] * values.amax(-1, keepdim=True)
@@ -130,18 +130,18 @@ def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[
 
 
 def held_out_once(width: int, rows: int) -> bool:
-    """Whether `fit_ridge` leaves out the first fold alone: then it does not matter how the others are parted."""
+    """Whether `fit_ridge` holds out only the first fold: then the other folds may be added up."""
     return width >= _ONE_HOLD_OUT_FROM and rows >= width
 
 
 @torch.no_grad()
 def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
-    """Chooses between no change, a change of the bias alone and the strengths, and fits the choice on all folds.
+    """The best of no change, a change of the bias alone, and the strengths, fitted on all folds.
 
-    Candidates are fitted on the other folds and scored on the fold left out; of equal ones the lesser change is
-    taken. From a width of 512 on, where there are as many rows, only the first fold is left out, and strengths are
-    tried from the least up until the error rises. One fold alone: the least strength, no errors.
-    Without an intercept there is no change of the bias alone.
+    Each candidate is fitted on all folds but one and scored on the fold held out; of equal scores the lesser change
+    wins. From 512 features and as many rows on, only the first fold is held out, and strengths are tried upwards from
+    the weakest until the error rises. A single fold gets the weakest strength, without errors. A change of the bias
+    alone is tried only with an intercept.
     """
     _check(folds)
     if len(folds) == 1:
@@ -173,11 +173,11 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool) -> RidgeFit:
 def _scores(
     fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]], wide: bool
 ) -> Tensor:
-    """Squared error of each candidate on the rows not fitted; of a wide map, no strength behind the first that is worse
-    than the one below it (∞ stands there)."""
+    """The squared error of each candidate on the rows held out. For a wide map, ∞ for all strengths above the first at
+    which the error rises."""
     scores = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
     rising = False
-    for index in reversed(range(len(candidates))):  # from the least strength up, what needs no solution at the end
+    for index in reversed(range(len(candidates))):  # from the weakest strength up; candidates without a solve come last
         if candidates[index][1] is None or not rising:
             scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).cpu()
             rising = wide and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
@@ -205,9 +205,9 @@ def _check(folds: Sequence[Moments]) -> None:
 
 
 def _scale(gram: Tensor, raw: Tensor) -> Tensor:
-    """(g,) of (g, d, d): the mean diagonal, or 100 times that without the largest hundredth, where that is less.
+    """(g,) from (g, d, d): the mean diagonal, at most 100 times the mean without the largest hundredth.
 
-    `raw` holds the moments around zero: what is nothing beside them is rounding.
+    `raw` holds the moments around zero. A spread that is tiny beside them is rounding, and counts as 0.
     """
     spread, size = (matrix.diagonal(dim1=1, dim2=2) for matrix in (gram, raw))
     mean, width = spread.mean(1), spread.shape[1]

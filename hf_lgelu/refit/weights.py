@@ -1,4 +1,4 @@
-"""Writing a refit into the network: weights as each kind of layer stores them, biases, BatchNorm behind them."""
+"""A refit written into the network: weights in the layout of each kind of layer, biases, and the BatchNorm behind."""
 
 from collections.abc import Collection, Iterator
 from typing import cast
@@ -14,15 +14,15 @@ from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit
 
 _ADVICE = "Convert the model first, then quantize the ReLU model"
-# A channel that a norm or a LayerScale behind the map scales down by as much against the largest is not reached: what
-# drifts on a skip path would be made good there by weights as many times larger, which float16 and int8 do not hold.
+# A norm or a LayerScale behind the map may scale a channel down. Below this share of the largest scale the channel is
+# left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
 _DEAD = 1e-3
 
 
 def why_not_writable(model: nn.Module) -> str | None:
-    """Why a model's weights cannot be refitted as a whole, with what to do; None where they can.
+    """The reason why a model cannot be refitted at all, with what to do; None for a model that can be refitted.
 
-    They have to be plain floating-point tensors, whatever a quantizer says of them, in one place that has float64.
+    Its weights must be plain floating-point tensors on one device that has float64.
     """
     devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
     mapped = {str(place) for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
@@ -47,7 +47,7 @@ def why_not_writable(model: nn.Module) -> str | None:
 
 
 def why_not_here(devices: Collection[torch.device | str]) -> str | None:
-    """Why a model that lies on these devices cannot be refitted there; None where it can."""
+    """The reason why a model on these devices cannot be refitted there; None where it can be."""
     if len(devices) > 1:
         named = ", ".join(sorted(map(str, devices)))
         return (
@@ -60,7 +60,7 @@ def why_not_here(devices: Collection[torch.device | str]) -> str | None:
 
 
 def _quantized(module: nn.Module) -> str | None:
-    """What of a module is no plain floating-point tensor."""
+    """The tensor of a module that is not plain floating point, in words; None where all are."""
     if hasattr(module, "_packed_params"):
         return "packed weights"
     for name, parameter in module.named_parameters(recurse=False):
@@ -77,9 +77,9 @@ def _quantized(module: nn.Module) -> str | None:
 
 
 def forget_quantizer(model: nn.Module) -> Iterator[str]:
-    """Of weights that were quantized in a file (GGUF) and are float now, so that they are saved as what they are.
+    """The changes of a model's configs after which weights that came quantized from a file (GGUF) are saved as floats.
 
-    Changes `model` in place. Yields the changes of its configs.
+    Changes `model` in place.
     """
     for name, module in model.named_modules():
         if getattr(module, "hf_quantizer", None) is not None or getattr(module, "is_quantized", False):
@@ -92,10 +92,10 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
 
 @torch.no_grad()
 def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit, moments: Moments) -> None:
-    """Change the layer's weights in `student` as fitted; nothing is changed where the fit kept them.
+    """Write a fit into the layer's weights in `student`; a fit of the choice "kept" changes nothing.
 
-    The fit is in units of the aim. `moments` are those of all rows fitted on: a BatchNorm right behind a map gets
-    the statistics of the map's new outputs, with its scale and shift such that the function in eval mode is the same.
+    The fit is on the scale of the aim. `moments` are the sums over all rows of the fit. A BatchNorm right behind a map
+    gets the mean and variance of the map's new outputs; its function in eval mode stays the same.
     """
     if fit.choice == "kept":
         return
@@ -107,7 +107,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
         _add(student, cast(str, consumer.operation.weight), _change_of_weight(consumer, change))
-        if layer.has_intercept:  # it counts on the whole change, and what cannot be reached is not written
+        if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
             mean = (moments.feature_sum[:, features] / moments.count).cpu()
             offset = torch.einsum("gmd,gd->gm", change, mean).flatten()
             constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
@@ -121,7 +121,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
 
 
 def _change_of_weight(consumer: LinearMap, change: Tensor) -> Tensor:
-    """(g, m, d) in units of the aim → the change of the weight, flat but for the axes that Conv1D swaps."""
+    """The change of the weight, (outputs, inputs) or swapped for Conv1D, from (g, m, d) on the scale of the aim."""
     groups, outputs, _ = change.shape
     change = change.reshape(groups * outputs, -1) * _inverse(consumer.aim.scale)[:, None]
     return change if consumer.operation.output_axis == 0 else change.T
@@ -142,7 +142,7 @@ def _add(student: nn.Module, name: str, change: Tensor) -> None:
 
 
 def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
-    """Give the BatchNorm behind a map the mean and variance of its new outputs, and leave what it computes."""
+    """Give the BatchNorm behind a map the mean and variance of the map's new outputs; its function stays the same."""
     path, norm = consumer.aim.path, consumer.aim.norm
     if norm is None or not path or norm is not path[0]:
         return
@@ -166,7 +166,7 @@ def _stored(student: nn.Module, name: str) -> Tensor:
 def _output_statistics(
     student: nn.Module, consumer: LinearMap, moments: Moments, features: slice
 ) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of each output channel over the rows of `moments`, with the weights as they are."""
+    """Mean and unbiased variance of each output channel over the rows of `moments`, with the present weights."""
     groups = consumer.geometry.groups
     weight = oriented(student, consumer.operation).cpu().double().reshape(groups, -1, consumer.width)
     mean = (moments.feature_sum[:, features] / moments.count).cpu()
@@ -179,7 +179,7 @@ def _output_statistics(
 
 
 def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
-    """A view of a map's weight as (outputs, inputs)."""
+    """The weight of a map as a view (outputs, inputs)."""
     weight = model.get_parameter(operation.weight).detach()
     return weight if operation.output_axis == 0 else weight.T
 
@@ -188,9 +188,9 @@ def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
 def add_constant(
     network: nn.Module, operation: AffineOperation, outputs: slice, values: Tensor, direction: Tensor | None
 ) -> None:
-    """Add `values` to the outputs of a map, at the places `outputs`: to its bias, or as values · directionᵀ.
+    """Add `values` to the outputs `outputs` of a map: to its bias, or to its weight as values · directionᵀ.
 
-    Raises ValueError for a map without a bias where there is no direction either.
+    Raises ValueError for a map that has neither a bias nor a direction.
     """
     if operation.bias is not None:
         bias = network.get_parameter(operation.bias)
