@@ -1,16 +1,16 @@
-"""What a ReLU unit cannot do: be linear, and have a constant where its map has no bias.
+"""Units that are always on, for the linear part of a block; and constants before gates whose map has no bias.
 
-With one ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. What b and d make is linear in the block's input x: in a
-gated unit W_down·diag(b)·W_up·x, in a plain one W_down·diag(d)·W_gate·x. Units that are always on carry it, of the kind
-that the block has anyway: in a gated unit gate weight 0 and gate bias 1, in a plain one a bias so large that the ReLU
-never cuts. They have a part of the budget (preparation.py), so up and down are the factors of the best approximation
-of that rank in the metric of the block's inputs.
+With a single ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. The terms b and d are linear in the block's input x: in
+a gated unit W_down·diag(b)·W_up·x, in a plain unit W_down·diag(d)·W_gate·x. Units that are always on compute this
+linear part. In a gated block such a unit has gate weight 0 and gate bias 1; in a plain block, a bias so large that its
+ReLU never cuts. They get a part of the added units (place.py). So their up and down weights are the factors of the best
+approximation of that rank, in the metric of the block's inputs.
 
-Kinks and such units need a constant before the gate. Many families have no bias there, and no key of their config that
-would give them one (Mistral, Qwen, Gemma). But the inputs of such a map come from a normalization, and in a trained
-network they have a direction v with v·x ≈ 1 for every input x: W + b·vᵀ is W with the bias b. In SmolLM2's 30 layers
-v·x of held-out tokens is 1 within 0.02 to 0.08 (root mean square). What it misses the maps behind the gates make good,
-which are refitted to what is there.
+Kinks and units that are always on need a constant before the gate. Many families have no bias there, and no key of
+their config adds one (Mistral, Qwen, Gemma). But the inputs x of the map come from a normalization. In a trained
+network they have a direction v with v·x ≈ 1 for every x, and W + b·vᵀ then acts as W with the bias b. In SmolLM2's 30
+layers, v·x of held-out tokens is 1 within 0.02 to 0.08 (root mean square). The maps behind the gates are refitted
+afterwards, and correct the rest.
 """
 
 import math
@@ -36,16 +36,16 @@ ALWAYS_ON = 8.0
 """Standard deviations of its input by which a plain unit's bias keeps it on."""
 
 LARGEST_ERROR = 0.05
-"""Mean square of v·x - 1 on inputs that v was not fitted on, up to which it stands for a bias."""
+"""The largest mean square of v·x - 1 on held-out inputs at which v replaces a bias."""
 
-_LEAST_VARIANCE = 1e-6  # of the mean one, added to the metric: directions that the inputs do not show
+_LEAST_VARIANCE = 1e-6  # of the mean variance, added to the metric for directions in which the inputs do not vary
 _STRENGTH = 1e-3  # of the ridge for v, of the mean eigenvalue of the inputs' second moments
 _ROWS_PER_INPUT = 8
 
 
 @torch.no_grad()
 def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable[FoldBatch]) -> dict[int, Moments]:
-    """Sums over the inputs of every unit's maps in the original, over the batches of all processes, by site."""
+    """The sums over the inputs of each unit's maps in the original, over the batches of all processes, by site."""
     sums: dict[int, Moments] = {}
     for unit in units:
         weight = model.get_parameter(unit.before.weight_name)
@@ -86,9 +86,9 @@ def _root(second_moments: Tensor) -> Tensor:
 
 
 class LinearPart(NamedTuple):
-    """What is linear in a block: a matrix (outputs, inputs), and mean and mean xxᵀ of the inputs x that count for it.
+    """The linear part of a block: a matrix (outputs, inputs), and mean x and mean xxᵀ of the block's inputs x.
 
-    Of a plain block these are around the mean: the constant is the intercept's.
+    For a plain block, `second_moments` are around the mean: its constant goes into the intercept.
     """
 
     matrix: Tensor
@@ -96,13 +96,13 @@ class LinearPart(NamedTuple):
     second_moments: Tensor
 
     def best_gains(self) -> Tensor:
-        """What each further unit takes away of the mean square of the outputs, in falling order."""
+        """The part of the outputs' mean square that each further unit takes away, in falling order."""
         return torch.linalg.svdvals(self.matrix @ _root(self.second_moments)).square()
 
 
 @torch.no_grad()
 def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int) -> LinearPart:
-    """Of the first `width` units of a block, before the slopes and kinks are written."""
+    """The linear part of the first `width` units of a block, before slopes and kinks are written."""
     gated = block.unit.other is not None
     factor = placement.constant if gated else placement.line
     down = oriented(model, block.down.operation)[:, :width].double()
@@ -116,10 +116,10 @@ def write_always_on(
     converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float,
     direction: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Give `count` units from `width` on what is linear in the block, before the slopes and kinks are written.
+    """Write a block's linear part into `count` units from `width` on, before slopes and kinks are written.
 
-    `size` is the root mean square of what varies in such a unit. It says nothing about what is computed; about as much
-    as the other units have, it keeps their share of the range that int8 gives all of them together.
+    `size` is the root mean square of the varying part of such a unit. It does not change the block's function. A size
+    near that of the other units keeps the range small that int8 spreads over all units.
     """
     unit, down, carrier = block.unit, block.down.operation, _carrier(block)
     linear = linear_part(converted, block, placement, inputs, width)
@@ -139,19 +139,19 @@ def write_always_on(
 
 
 def _carrier(block: Block) -> AffineOperation:
-    """The map that a unit which is always on takes its linear function from."""
+    """The map that computes the linear function of a unit that is always on."""
     return block.unit.before if block.unit.other is None else block.unit.other
 
 
 @torch.no_grad()
 def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -> dict[int, Tensor]:
-    """v (inputs,), float64, of the units whose map before the gate has no bias and whose inputs have one, by site."""
+    """Directions v (inputs,), float64, by site, of the units that lack a bias before the gate and have a direction."""
     lacking = [unit for unit in units if unit.before.bias is None and unit.before.channel_axis == -1]
     if not lacking:
         return {}
     widest = max(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis or 0] for unit in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
-    # Evenly spaced ones: the batches of a fold go by length.
+    # Evenly spaced batches: the batches of a fold are in the order of their lengths.
     counts = [math.ceil(share * len(fold)) for fold in folds.folds]
     some = [fold[place * len(fold) // count] for fold, count in zip(folds.folds, counts, strict=True)
             for place in range(count)]  # fmt: skip
@@ -162,9 +162,9 @@ def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -
 
 
 def constant_direction(fitted: Moments, judged: Moments) -> Tensor | None:
-    """v (d,) with the least Σ(v·x - 1)² over the rows of `fitted`; None where it is not 1 on those of `judged`.
+    """v (d,) with the least Σ(v·x - 1)² over the rows of `fitted`; None if v·x is not near 1 on the rows of `judged`.
 
-    Of both the sums over the features x of one group count, and nothing else.
+    Only the sums over the features x of the first group are used.
     """
     if not fitted.count or not judged.count:
         return None

@@ -228,7 +228,7 @@ def _batches(samples: Samples, parts: _Parts, size: int, some: Collection[int] |
 
 
 class SecondSet:
-    """This process's part of a set that nothing is fitted on, batch by batch; read once.
+    """This process's batches of `evaluation_data`, read once; nothing is fitted on them.
 
     `first` is the first batch of all processes.
     """
@@ -252,5 +252,5 @@ class SecondSet:
             yield batch
 
     def repeated(self) -> int:
-        """Samples of all processes, read so far, that were fitted or chosen on as well; each process must call."""
+        """The number of samples read so far, on all processes, that `data` holds as well; each process must call."""
         return sum(each_has(self._repeated))

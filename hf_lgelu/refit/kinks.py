@@ -1,7 +1,7 @@
-"""Kinks and slopes of the ReLUs that stand for a gate, per channel: least squares on the gate's own inputs.
+"""Kinks and slopes of the ReLUs that replace a gate, per channel: least squares on the gate's own inputs.
 
-With one ReLU a channel φ(z) ≈ a·ReLU(z - c) + b + d·z; with K of them φ(z) ≈ Σ aₖ·ReLU(z - cₖ) + b + d·z, which comes
-as near as one likes. Sums over bins of z are enough to fit every kink at an edge of a bin exactly.
+A single ReLU a channel gives φ(z) ≈ a·ReLU(z - c) + b + d·z. K ReLUs give φ(z) ≈ Σ aₖ·ReLU(z - cₖ) + b + d·z, as
+near as wanted. Sums over bins of z are enough to fit every kink at an edge of a bin exactly.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from torch import Tensor
 from hf_lgelu.refit.processes import summed
 
 Basis = Literal["relu", "constant", "line"]
-"""What stands beside the ReLUs: nothing, b, or b + d·z."""
+"""The terms added to the ReLUs: none, b, or b + d·z."""
 
 MOST_KINKS = 6
-"""ReLUs of one channel: of a GELU of standard normal inputs they leave 7e-5 of its square, beside b + d·z."""
+"""The most ReLUs of a channel. With b + d·z they leave 7e-5 of the square of a GELU of standard normal inputs."""
 
 _LOWEST, _HIGHEST, _BINS = -3.2, 3.2, 64
-_FLOOR = 1e-4  # of the diagonal: kinks at the edge of the data have next to no rows on one side
-_AT_ONCE = 1024  # channels: a system for each and every kink is in memory
+_FLOOR = 1e-4  # of the diagonal: kinks at the edge of the data have almost no rows on one side
+_AT_ONCE = 1024  # channels: memory holds a system for every kink of every channel
 _SWEEPS = 4
 
 
@@ -30,7 +30,7 @@ class PlacementSums:
     """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
 
     `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
-    is Σwφ², and `rows` a scalar, how many there were. The outermost bins reach to infinity.
+    is Σwφ², and `rows`, a scalar, the number of rows. The outermost bins reach to infinity.
     """
 
     sums: Tensor
@@ -39,13 +39,13 @@ class PlacementSums:
 
     @classmethod
     def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
-        """Over no rows."""
+        """The sums over no rows."""
         place = {"dtype": torch.float64, "device": device}
         return cls(torch.zeros(5, channels, _BINS, **place), *(torch.zeros(shape, **place) for shape in (channels, ())))
 
     @torch.no_grad()
     def add(self, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
-        """Rows (n, channels): z, φ(z) and a weight each (1 by default)."""
+        """Add rows (n, channels): z, φ(z) and their weights (1 by default)."""
         z, value = (part.to(self.sums.device, torch.float64) for part in (z, value))
         weight = torch.ones_like(z) if weight is None else weight.to(self.sums.device, torch.float64)
         bins = ((z - _LOWEST) * (_BINS / (_HIGHEST - _LOWEST))).floor().clamp_(0, _BINS - 1).long()
@@ -59,11 +59,11 @@ class PlacementSums:
         self.rows += len(z)
 
     def reduce_over_processes(self) -> "PlacementSums":
-        """Over the rows of all processes, the same on each."""
+        """The sums over the rows of all processes, the same on each process."""
         return PlacementSums(*map(summed, (self.sums, self.square, self.rows)))
 
     def split(self, channels: int) -> "list[PlacementSums]":
-        """The same of at most so many channels each."""
+        """The sums in parts of at most `channels` channels."""
         parts = zip(self.sums.split(channels, 1), self.square.split(channels), strict=True)
         return [PlacementSums(*part, self.rows) for part in parts]
 
@@ -80,7 +80,7 @@ class Placement:
 
 
 def knots() -> Tensor:
-    """The kinks that are tried: the inner edges of the bins; zero is one of them."""
+    """The kinks to try: the inner edges of the bins, zero among them."""
     return torch.linspace(_LOWEST, _HIGHEST, _BINS + 1, dtype=torch.float64)[1:-1]
 
 
@@ -88,8 +88,8 @@ def knots() -> Tensor:
 class Kinks:
     """φ(z) ≈ Σₖ slopes[:, k]·ReLU(z - kinks[:, k]) + constant + line·z per channel.
 
-    `slopes` and `kinks` are (channels, K), the greatest slope first; the other parts as in `Placement`. Where no such
-    fit is to be had (no row on one side of any kink, or no slope above 0), `unexplained` is infinite.
+    `slopes` and `kinks` are (channels, K), the greatest slope first; the other parts are those of `Placement`. Where
+    there is no fit (no kink has rows on both sides, or no slope is above 0), `unexplained` is infinite.
     """
 
     slopes: Tensor
@@ -103,7 +103,7 @@ class Kinks:
 def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
     """The fits with 1 to `most` ReLUs a channel; the first is the best of all kinks.
 
-    Each further kink is the best beside those there are; then each in turn is chosen anew, four times.
+    Each further kink is the best addition to the kinks found before. Then each kink in turn is chosen anew, four times.
     """
     parts = [_fit_kinks(part, basis, most) for part in sums.split(_AT_ONCE)]
     return [
@@ -118,14 +118,14 @@ def _fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
     for count in range(1, most + 1):
         chosen = torch.cat([above.best_beside(chosen, basis), chosen], 1)
         for _ in range(_SWEEPS if count > 1 else 0):
-            for _ in range(count):  # the oldest goes to the front, chosen anew
+            for _ in range(count):  # the oldest kink is chosen anew, and goes to the front
                 chosen = torch.cat([above.best_beside(chosen[:, :-1], basis), chosen[:, :-1]], 1)
         found.append(_in_order(above, chosen, basis))
     return found
 
 
 def _in_order(above: "_Above", chosen: Tensor, basis: Basis) -> Kinks:
-    """The fit with these kinks, the greatest slope first."""
+    """The fit with the `chosen` kinks, the greatest slope first."""
     solution, error = above.solve(chosen[:, :, None], basis)
     count = chosen.shape[1]
     slopes, order = solution[:, 0, :count].sort(1, descending=True)
@@ -138,19 +138,20 @@ def _in_order(above: "_Above", chosen: Tensor, basis: Basis) -> Kinks:
 
 
 class _Above:
-    """Sums over the rows above every kink, and the least squares that they make up."""
+    """Sums over the rows above every kink, and least squares made of them."""
 
     def __init__(self, sums: PlacementSums) -> None:
         self.kinks, self.square = knots().to(sums.sums.device), sums.square
         self._totals = sums.sums.sum(-1)
         self._sums = sums.sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks)
         self.splits = (self._sums[0] > 0) & (self._sums[0] < self._totals[0][:, None])
-        """(C, kinks): whether there are rows on both sides."""
+        """(C, kinks): whether the channel has rows on both sides of the kink."""
 
     def best_beside(self, chosen: Tensor, basis: Basis) -> Tensor:
-        """(C, 1) the kink with which, beside the (C, m) `chosen`, the least is left.
+        """(C, 1) the kink that leaves the least error together with the (C, m) `chosen` kinks.
 
-        Kinks are numbers of `knots`. An only ReLU has a slope above 0; where no kink gives one, the number is no kink.
+        Kinks are indices into `knots`. A single ReLU must have a slope above 0; where no kink has, the index means
+        nothing.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
         beside = chosen[:, :, None].expand(-1, -1, len(self.kinks))
@@ -159,8 +160,10 @@ class _Above:
         return torch.where(possible, error, torch.inf).argmin(-1, keepdim=True)
 
     def solve(self, at: Tensor, basis: Basis) -> tuple[Tensor, Tensor]:
-        """Of n systems a channel with the ReLUs at the (C, m, n) kinks `at`: (C, n, columns) the least squares for the
-        m slopes, b and d, and (C, n) what is left."""
+        """The least squares of n systems a channel, each with ReLUs at the m kinks `at` (C, m, n).
+
+        Returns (C, n, columns) the m slopes, b and d, and (C, n) the error.
+        """
         w, wz, wzz, wv, wvz = (total.gather(1, at.flatten(1)).view_as(at) for total in self._sums)
         kink = self.kinks[at]
         later = torch.maximum(at[:, :, None], at[:, None])
@@ -183,15 +186,15 @@ class _Above:
 
 @torch.no_grad()
 def fit_placement(sums: PlacementSums, basis: Basis) -> Placement:
-    """Least squares for every kink, and of those the best, per channel.
+    """The best kink of each channel with its slope, by least squares for every kink.
 
-    A channel that sees no row on one side of any kink, or whose best slope is not positive, keeps slope 1 at 0.
+    A channel without rows on both sides of a kink, or whose best slope is not positive, keeps slope 1 at 0.
     """
     return first_of(fit_kinks(sums, basis, 1), torch.ones(len(sums.square), dtype=torch.long))
 
 
 def first_of(fits: Sequence[Kinks], counts: Tensor) -> Placement:
-    """The first ReLU of each channel, with what stands beside it, of the fit with (channels,) `counts` of them."""
+    """The first ReLU, constant and line of each channel, from the fit with (channels,) `counts` ReLUs."""
     fitted = torch.isfinite(fits[0].unexplained)
 
     def part(values: Sequence[Tensor], without: float) -> Tensor:

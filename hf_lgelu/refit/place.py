@@ -1,22 +1,20 @@
-"""The rung that writes more than refits: kinks, slopes, and what the units added to each block are for.
+"""The rung "place": before the refit, it fits kinks and slopes, and gives the added units of each block their work.
 
-What the map behind the gates can make good by itself need not be fitted here. It mixes all channels of its features
-and has an intercept, so of φ(z) only what is no linear function of z and no constant is left for the ReLU: per channel,
-a and c are those with the least ‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b and d are dropped. They go into the map before
-the gate (its rows times a, its bias (bias - c)·a), since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: the network stays
-what it was in shape.
+The map behind the gates mixes all channels and has an intercept. So it can supply a constant and a linear function of z
+by itself, and the ReLU needs to fit only the rest of φ(z). For each channel, a and c minimize
+‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b and d are dropped. Since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0, slope a and
+kink c go into the map before the gate: its rows times a, its bias (bias - c)·a. The network keeps its shape. A
+BatchNorm before the gate takes slope and kink into its scale and shift in the same way.
 
-Behind a BatchNorm they go into its scale and shift in the same way.
+In a gated unit, φ(z)·u, a constant in φ becomes linear in the block's input, and the map behind cannot supply it. So
+the fit has no b and no d; with added units, which can supply the constant, it has b. The rows are weighted by u² where
+the unit owns its other half.
 
-In a gated unit, φ(z)·u, only what is constant in φ becomes linear in the unit's input, and no map there takes it up
-unless units are added for it; so the fit is without b and d, or with b alone, and weighted by u²
-where no other unit has that half, too.
-
-The units that the budget adds to a block are of two kinds. Some are always on (always_on.py) and carry what is linear,
-at most as many as the block has inputs. Others are copies of a unit with a kink of their own, since K ReLUs leave less
-of a gate than one. Each goes where it takes the most of the mean square of the block's error away, by the original's
-inputs: of a unit always on that is a squared singular value, of a copy what the least squares of the gate alone gain,
-times the square of the unit's column behind it, as if channels were off independently of each other.
+The units added to a block are of two kinds. Units that are always on (always_on.py) compute the linear part; a block
+has at most as many as it has inputs. Copies of a unit have a kink of their own: K ReLUs fit a gate better than a single
+ReLU. Each added unit goes where it reduces the block's mean square error most, on the original's inputs. For a unit
+that is always on, the gain is a squared singular value. For a copy, the gain is that of the gate's least squares times
+the square of the unit's column in the map behind, as if the errors of channels were independent.
 """
 
 import functools
@@ -46,11 +44,11 @@ from hf_lgelu.refit.weights import add_constant, oriented
 from hf_lgelu.refit.widen import Block, find_blocks, make_room
 
 PLACEMENT_ROWS = 4096
-"""Rows, about, that a placement is fitted on: three numbers a channel need no more."""
+"""The approximate number of rows that a placement is fitted on: three numbers a channel need no more."""
 
 
 class Copies(NamedTuple):
-    """Units that are added, one each: the unit that is copied, and the slope and kink of the copy."""
+    """Added units that copy others: for each, the unit that it copies, its slope and its kink."""
 
     sources: Tensor
     slopes: Tensor
@@ -58,7 +56,7 @@ class Copies(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How the units that are added are shared out: so many always on, (channels,) ReLUs of each channel, the copies."""
+    """The work of the added units: how many are always on, (channels,) the ReLUs of each channel, and the copies."""
 
     always_on: int
     counts: Tensor
@@ -66,16 +64,16 @@ class Shares(NamedTuple):
 
 
 def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> Shares:
-    """So that the least is left of the sum over channels and of what is linear.
+    """The work of the added units that leaves the least error, summed over channels and the linear part.
 
     Args:
-        fits: those with 1, 2, ... ReLUs a channel.
-        energies: (channels,) what their `unexplained` is a share of.
-        linear: what each further unit that is always on takes away, in falling order.
-        units: to share out; there may be more than all these can use.
+        fits: the fits with 1, 2, ... ReLUs a channel.
+        energies: (channels,) the squares of which `unexplained` is a share.
+        linear: the error that each further unit that is always on takes away, in falling order.
+        units: the number of added units; there may be more than can be used.
     """
     left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
-    # A gain counts for no more than the one before, so that no channel has its third ReLU before its second.
+    # A gain counts at most as much as the gain before, so that no channel gets its third ReLU before its second.
     gains = torch.where(torch.isfinite(left[1:]), left[:-1] - left[1:], 0.0).clamp(min=0).cummin(0).values
     gains = torch.where(torch.isfinite(left[0]), gains, -1.0)
     every = torch.cat([linear.to(gains.device), gains.flatten()])
@@ -96,10 +94,10 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
 def write_copies(
     converted: nn.Module, block: Block, copies: Copies, start: int, direction: Tensor | None = None
 ) -> None:
-    """Make the units from `start` on copies, before slopes and kinks are written into the units that they are of.
+    """Write copies into the units from `start` on, before slopes and kinks are written into the copied units.
 
-    A copy has its slope's size in the rows before the gate and its sign in the column behind; `direction` is that of
-    `add_constant`.
+    The size of a copy's slope goes into the rows before the gate, its sign into the column behind. `direction` is that
+    of `add_constant`.
     """
     before, other, down = block.unit.before, block.unit.other, block.down.operation
     new = slice(start, start + len(copies.sources))
@@ -120,9 +118,9 @@ def write_copies(
 
 
 class Place(Refit):
-    """The same behind ReLUs whose slopes and kinks are fitted first, in blocks that may have more units.
+    """The rung that refits behind ReLUs with fitted slopes and kinks, in blocks that may have more units.
 
-    A gate's map that is itself refitted gets its slopes and kinks when that is done, all others at the start.
+    A map before a gate that is itself refitted gets slopes and kinks after its refit; all other maps get them first.
     """
 
     effort = "place"
@@ -131,7 +129,7 @@ class Place(Refit):
         """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
         super().__init__(task)
         if task.config.width > 1:
-            _ = self.room  # known before the work
+            _ = self.room  # refused before the work
 
     @functools.cached_property
     def room(self) -> Room:
@@ -148,7 +146,7 @@ class Place(Refit):
                 raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
-        """Find slopes and kinks of all gates, and what the units added are for."""
+        """Find the slopes and kinks of all gates, and the work of the added units."""
         original, sites, extra = programs.model, programs.sites, self.room.extra
         every = find_gate_units(program)
         directions = find_directions(original, every, self.task.folds)
@@ -185,15 +183,15 @@ class Place(Refit):
             self._waiting[index] = {unit.site for unit in units if unit.before.node in nodes}
 
     def write_first(self, student: nn.Module) -> None:
-        """Write what waits for no refit."""
+        """Write the slopes and kinks that wait for no refit."""
         self._write(student, self._units.keys() - set().union(*self._waiting.values()))
 
     def write_behind(self, student: nn.Module, index: int) -> None:
-        """Write what waited for the refit of a layer."""
+        """Write the slopes and kinks that waited for the refit of a layer."""
         self._write(student, self._waiting[index])
 
     def _most_kinks(self, site: int) -> int:
-        """More of one channel there hardly are: twice what the copies would be, were they spread evenly."""
+        """The most ReLUs that are tried for a channel: twice as many copies as an even spread would give, and two."""
         even = self.room.extra / (self._blocks[site].width - self.room.extra)
         return min(MOST_KINKS, 2 + math.ceil(2 * even))
 
@@ -226,7 +224,7 @@ def _basis(unit: GateUnit, has_room: bool) -> Basis:
 
 
 def _size(sums: PlacementSums, is_gated: bool) -> float:
-    """The root mean square of the loudest unit; half of it where a unit that is always on has an offset besides."""
+    """The root mean square of the largest unit; half of it in a plain block, where always-on units have an offset."""
     loudest = (sums.square.max() / sums.rows).sqrt().item()
     return (loudest or 1.0) * (1.0 if is_gated else 0.5)
 
@@ -240,15 +238,15 @@ def gather_placements(
     for unit in units:
         weight = model.get_parameter(unit.before.weight_name)
         sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
-    batches = folds.spread  # none, perhaps, on one of several processes
+    batches = folds.spread  # with several processes, a process may have none
     batch: Batch
     calls: dict[int, list[Tensor]] = {}
     halves: dict[int, list[Tensor]] = {}
 
     def some(values: Tensor, unit: GateUnit) -> Tensor:
-        """Evenly spaced ones of those that are no padding, copied: what is behind may work in place on them.
+        """Evenly spaced rows without padding, copied, since later operations may work in place.
 
-        As narrow as they are: those of all gates of a batch are there at once.
+        They keep their dtype: the rows of all gates of a batch are in memory at once.
         """
         rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
         return rows[:: max(1, len(rows) // -(-PLACEMENT_ROWS // len(batches)))].clone()
@@ -278,7 +276,7 @@ def gather_placements(
 def write_placement(
     converted: nn.Module, unit: GateUnit, placement: Placement, direction: Tensor | None = None
 ) -> None:
-    """Put slope and kink into the map before the gate of `converted`; `direction` is that of `add_constant`."""
+    """Write slope and kink into the map before the gate of `converted`; `direction` is that of `add_constant`."""
     weight = converted.get_parameter(unit.before.weight_name)
     slope, kink = (part.to(weight.device) for part in (placement.slope, placement.kink))
     axis = unit.before.output_axis

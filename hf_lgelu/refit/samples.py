@@ -1,6 +1,6 @@
-"""The samples of the data (rows, sequences, images), each counted once, whichever processes were given it.
+"""The distinct samples of the data (rows, sequences, images) of all processes.
 
-Samples are known by what they contain, and come in the order of their digests, which is as good as a random one.
+A sample is known by a digest of its content. Samples are in the order of their digests, which is as good as random.
 """
 
 import math
@@ -21,13 +21,13 @@ from hf_lgelu.refit.processes import each_has, known_processes
 _KEY_BYTES = 16
 
 _MOST_CHANGE = 0.1
-"""Of outputs by padding, relative to how far they are spread: √ of `OutputComparison.relative_error`. Rounding in
-bfloat16 makes 0.01, a wrong position about 1."""
+"""The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
+Rounding in bfloat16 makes 0.01, a wrong position about 1."""
 
 _MOST_CHANGE_OF_CROPPED = 0.02
-"""Less, since padding that was given can stay at no cost but time."""
+"""The same for cutting off padding; smaller, since padding that stays costs nothing but time."""
 
-_TRIED = 8  # of the shortest sequences of each process
+_TRIED = 8  # shortest sequences of each process
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,17 @@ class Samples:
     """The distinct samples of all processes in the ascending order of their keys.
 
     Args:
-        batches: what this process was given; nothing of it is copied until `take`.
-        keys: blake2b digests of the samples' inputs, without labels and without what a mask hides.
+        batches: the batches that this process was given; nothing is copied before `take`.
+        keys: blake2b digests of the samples' inputs, without labels and without masked positions.
         rows: how many rows each sample gives: tokens of a sequence, else 1.
         places: {key: (batch, row in it)} of the samples that this process was given.
-        run_here: numbers of the samples that this process runs. Processes share out what several were given.
-        given: samples given, duplicates among them.
-        lengths: {name: length} of each sample's sequences, as they were given.
-        cropped_lengths: the same without the padding that was given, where that can be told.
-        at_once: the most samples that are run together; `cropped_at_once` of them without that padding.
-        fill: {name: what its sequences are padded with}; 0 for all other names.
+        run_here: numbers of the samples that this process runs. Samples that several processes have are shared out.
+        given: the number of samples given, with duplicates.
+        lengths: {name: length} of each sample's sequences, with the padding that was given.
+        cropped_lengths: the same without that padding, where a mask shows it.
+        at_once: the most samples that run together.
+        cropped_at_once: the same without the padding that was given.
+        fill: {name: number that pads its sequences}; 0 for all other names.
         left: names of the sequences that are padded in front.
         is_cropped: whether `take` leaves out the padding that was given.
     """
@@ -64,7 +65,7 @@ class Samples:
     is_cropped: bool = False
 
     def cropped(self) -> "Samples":
-        """The samples without the padding that they were given with.
+        """The samples without the padding that was given.
 
         Tokenizers pad to the longest text of all, or to the most that the model takes.
         """
@@ -79,7 +80,7 @@ class Samples:
         return self.short_first(number for number, key in enumerate(self.keys) if key in self.places)[:_TRIED]
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
-        """{name: length} to which the sequences of some samples have to be padded."""
+        """{name: length}, the longest sequences of the samples `numbers`."""
         found: dict[str, int] = {}
         for number in numbers:
             for name, length in self.lengths[number].items():
@@ -111,26 +112,26 @@ class Samples:
         return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
 
     def alone(self, number: int) -> Batch:
-        """One sample of this process, no longer than it is."""
+        """A single sample of this process, in its own length."""
         return self.take([number], self.lengths[number])
 
 
 class _Size(NamedTuple):
-    """The rows of a sample, and the lengths of its sequences as they were given and without that padding."""
+    """The rows of a sample, and the lengths of its sequences with and without the padding that was given."""
 
     rows: int
     given: Mapping[str, int]
     cropped: Mapping[str, int]
 
     def or_longer(self, other: "_Size") -> "_Size":
-        """The longer of two sizes of a sample, which processes may have with other padding."""
+        """The longer of two sizes of a sample: processes may hold it with different padding."""
         pairs = (self.given, other.given), (self.cropped, other.cropped)
         given, cropped = ({name: max(length, there[name]) for name, length in here.items()} for here, there in pairs)
         return _Size(self.rows, given, cropped)
 
 
 class _Share(NamedTuple):
-    """What one process was given, as it tells the others: what `Samples` has of all processes."""
+    """The facts on the samples of a process that all other processes need."""
 
     sizes: dict[bytes, _Size]
     given: int
@@ -141,14 +142,14 @@ class _Share(NamedTuple):
 
 
 def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) -> Samples:
-    """Every distinct sample, with the labels of the one that was given first.
+    """The distinct samples of all processes; of duplicates, the first with its labels.
 
-    Samples without a row (nothing but padding) are left out. Sequences of different lengths are padded with what the
-    model's config says, on the side of the padding that was given. Each process must call.
+    Samples that are nothing but padding are left out. Sequences of different lengths are padded with the token of the
+    model's config, on the side of the padding that was given. Each process must call.
 
     Args:
         batches: of this process; read once and kept.
-        model: takes them.
+        model: the model that takes the batches.
 
     Raises ValueError where batches differ in names, dtypes, shapes or constants; tensors with the shape of the
     attention mask may differ in length.
@@ -184,7 +185,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
     run_here = set()
     for number, key in enumerate(keys):
         holders = [holder for holder, share in enumerate(shares) if key in share.sizes]
-        if holders[number % len(holders)] == process:  # those that were given a sample take turns
+        if holders[number % len(holders)] == process:  # the processes that hold a sample take turns
             run_here.add(number)
     return Samples(
         batches=batches,
@@ -224,7 +225,7 @@ def _require_alike(shares: Sequence[_Share]) -> None:
 
 
 def sample_keys(batch: Batch) -> Iterator[bytes]:
-    """A digest of each sample, from its inputs' names, dtypes, shapes and bytes, without what a mask hides."""
+    """A digest of each sample: of its inputs' names, dtypes, shapes and bytes, without masked positions."""
     tensors = [(name, value, batch.mask_of(name)) for name, value in sorted(batch.tensors.items())]
     header = [
         (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
@@ -239,7 +240,7 @@ def sample_keys(batch: Batch) -> Iterator[bytes]:
 
 
 def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
-    """Tokens of each sequence, `frames` of a sound (or its steps, where nobody says how many), 1 for anything else."""
+    """The rows of each sample: tokens of a sequence, `frames` (or steps) of a sound, 1 for any other sample."""
     mask, tokens = batch.tensors.get("attention_mask"), batch.tensors.get("input_ids")
     if mask is not None and mask.ndim == 2:
         counts = mask.count_nonzero(1)
@@ -260,10 +261,10 @@ def _structure(batch: Batch) -> tuple[str, ...]:
 
 
 def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
-    """The samples, padded on a side on which padding changes no output, and cropped where that changes none either.
+    """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
-    First tried is the side on which they were given with padding. A classifier that takes the last position needs
-    padding in front; one that numbers positions from the first needs it behind.
+    The side of the padding that was given is tried first. A classifier that reads the last position needs padding in
+    front; a model that counts positions from the start needs padding behind.
 
     Args:
         samples: of all processes; each must call.
@@ -294,7 +295,7 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
 
 
 def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]]:
-    """Pairs of a short sequence as it was given, and without that padding: alone, and as long as longer ones."""
+    """Pairs of batches of a short sequence: as it was given, and cropped (alone, or padded to longer sequences)."""
     order = without.short_first(range(len(without.keys)))
     middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
     for number in without.some_short():
@@ -308,10 +309,10 @@ def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]
 def _largest_change(
     model: nn.Module, outputs: Sequence[str] | None, pairs: Iterable[tuple[Batch, Batch]], *, must_compare: bool = False
 ) -> float:
-    """The largest change of an output between the batches of a pair, which are padded differently; 0 of no pairs.
+    """The largest change of an output between the two batches of a pair, which differ in padding; 0 without pairs.
 
-    Outputs that cannot be compared, or a model that becomes another network, are no change; with `must_compare` they
-    are an infinite one.
+    Outputs that cannot be compared count as no change, and so does a model that changes its structure. With
+    `must_compare` both count as an infinite change.
     """
     changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
     for first, second in pairs:
@@ -319,7 +320,7 @@ def _largest_change(
             try:
                 given = _counted_rows(model, first, outputs)
             except NOT_TAKEN:
-                return 0.0  # what the model does not take is told where all of it is
+                return 0.0  # inputs that the model does not take are refused elsewhere
             try:
                 other = _counted_rows(model, second, outputs)
             except NOT_TAKEN:
@@ -329,7 +330,7 @@ def _largest_change(
         for name, rows in given.items():
             changed = other[name]
             least = min(len(rows), len(changed))
-            # Of a sound padding may make a frame more; rows that are no tokens at all cannot be compared.
+            # Padding may add a frame to a sound; rows that are not tokens cannot be compared.
             if abs(len(rows) - len(changed)) <= 1 and rows.shape[1:] == changed.shape[1:]:
                 known = rows[:least].isfinite()
                 changes[name].add(rows[:least].where(known, 0.0), changed[:least].where(known, 0.0))
@@ -344,7 +345,7 @@ def _counted_rows(model: nn.Module, batch: Batch, outputs: Sequence[str] | None)
     found = {}
     for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
         rows = batch.without_padding(output, name, -1).double()
-        # A number that is added to all classes changes nothing, and may be larger than all that does.
+        # A number added to all classes changes no prediction, and may be larger than all other changes.
         is_centred = are_class_scores(name) and rows.shape[-1] > 1
         found[name] = rows - rows.mean(-1, keepdim=True) if is_centred else rows
     return found

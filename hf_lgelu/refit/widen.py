@@ -1,7 +1,7 @@
-"""The shape of the converted network's blocks: more units than the original has, and a bias before every gate.
+"""A wider copy of the original: more units in each block, and a bias before every gate.
 
-First the original is written into the wider architecture, padded with zeros: the same function, and everything that
-compares the two networks sees one shape.
+The added weights are zero, so the copy computes the same function. The conversion then compares two networks of the
+same shape.
 """
 
 from collections.abc import Sequence
@@ -29,29 +29,29 @@ from hf_lgelu.refit.program import Program
 
 @dataclass(frozen=True)
 class Block:
-    """A gate unit with the one map behind it, all of them plain linear layers on the last axis."""
+    """A gate unit with the single map behind the gate; all maps are plain linear layers on the last axis."""
 
     unit: GateUnit
     down: LinearMap
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
-        """Before the gate, beside it (of a gated unit), behind it."""
+        """The maps before the gate, the other half of a gated unit, and the map behind the gate."""
         return (*self.unit.maps, self.down.operation)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of all weights and biases."""
+        """The names of all weights and biases."""
         return tuple(dict.fromkeys((*self.unit.parameters, *self.down.parameters)))
 
     @property
     def width(self) -> int:
-        """Units."""
+        """The number of hidden units."""
         return self.down.width
 
 
 def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateUnit]) -> list[Block]:
-    """The gates behind which stands one linear layer of its own, with nothing between but a gated unit's product."""
+    """The gates followed directly by a linear layer of their own, except for the product of a gated unit."""
     by_site = {unit.site: unit for unit in units}
     refitted = {consumer.operation.weight for layer in layers for consumer in layer.maps}
     found = []
@@ -62,7 +62,7 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
         node = _origin(layer.maps[0].data, source)
-        # A view may have put other units on the last axis; a product may be with what another input gives.
+        # A view may move other units to the last axis; the other half may have another input.
         whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
         whole &= unit.other is None or _origin(unit.other.data) is _origin(unit.before.data)
         linear = all(
@@ -76,17 +76,17 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
 
 
 def _origin(node: Node, source: Node | None = None) -> Node:
-    """What a tensor is a view or a copy of; no further than `source`."""
+    """The node that a tensor is a view or a copy of, searched back to `source` at most."""
     while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]
     return node
 
 
 def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float) -> Room:
-    """At most `budget` times the units, and a bias before every gate; `model` itself where nothing is missing.
+    """A copy with at most `budget` times the units and a bias before every gate; `model` itself if nothing is added.
 
-    `program` and `layers` are of the model's trace, `sites` is the number of its gates. A family whose config has no
-    key for the biases does without them (always_on.py), wider if all of its blocks are gated units.
+    `program` and `layers` are of the model's trace, `sites` is the number of its gates. Where no key of the config adds
+    biases, the copy has none (see always_on.py); then it gets wider only if all blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
@@ -100,7 +100,7 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
             )
         width = blocks[0].width
         inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
-        # More than that there is no use for: units always on, and copies of each.
+        # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
         extra = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
     if not extra and all(block.unit.before.bias is not None for block in blocks):
         return Room(model)
@@ -118,12 +118,11 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
 def padded(
     model: nn.Module, blocks: Sequence[Block], extra: int, *, biases: bool = True
 ) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
-    """The same function with `extra` more units in every block, all of their weights zero, and, with `biases`, a bias
-    before each gate.
+    """A copy with `extra` more units of zero weights in every block, and the changes of its config.
 
-    `model` stays as it is; the config of the copy says its new shape, and what was changed of it is given back.
+    With `biases` the copy also has a zero bias before each gate. `model` is not changed.
 
-    Raises UnsupportedConfigError where no key of the config does.
+    Raises UnsupportedConfigError where no key of the config gives the new shape.
     """
     wide = independent_copy(model)
     for block in blocks:
