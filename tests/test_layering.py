@@ -16,7 +16,7 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "refit.page", "refit.report", "refit.config", "refit.wording"},
+    "export": {"activation", "models", "refit.page", "refit.report", "refit.config"},
     "cli": {"activation", "models", "training", "refit", "export"},
 }
 ANYWHERE = {"version", "environment", "files", "formats", "host_imports", "registry"}

@@ -32,7 +32,6 @@ from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
-from hf_lgelu.refit.wording import summarize
 
 _EXAMPLE_ROWS = 8
 _LONGEST_LIST = 12
@@ -122,7 +121,7 @@ def _swap(examined: Examined) -> Iterator[str]:
             progress=not asked.disable_tqdm,
         )  # fmt: skip
         words = in_words(found.direct, dict(found.original_metrics))
-        yield f"On {evaluation.description}, {found.units:,} inputs, swapped without a refit: {words}"
+        yield f"On {evaluation.description}, {found.samples:,} inputs, swapped without a refit: {words}"
         if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
             yield f"That is far from the original: KL {found.direct.kl:.3g} of {FAR_KL} nat a prediction"
         yield from _dearest(examined)
@@ -176,7 +175,7 @@ def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
         report = ConversionReport.from_dict(json.loads(path.read_text(encoding="utf-8"))["report"])
     except (ValueError, TypeError, KeyError, AttributeError, OSError):
         return  # some other report, or one of another version
-    yield from (line.strip() for line in summarize(report).splitlines())
+    yield from (line.strip() for line in str(report).splitlines())
 
 
 def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[str]:

@@ -32,13 +32,11 @@ from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.figure import draw_conversion
-from hf_lgelu.refit.page import render_markdown
+from hf_lgelu.refit.page import draw_conversion, render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError
-from hf_lgelu.refit.wording import summarize
 
 if TYPE_CHECKING:
     from hf_lgelu.export.int8.equalize import EqualizedLayer
@@ -77,7 +75,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             data = data_set(arguments, given)
             evaluation = evaluation_set(arguments, given)
         converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
-        tell(summarize(report))
+        tell(str(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
             rescaled = tuple(layer.name for layer in equalized)
@@ -150,7 +148,7 @@ def _converted(
         )
     except ConversionRefusedError as error:
         if error.report is not None:
-            tell(summarize(error.report))
+            tell(str(error.report))
         raise
 
 

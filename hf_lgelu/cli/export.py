@@ -63,7 +63,7 @@ def export(arguments: ExportArguments) -> Any:
             exported = read_checkpoint(str(new), progress=progress).network
             found = compare(given.network, exported, evaluation, batch_size=arguments.batch_size, progress=progress)
             changed = in_words(found.refitted, dict(found.original_metrics))
-            say(f"{evaluation.description}, {found.units:,} inputs: {changed}")
+            say(f"{evaluation.description}, {found.samples:,} inputs: {changed}")
         if target.is_checkpoint:
             write_card(
                 given.model, new, form=target.name, change=report.change, license=arguments.license,

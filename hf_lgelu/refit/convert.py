@@ -14,30 +14,27 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.batches import TRIED, Batch, for_decoder, read_batches, taken_by
+from hf_lgelu.models.batches import TRIED, for_decoder, read_batches
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.outputs import compared_outputs
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.substitution import TemporaryRelu
-from hf_lgelu.refit.compare import evaluate_conversion, labels_fit
-from hf_lgelu.refit.config import RUNGS, ConversionConfig
+from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
-from hf_lgelu.refit.ladder import build_rungs, can_take_steps, climb, next_rung, possible_rungs
+from hf_lgelu.refit.ladder import build_rungs, climb, next_rung, possible_rungs
 from hf_lgelu.refit.layerwise import Task
 from hf_lgelu.refit.plan import plan_exchange
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.verdict import (
-    ConversionRefusedError,
     config_warnings,
     conversion_warnings,
+    require_comparable,
+    require_convertible,
     require_good,
     uncounted_warnings,
 )
-from hf_lgelu.refit.weights import why_not_writable
 
 
 class Conversion(NamedTuple):
@@ -128,11 +125,11 @@ def convert_to_relu(
     with looked_at(model):
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
-        outputs, warnings = _require_comparable(model, first, "data", config)  # before the work
+        outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         second = None
         if evaluation_data is not None:
             second = SecondSet(model, evaluation_data, folds, **read)
-            warnings += _require_comparable(model, second.first, "evaluation_data", config)[1]
+            warnings += require_comparable(model, second.first, "evaluation_data", config)[1]
         plan = plan_exchange(model, folds, config)
 
         with work_in(model, folds, plan, config) as work:
@@ -152,8 +149,8 @@ def convert_to_relu(
             held_out=best.held_out,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
-            units=folds.samples.given,
-            distinct_units=len(folds.samples.keys),
+            samples=folds.samples.given,
+            distinct_samples=len(folds.samples.keys),
             rows=folds.rows,
             folds=len(folds.folds),
             seconds=time.perf_counter() - started,
@@ -171,48 +168,3 @@ def convert_to_relu(
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)
-
-
-def require_convertible(model: nn.Module, config: ConversionConfig) -> None:
-    """Raise what `convert_to_relu` says it raises, as far as it can be known without the data."""
-    reason = why_not_writable(model)
-    if reason is not None:
-        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
-    TemporaryRelu(model, kinds=config.kinds or SMOOTH_KINDS)  # raises where there is no gate
-    if RUNGS[config.highest].takes_steps and not can_take_steps(model):
-        raise ValueError(
-            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
-            "(the result may be cast back), or stop at effort='place'"
-        )
-    gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
-    if isinstance(keep, str):  # each of its letters would be taken for a name
-        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
-    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
-    if unknown:
-        raise ValueError(
-            f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(gates[:4])}"
-            + (" and so on" if len(gates) > 4 else "")
-        )
-    count = keep if isinstance(keep, int) else len(set(keep))
-    if not 0 <= count < len(gates):
-        raise ValueError(f"keep: of {len(gates)} gates 0 to {len(gates) - 1} can stay as they are, got {count}")
-
-
-def _require_comparable(
-    model: nn.Module, batch: Batch, what: str, config: ConversionConfig
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the outputs that count, and a warning of labels that do not fit the first of them.
-
-    Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
-    """
-    (first,) = taken_by(model, [batch], what)
-    few = first[:TRIED]
-    tensors = compared_outputs(model, few.inputs, config.outputs).tensors
-    scores, labels = next(iter(tensors.values())), few.labels
-    if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
-        return tuple(tensors), ()
-    unread = (
-        f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
-        f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
-    )
-    return tuple(tensors), (unread,)

@@ -24,11 +24,7 @@ from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layerwise import OutOfTimeError, Refit, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
-
-
-def can_take_steps(model: nn.Module) -> bool:
-    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
-    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
+from hf_lgelu.refit.verdict import can_take_steps
 
 
 def possible_rungs(task: Task) -> list[str]:

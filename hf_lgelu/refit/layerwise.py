@@ -31,7 +31,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.plan import Plan
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
-from hf_lgelu.refit.report import ENOUGH_ROWS, NOT_COUNTED, Evaluation, LayerRefit
+from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
@@ -202,11 +202,13 @@ def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
     """Gates that are exchanged with no refit behind them."""
-    whole = [(unfit.name, unfit.sites, f"not refitted: {unfit.reason}", True) for unfit in found.unfit]
-    whole += [(names[index], (index,), NOT_COUNTED, False) for index in found.beside]
-    for name, sites, note, is_unfit in whole:
-        gates = tuple(names[index] for index in sites)
-        yield LayerRefit((name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=is_unfit)
+    for unfit in found.unfit:
+        gates = tuple(names[index] for index in unfit.sites)
+        note = f"not refitted: {unfit.reason}"
+        yield LayerRefit((unfit.name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=True)
+    note = "no output that counts depends on it"
+    for gate in (names[index] for index in found.beside):
+        yield LayerRefit((gate,), (gate,), "kept", None, None, None, 0, 0, note, is_uncounted=True)
 
 
 def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], note: str | None) -> LayerRefit:

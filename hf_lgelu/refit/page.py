@@ -1,10 +1,25 @@
-"""A conversion's report as a Markdown page, and its tables, which the model card has too."""
+"""A conversion's report as a Markdown page with tables and a picture; the model card has the same."""
 
+import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
-from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
-from hf_lgelu.refit.wording import how_far, predictions_counted, rest_of_the_gap, what_was_done
+from hf_lgelu.refit.report import (
+    ConversionReport,
+    Evaluation,
+    LayerRefit,
+    evaluations,
+    how_far,
+    rest_of_the_distance,
+    what_was_done,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
@@ -17,6 +32,12 @@ NET_NOTE = (
     "network, not from the truth; 0 is the same."
 )
 
+_DOTS_PER_INCH = 130
+# Okabe and Ito's colours, which stay apart for colour-blind readers; the markers help where they are printed grey.
+_KEPT, _CHOSEN = "#D55E00", "#0072B2"
+_SETS = (("held out", "o", "#0072B2"), ("second set", "D", "#009E73"))
+_NETWORKS = ("original", "direct swap", "refitted")
+
 
 def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
     """The whole report as one Markdown page; `figure` is the picture's path, relative to the page."""
@@ -27,7 +48,7 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
     if figure is not None:
         parts.append(f"![Error of each layer, and original, direct and refitted network]({figure})")
     parts += [layer_table(report.layers), LAYER_NOTE]
-    rest = rest_of_the_gap(report)
+    rest = rest_of_the_distance(report)
     parts += ["## The rest of the distance", bullets(rest)] if rest else []
     parts += ["## What is still smooth", still_smooth(report)]
     if report.config_changes:
@@ -41,9 +62,11 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: that takes at least 64 rows of two inputs.")
     for title, evaluation in evaluations(report):
-        parts += [f"**On the {title}**: {predictions_counted(evaluation)}.", net_table(evaluation)]
-        if evaluation.refitted.relative_errors:
-            parts.append(output_table(evaluation))
+        parts += [f"**On the {title}**: {evaluation.size_in_words}.", _net_table(evaluation)]
+        direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
+        if refitted:
+            rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
+            parts.append(markdown_table(("output", "relative error, direct swap", "refitted"), rows, text_columns=1))
     if report.evaluation is None:
         parts.append(
             "No second set was given. Held-out inputs come from the data that was fitted on, and cannot show that this "
@@ -62,26 +85,19 @@ def bullets(lines: tuple[str, ...]) -> str:
     return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 
-def net_table(evaluation: Evaluation) -> str:
+def _net_table(evaluation: Evaluation) -> str:
     """Original, direct swap and refitted network on the same rows, a line each."""
-    metrics = list(evaluation.original_metrics)
     header = ("network", "KL to the original (nats)", "same prediction", "largest logit change", "relative error")
-    original = ("original", "0", "100 %", "0", "0", *_scores(evaluation.original_metrics, metrics))
-    rows = [
-        original,
-        *(
-            (name, *_change(change), *_scores(change.metrics, metrics))
-            for name, change in (("direct swap", evaluation.direct), ("refitted", evaluation.refitted))
-        ),
+    rows: list[tuple[tuple[str, ...], Mapping[str, float]]] = [
+        (("original", "0", "100 %", "0", "0"), evaluation.original_metrics)
     ]
-    return markdown_table((*header, *metrics), rows, text_columns=1)
-
-
-def output_table(evaluation: Evaluation) -> str:
-    """The relative error of every output that counts, where there are several."""
-    direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
-    rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-    return markdown_table(("output", "relative error, direct swap", "refitted"), rows, text_columns=1)
+    for name, change in (("direct swap", evaluation.direct), ("refitted", evaluation.refitted)):
+        same = NONE if change.kl is None else percent(change.agreement)  # no logits, no choice between classes
+        numbers = (significant(change.max_logit_change), significant(change.relative_error))
+        rows.append(((name, significant(change.kl), same, *numbers), change.metrics))
+    metrics = list(evaluation.original_metrics)
+    cells = [(*row, *(score(metric, scores.get(metric)) for metric in metrics)) for row, scores in rows]
+    return markdown_table((*header, *metrics), cells, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
@@ -99,14 +115,98 @@ def layer_table(layers: Sequence[LayerRefit]) -> str:
     return markdown_table(header, rows, text_columns=2)
 
 
-def _change(change: NetChange) -> tuple[str, str, str, str]:
-    return (
-        significant(change.kl),
-        NONE if change.kl is None else percent(change.agreement),  # no logits, no choice between classes
-        significant(change.max_logit_change),
-        significant(change.relative_error),
-    )
+def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
+    """Write a PNG of two panels and return its path.
+
+    Left, each layer's relative error on rows that it was not fitted on, with its weights kept and as chosen, on a
+    logarithmic axis. Right, the first metric of original, direct swap and refitted network, or where there is none
+    their KL to the original (of other outputs than logits, the relative error).
+
+    Args:
+        path: of the file, whose folder is made if it is not there.
+        report: of `convert_to_relu`.
+    """
+    from matplotlib.figure import Figure  # not with the package: it takes half a second
+
+    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_layers(left, report.layers)
+    _draw_networks(right, report)
+    return save_picture(figure, path, _DOTS_PER_INCH)
 
 
-def _scores(metrics: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    return [score(name, metrics.get(name)) for name in names]
+def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
+    axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
+    before, after = [_shown(layer.error_before) for layer in layers], [_shown(layer.error_after) for layer in layers]
+    if not any(map(math.isfinite, [*before, *after])):
+        _write(axis, "not measured:\ntoo few inputs for cross-validation")
+        return
+    places = list(range(1, len(layers) + 1))
+    axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)
+    axis.plot(places, before, "o", color=_KEPT, markerfacecolor="white", markersize=6, label="weights kept")
+    axis.plot(places, after, "o", color=_CHOSEN, markersize=5, label="as chosen")
+    axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
+    axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
+    _finish(axis)
+
+
+def _shown(error: float | None) -> float:
+    return error if error is not None and error > 0 and math.isfinite(error) else math.nan
+
+
+def _draw_networks(axis: "Axes", report: ConversionReport) -> None:
+    title, drawn = _series(report)
+    axis.set_title(f"Whole network: {title}" if drawn else "Whole network", fontsize=10, loc="left", pad=20)
+    if not drawn:
+        _write(axis, "not measured:\nno inputs were held out")
+        return
+    names = _NETWORKS[-len(drawn[0][1]) :]  # a distance has no value for the original
+    for row, ((label, marker, color), values) in enumerate(drawn):
+        aside = (0.14, -0.14)[row] if len(drawn) > 1 else 0
+        places = [place + aside for place in reversed(range(len(names)))]
+        axis.plot(values, places, marker, color=color, markersize=6, label=label)
+        for value, place in zip(values, places, strict=True):
+            if not math.isfinite(value):
+                continue  # there is no place for it
+            text = score(title, value) if len(names) == len(_NETWORKS) else significant(value)
+            axis.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
+    axis.set_yticks(range(len(names)), names[::-1])
+    axis.set_ylim(-0.6, len(names) - 0.4)
+    axis.margins(x=0.45)  # room for the numbers beside the marks
+    if len(names) < len(_NETWORKS) and not any(value <= 0 for _, values in drawn for value in values):
+        axis.set_xscale("log")
+    _finish(axis)
+
+
+def _series(report: ConversionReport) -> tuple[str, list[tuple[tuple[str, str, str], list[float]]]]:
+    """(what is drawn, [(look, values)]): the metric where one set has labels, and then no set without."""
+    measured = []
+    for look, evaluation in zip(_SETS, (report.held_out, report.evaluation), strict=True):
+        if evaluation is not None:
+            measured.append((look, *_values(evaluation)))
+    measured.sort(key=lambda entry: -len(entry[2]))
+    title = measured[0][1] if measured else ""
+    return title, [(look, values) for look, name, values in measured if name == title]
+
+
+def _values(evaluation: Evaluation) -> tuple[str, list[float]]:
+    """(what is drawn, its values): a metric of original, direct and refitted, or a distance of the latter two."""
+    direct, refitted = evaluation.direct, evaluation.refitted
+    for name, original in evaluation.original_metrics.items():
+        if name in direct.metrics and name in refitted.metrics:
+            return name, [original, direct.metrics[name], refitted.metrics[name]]
+    if direct.kl is not None and refitted.kl is not None:
+        return "KL to the original (nats)", [direct.kl, refitted.kl]
+    return "relative error", [direct.relative_error, refitted.relative_error]
+
+
+def _write(axis: "Axes", text: str) -> None:
+    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#666666", style="italic")
+    axis.set_axis_off()
+
+
+def _finish(axis: "Axes") -> None:
+    axis.grid(alpha=0.3)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)

@@ -1,42 +1,40 @@
-"""What a conversion did to each layer and to the whole network: records that become JSON."""
+"""Records of what a conversion did to each layer and to the whole network: as JSON, and as a few lines of text."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_lgelu.formats import finite_or_none, significant
+from hf_lgelu.formats import counted, finite_or_none, percent, quoted, score, significant
 
 REPORT_FILE = "report.json"
-"""Beside a converted checkpoint."""
-
-HELD_OUT = "inputs held out of the data"
-SECOND_SET = "second set"
+"""The report's file in the folder of a converted checkpoint."""
 
 ENOUGH_ROWS = 2
-"""Rows a feature; a layer that was fitted on fewer is called starved."""
+"""Rows for each feature; a layer that was fitted on fewer is called starved."""
 
-NOT_COUNTED = "no output that counts depends on it"
-"""The note of a gate that has no refit for that."""
+_ROUNDING = 1e-10  # KL or relative error; what float32 leaves of two equal networks lies below
 
 
 @dataclass(frozen=True)
 class LayerRefit:
-    """One refit: a linear map behind swapped gates, or several that feed the same sum and were solved together.
+    """One refit: a linear map behind swapped gates, or several maps that feed the same sum and were solved together.
 
     Args:
         layers: names of the modules whose weights were refitted.
         sites: names of the gates whose outputs reach them.
-        choice: "kept" (weights as they were), "bias only", or "refit".
+        choice: "kept" (the original's weights), "bias only", or "refit".
         strength: α of the ridge, relative to the mean variance of the features (a few huge ones apart); None unless
             "refit".
         error_before: ‖ŷ − y‖² / ‖y − ȳ‖² on rows that were not fitted, with the weights kept; y is what the original
             computes there. None without cross-validation.
         error_after: the same with the choice.
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
-        rows: rows that it was fitted on (tokens, positions of a feature map).
+        rows: number of rows that were fitted (tokens, positions of a feature map).
         note: why a layer was not refitted, or what to know about it.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
+        is_uncounted: a gate that no counted output depends on; it was exchanged without a refit.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -56,25 +54,21 @@ class LayerRefit:
     rows: int
     note: str | None = None
     is_unfit: bool = False
-
-    @property
-    def is_beside(self) -> bool:
-        """Whether it is a gate in a part that no output that counts depends on, exchanged with no refit behind it."""
-        return self.note == NOT_COUNTED
+    is_uncounted: bool = False
 
     @property
     def maps(self) -> tuple[str, ...]:
-        """The linear maps among `layers`; none where it tells of a gate by itself."""
+        """The linear maps among `layers`; none where the entry is about a gate by itself."""
         return tuple(name for name in self.layers if name not in self.sites)
 
     @property
     def is_starved(self) -> bool:
-        """Whether it was fitted on fewer than two rows a feature."""
+        """Whether it was fitted on fewer than two rows for each feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "LayerRefit":
-        """The reverse of `dataclasses.asdict`, of values that went through JSON too."""
+        """The reverse of `dataclasses.asdict`, also of values that went through JSON."""
         return cls(**{**values, "layers": tuple(values["layers"]), "sites": tuple(values["sites"])})
 
 
@@ -82,11 +76,14 @@ class LayerRefit:
 class NetChange:
     """How far a network is from the original on the same rows.
 
-    `kl` is the mean KL(original ‖ network) in nats per prediction, None where the outputs are no logits;
-    `agreement` the share of predictions, 0 to 1, with the original's argmax, which means something only of logits;
-    `max_logit_change` the largest |ŷ − y| of any output; `relative_error` ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs;
-    `metrics` ("accuracy", or "perplexity" of causal language models) are empty without labels. All of these are of the
-    first of the outputs that count; `relative_errors` has the relative error of each where there are several.
+    Args:
+        kl: mean KL(original ‖ network) in nats per prediction; None where the outputs are no logits.
+        agreement: share of predictions, 0 to 1, with the original's argmax. It means something only of logits.
+        max_logit_change: the largest |ŷ − y| of any output.
+        relative_error: ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs.
+        metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
+        relative_errors: the relative error of each output that counts, where there are several; all other fields are
+            of the first.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -105,14 +102,16 @@ class NetChange:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "NetChange":
-        """The reverse of `dataclasses.asdict`, of values that went through JSON too: null is what was not finite."""
+        """The reverse of `dataclasses.asdict`, also of values that went through JSON: null is what was not finite."""
         lost = ("max_logit_change", "relative_error")
         return cls(**{**values, **{name: math.inf for name in lost if values[name] is None}})
 
     @property
     def distance(self) -> float:
-        """KL to the original in nats; of outputs that are no class scores, relative error. Infinite of outputs that
-        are not finite, so that any others are nearer."""
+        """KL to the original in nats; of outputs that are no class scores, relative error.
+
+        Infinite of outputs that are not finite, so that any others are nearer.
+        """
         found = self.relative_error if self.kl is None else self.kl
         return math.inf if math.isnan(found) else found
 
@@ -130,9 +129,9 @@ class NetChange:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The swap without and with the refit, beside the original, on rows that were not fitted.
+    """Original, direct swap and refitted network, compared on rows that were not fitted.
 
-    `rows` counts predictions, `units` the rows, sequences or images that they come from.
+    `rows` is the number of predictions, `samples` the number of rows, sequences or images that they come from.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -143,10 +142,16 @@ class Evaluation:
     """
 
     rows: int
-    units: int
+    samples: int
     original_metrics: Mapping[str, float]
     direct: NetChange
     refitted: NetChange
+
+    @property
+    def size_in_words(self) -> str:
+        """ "12,288 predictions on 96 inputs", or "96 predictions" where each input has one."""
+        rows = counted(self.rows, "prediction")
+        return rows if self.rows == self.samples else f"{rows} on {counted(self.samples, 'input')}"
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class StepTaken:
     """One rung of the ladder that a conversion climbed.
 
     Args:
-        effort: its name.
+        effort: the rung's name.
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
         is_kept: whether it was nearer than all before it; of "distill", by more than two standard errors.
         seconds: wall time.
@@ -176,29 +181,30 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What `convert_to_relu` did.
+    """What `convert_to_relu` did; `str` gives a few lines of plain text.
 
     Args:
         model: the model's class.
-        gates: {name of a gate: what it was}.
+        gates: {name of a gate: its class in the original}.
         layers: one entry per refit, in forward order.
         held_out: the evaluation on the part of the data that was kept apart; None under 64 rows.
         evaluation: the same on a second set, if one was given.
-        units: rows, sequences or images given; `distinct_units` without duplicates.
+        samples: rows, sequences or images given.
+        distinct_samples: the same without duplicates.
         rows: distinct rows (of sequences, their tokens), held out or not.
         folds: of the cross-validation; 1 where there was none.
         seconds: wall time.
-        outputs: names of the outputs that counted, the one compared closest first; "" is the name of a bare tensor.
+        outputs: names of the outputs that counted, first the one that was compared; "" is the name of a bare tensor.
         config_changes: config keys rewritten, as text.
         smooth_calls: what the ReLU network still computes smoothly, as text.
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
-        width_share: units of each block, as a share of the original's.
+        width_share: hidden units of each block, as a share of the original's.
         target: what the gates became.
-        kept: {name of a gate that stayed: what it is}.
+        kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder, and the seconds that it may take; None at the top, or where no inputs
             are held out for it.
-        repeated: units of the second set whose inputs are also among those given to fit on.
+        repeated: samples of the second set whose inputs are also among the data that were fitted.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -213,8 +219,8 @@ class ConversionReport:
     layers: tuple[LayerRefit, ...]
     held_out: Evaluation | None
     evaluation: Evaluation | None
-    units: int
-    distinct_units: int
+    samples: int
+    distinct_samples: int
     rows: int
     folds: int
     seconds: float
@@ -230,9 +236,14 @@ class ConversionReport:
     repeated: int = 0
 
     def __str__(self) -> str:
-        from hf_lgelu.refit.wording import summarize  # which reads these records
-
-        return summarize(self)
+        lines = [what_was_done(self), *(_in_one_line(title, evaluation) for title, evaluation in evaluations(self))]
+        kept = [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]
+        if kept:
+            lines.append(f"weights kept: {', '.join(kept)}")
+        lines += rest_of_the_distance(self)
+        lines += [f"warning: {warning}" for warning in self.warnings]
+        lines += [f"still smooth: {call}" for call in self.smooth_calls]
+        return "\n  ".join([f"{self.model}: {how_far(self)}", *lines])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
@@ -240,7 +251,7 @@ class ConversionReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "ConversionReport":
-        """The reverse of `as_dict`, of values that went through JSON too. Raises TypeError for what is none."""
+        """The reverse of `as_dict`, also of values that went through JSON. Raises TypeError for other values."""
         own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
         try:
             for key in ("held_out", "evaluation"):
@@ -256,5 +267,116 @@ class ConversionReport:
 
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
     """[(on what, evaluation)] of those that were made."""
-    both = ((HELD_OUT, report.held_out), (SECOND_SET, report.evaluation))
+    both = (("inputs held out of the data", report.held_out), ("second set", report.evaluation))
     return [(title, evaluation) for title, evaluation in both if evaluation is not None]
+
+
+def how_far(report: ConversionReport) -> str:
+    """What matters first: how far the network is from the original, on the second set if there is one."""
+    measured = evaluations(report)
+    if not measured:
+        return "How far it is from the original was not measured: nothing was held out, and no second set given."
+    title, evaluation = measured[-1]
+    change = evaluation.refitted
+    parts = [
+        f"{name} {score(name, change.metrics.get(name))}, the original's {score(name, value)}"
+        for name, value in evaluation.original_metrics.items()
+    ]
+    parts.append(f"{change.in_words} from the original")
+    if change.kl is not None:
+        parts.append(f"{percent(change.agreement)} of the predictions the same")
+    return f"On the {title} ({evaluation.size_in_words}): {'; '.join(parts)}."
+
+
+def what_was_done(report: ConversionReport) -> str:
+    """What the gates became, on what data the maps behind them were refitted, and which rungs were tried."""
+    sentences = [f"{gates_in_words(report)} became {report.target}."]
+    if report.kept:
+        stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
+        sentences.append(f"{counted(len(report.kept), 'gate')} stayed smooth: {stayed}.")
+    duplicates = report.samples - report.distinct_samples
+    without = f", {duplicates:,} duplicates left out" if duplicates else ""
+    apart = "" if report.held_out is None else f"; {counted(report.held_out.samples, 'input')} of them held out"
+    folds = (
+        f"a strength chosen on {report.folds} folds"
+        if report.folds > 1
+        else "a fixed strength, without cross-validation"
+    )
+    sentences.append(
+        f"{_choices_in_words(report.layers)}, without labels, on {counted(report.distinct_samples, 'input')} "
+        f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with "
+        f"{folds}."
+    )
+    if report.outputs != ("",):
+        sentences.append(f"Of the model's outputs {quoted(report.outputs)} counted.")
+    if len(report.steps) > 1:  # of the refit alone there is nothing to say
+        tried = rungs_in_words(report)
+        sentences.append(f"Tried one after the other, with their distance on the inputs held out: {tried}.")
+        if report.width_share != 1:
+            sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
+    return " ".join([*sentences, f"It took {report.seconds:.1f} s."])
+
+
+def gates_in_words(report: ConversionReport) -> str:
+    """ "12 gates (GELUActivation)", or "3 gates (2 GELUActivation, 1 SiLUActivation)"."""
+    kinds = Counter(report.gates.values())
+    names = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.items()]
+    return f"{counted(len(report.gates), 'gate')} ({', '.join(names)})"
+
+
+def _choices_in_words(layers: Sequence[LayerRefit]) -> str:
+    """ "Of 5 linear maps behind them, 3 were refitted, 1 got another bias and 1 was kept"."""
+    counts = Counter(layer.choice for layer in layers for _ in layer.maps)
+    words = [f"{counts['refit']} {'was' if counts['refit'] == 1 else 'were'} refitted"]
+    if counts["bias only"]:
+        words.append(f"{counts['bias only']} got another bias")
+    if counts["kept"]:
+        words.append(f"{counts['kept']} {'was' if counts['kept'] == 1 else 'were'} kept")
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return f"Of {counted(counts.total(), 'linear map')} behind them, {listed}"
+
+
+def rungs_in_words(report: ConversionReport) -> str:
+    """ "refit 0.21, place 0.13, distill 0.14 (not kept)"."""
+    kept = [step.gap for step in report.steps if step.is_kept and step.gap is not None]
+    words = []
+    for step in report.steps:
+        lost = "" if step.lost is None else f" with {max(step.lost, 0.0):.2%} of the score lost".replace("%", " %")
+        if step.is_kept:
+            why = ""
+        elif step.gap is None:
+            why = " (out of time)"
+        elif all(step.gap < gap for gap in kept):  # what was kept after it is nearer than what was kept before it
+            why = " (not kept: nearer on too few)"
+        else:
+            why = " (not kept)"
+        words.append(f"{step.effort} {significant(step.distance)}{lost}{why}")
+    return ", ".join(words)
+
+
+def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
+    """What may take some of it away; () where nothing was held out, or is left, or what is left is not finite."""
+    is_left = report.held_out is not None and _ROUNDING <= report.held_out.refitted.distance < math.inf
+    if report.next_step is None or not is_left:
+        return ()
+    effort, seconds = report.next_step
+    return (f"The next rung, `{effort}`, may take about {seconds:.0f} s.",)
+
+
+def _in_one_line(title: str, evaluation: Evaluation) -> str:
+    direct, refitted = evaluation.direct, evaluation.refitted
+    if direct.kl is None:
+        parts = [f"relative error {significant(direct.relative_error)} → {significant(refitted.relative_error)}"]
+    else:
+        parts = [
+            f"KL {significant(direct.kl)} → {significant(refitted.kl)}",
+            f"same prediction {percent(direct.agreement)} → {percent(refitted.agreement)}",
+        ]
+    what = "output" if direct.kl is None else "logit"
+    parts.append(
+        f"largest {what} change {significant(direct.max_logit_change)} → {significant(refitted.max_logit_change)}"
+    )
+    for name, value in evaluation.original_metrics.items():
+        swapped, fitted = (score(name, change.metrics.get(name)) for change in (direct, refitted))
+        parts.append(f"{name} {swapped} → {fitted}, {score(name, value)} as it was")
+    return f"{title} ({evaluation.size_in_words}), direct swap → refitted: {'; '.join(parts)}"

@@ -1,27 +1,37 @@
-"""When a conversion is refused, and what its report warns of."""
+"""When a conversion is refused: before the work, and by its result; and what its report warns of."""
 
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import nn
 
 from hf_lgelu.formats import counted, quoted, significant
-from hf_lgelu.models.batches import Batch
+from hf_lgelu.models.batches import TRIED, Batch, taken_by
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import run_example
-from hf_lgelu.models.outputs import task_outputs, uncounted_outputs
+from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.config import ConversionConfig
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
+from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.refit.compare import labels_fit
+from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.report import ENOUGH_ROWS, ConversionReport, Evaluation, LayerRefit, NetChange, evaluations
-from hf_lgelu.refit.wording import how_far, rungs_in_words
+from hf_lgelu.refit.report import (
+    ENOUGH_ROWS,
+    ConversionReport,
+    LayerRefit,
+    StepTaken,
+    evaluations,
+    how_far,
+    rungs_in_words,
+)
+from hf_lgelu.refit.weights import why_not_writable
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
-
 
 WHERE_NOT_FINITE = (
     "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
@@ -50,186 +60,93 @@ class ConversionRefusedError(RuntimeError):
         self.report, self.model = report, model
 
 
-def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
-    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
-    yield from _of_what_was_held_out(report)
-    for title, evaluation in evaluations(report):
-        if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
-            yield (
-                f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
-                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
-            )
-    if report.outputs == ("",) and report.held_out is not None and _hides_an_error(report.held_out.refitted):
-        change = report.held_out.refitted
-        yield (
-            f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
-            f"softmax makes count (KL {significant(change.kl)} nat). Should it be values (a regression, an "
-            f"embedding, an image), its relative error of {significant(change.relative_error)} is what "
-            'counts: convert a model that gives them by a name of their own, {"values": output}'
+def require_convertible(model: nn.Module, config: ConversionConfig) -> None:
+    """Raise what `convert_to_relu` says it raises of the model and its options, before any data are read."""
+    reason = why_not_writable(model)
+    if reason is not None:
+        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
+    TemporaryRelu(model, kinds=config.kinds or SMOOTH_KINDS)  # raises where there is no gate
+    if RUNGS[config.highest].takes_steps and not can_take_steps(model):
+        raise ValueError(
+            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
+            "(the result may be cast back), or stop at effort='place'"
         )
-    yield from _of_layers(report.layers)
-    if report.evaluation is not None:
-        yield from _of_the_second_set(report, report.evaluation)
+    gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
+    if isinstance(keep, str):  # each of its letters would be taken for a name
+        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
+    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
+    if unknown:
+        raise ValueError(
+            f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(gates[:4])}"
+            + (" and so on" if len(gates) > 4 else "")
+        )
+    count = keep if isinstance(keep, int) else len(set(keep))
+    if not 0 <= count < len(gates):
+        raise ValueError(f"keep: of {len(gates)} gates 0 to {len(gates) - 1} can stay as they are, got {count}")
 
 
-def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
-    if report.held_out is None:
-        few = "are too few"
-        if report.rows >= LEAST_ROWS_TO_HOLD_OUT:
-            few = f"are of too few distinct inputs ({report.distinct_units})"
-        yield (
-            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
-            "more, of several inputs, at best several times the width of the widest layer"
-        )
-        return
-    if report.folds == 1:
-        yield (
-            f"{report.distinct_units} distinct inputs are too few for four folds beside what is held out: the strength "
-            "is fixed; give more"
-        )
-    if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
-        yield (
-            f"judged on {counted(report.held_out.rows, 'prediction')} alone: what is said of the distance to the "
-            "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
-            "--evaluation)"
-        )
-    is_distilled = any(step.effort == "distill" and step.is_kept for step in report.steps)
-    if is_distilled and report.evaluation is None and report.held_out.units < _ENOUGH_TO_JUDGE:
-        yield (
-            f"distilled, and judged on {report.held_out.units} inputs held out: the mean over so few can fall where "
-            "other inputs are further off for it; give more (an eighth is held out), or a second set "
-            "(evaluation_data, --evaluation)"
-        )
+def can_take_steps(model: nn.Module) -> bool:
+    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
+    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
-def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
-    starved = [layer for layer in layers if layer.is_starved]
-    if starved:
-        fitted = sum(layer.rows > 0 for layer in layers)
-        worst = min(starved, key=lambda layer: layer.rows / layer.width)
-        yield (
-            f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
-            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
-        )
-    yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
-    beside = [layer.layers[0] for layer in layers if layer.is_beside]
-    if beside:
-        yield (
-            f"{quoted(beside)} had weights behind it that were left as they were, in a part of the model whose outputs "
-            "did not count: what that gives now was not measured. Name its output (outputs=), or leave it (keep=)"
-        )
+def require_comparable(
+    model: nn.Module, batch: Batch, what: str, config: ConversionConfig
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the outputs that count, and a warning of labels that do not fit the first of them.
 
-
-def _of_the_second_set(report: ConversionReport, second: Evaluation) -> Iterator[str]:
-    if report.repeated:
-        yield (
-            f"{report.repeated:,} of {second.units:,} units of the second set were given to fit on as well: of these "
-            "it says nothing on inputs that the network has not seen"
-        )
-    if not math.isfinite(second.refitted.distance):
-        yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
-    elif not second.refitted.distance < second.direct.distance:
-        yield (
-            "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
-            "on is probably not from where that set is"
-        )
-
-
-def uncounted_warnings(
-    model: nn.Module, sites: Sequence[ActivationSite], batch: Batch, layers: Sequence[LayerRefit]
-) -> Iterator[str]:
-    """Of maps behind gates that count, on ways to outputs that do not: they were not refitted, as `layers` say.
-
-    Heads of which no gate counts are told by their gates. A second trace finds the maps, where there are such outputs.
+    Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
     """
-    output = run_example(model, batch.inputs)
-    counted, others = list(task_outputs(output)), list(uncounted_outputs(output))
-    if not others:
-        return
-    of_all = lambda output: list((task_outputs(output) | uncounted_outputs(output)).values())  # noqa: E731
-    program = Program(model, sites, batch.inputs, of_all)
-    beside = {name for layer in layers if layer.is_beside for name in layer.sites}
-    known = {name for layer in layers for name in layer.layers}
-    kept = [
-        consumer.name
-        for layer in find_layers(program, model, sites).layers
-        if not beside.issuperset(sites[index].name for index in layer.sites)
-        for consumer in layer.maps
-        if consumer.name not in known
-    ]
-    if kept:
-        yield (
-            f"of the outputs {quoted(others)} did not count, and {quoted(kept)} behind gates on the way there kept the "
-            f"weights: what these give now was not measured. Name what you use of them in outputs=, beside "
-            f"{quoted(counted)}"
-        )
-
-
-def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
-    """What becomes of the result elsewhere: programs that ignore its config, and a config that was left as it is."""
-    if changes:
-        yield from runtime_warnings(getattr(model, "config", None))
-    for _, root in () if rewrite_config else pretrained_roots(model):
-        yield (
-            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
-            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
-            "a model that has been given the gates of this one"
-        )
-
-
-def _hides_an_error(change: NetChange) -> bool:
-    """Whether the outputs moved by an amount, common to all columns, that softmax does not see."""
-    return change.kl is not None and change.relative_error > 0.01 and change.kl < 1e-3 * change.relative_error
+    (first,) = taken_by(model, [batch], what)
+    few = first[:TRIED]
+    tensors = compared_outputs(model, few.inputs, config.outputs).tensors
+    scores, labels = next(iter(tensors.values())), few.labels
+    if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
+        return tuple(tensors), ()
+    unread = (
+        f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
+        f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
+    )
+    return tuple(tensors), (unread,)
 
 
 def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _not_finite(report) or _no_better(report)
-    if reason is None and config.tolerance is not None:
-        reason = _not_reached(report, config, config.tolerance)
-    if reason is None and config.strict:
-        reason = _not_near(report, config.max_kl)
+    reason = _why_not_good(report, config)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
 
-def _not_finite(report: ConversionReport) -> str | None:
-    if report.held_out is None or math.isfinite(report.held_out.refitted.distance):
-        return None
-    return f"on {report.held_out.rows:,} rows that were held out, the outputs are not finite; {WHERE_NOT_FINITE}"
+def _why_not_good(report: ConversionReport, config: ConversionConfig) -> str | None:
+    """The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`."""
+    if report.held_out is not None:
+        direct, refitted = report.held_out.direct, report.held_out.refitted
+        where = f"on {report.held_out.rows:,} rows that were held out"
+        if not math.isfinite(refitted.distance):
+            return f"{where}, the outputs are not finite; {WHERE_NOT_FINITE}"
+        if not refitted.distance < direct.distance and not refitted.distance == direct.distance == 0:
+            return (
+                f"{where}, the refitted network is no nearer to the original ({refitted.in_words}) than the direct "
+                f"swap ({direct.in_words}); give more inputs, from where the model is used"
+            )
+    if config.tolerance is not None:
+        best = next((step for step in reversed(report.steps) if step.is_kept), None)
+        if best is None or best.gap is None or not best.gap <= config.tolerance:
+            return _not_reached(report, best, config, config.tolerance)
+    if config.strict:
+        bound = config.max_kl
+        measured = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
+        if not measured or (bound is not None and not all(distance <= bound for distance in measured)):
+            return (
+                f"{how_far(report)} strict=True wants a measured distance"
+                + ("" if bound is None else f" of at most max_kl = {bound:g}")
+                + "; give more inputs, or train the model with hardening"
+            )
+    return None
 
 
-def _no_better(report: ConversionReport) -> str | None:
-    """Whether the refit is no nearer to the original than the direct swap, on what was held out."""
-    if report.held_out is None:
-        return None
-    direct, refitted = report.held_out.direct, report.held_out.refitted
-    if refitted.distance < direct.distance or refitted.distance == direct.distance == 0:
-        return None
-    return (
-        f"on {report.held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-        f"({refitted.in_words}) than the direct swap ({direct.in_words}); give more inputs, "
-        "from where the model is used"
-    )
-
-
-def _not_near(report: ConversionReport, max_kl: float | None) -> str | None:
-    """Whether the network is further from the original than the bound on any set, or on none was measured."""
-    measured = [evaluation.refitted for _, evaluation in evaluations(report)]
-    if measured and (max_kl is None or all(change.distance <= max_kl for change in measured)):
-        return None
-    return (
-        f"{how_far(report)} strict=True wants a measured distance"
-        + ("" if max_kl is None else f" of at most max_kl = {max_kl:g}")
-        + "; give more inputs, or train the model with hardening"
-    )
-
-
-def _not_reached(report: ConversionReport, config: ConversionConfig, tolerance: float) -> str | None:
-    """Whether no rung of the ladder came as near to the original as was asked for; what these options allow beside."""
-    best = next((step for step in reversed(report.steps) if step.is_kept), None)
-    if best is not None and best.gap is not None and best.gap <= tolerance:
-        return None
+def _not_reached(report: ConversionReport, best: StepTaken | None, config: ConversionConfig, tolerance: float) -> str:
+    """How near the nearest rung came, and what else these options allow."""
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
@@ -246,3 +163,131 @@ def _not_reached(report: ConversionReport, config: ConversionConfig, tolerance: 
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
         f"({rungs_in_words(report)}). Give {' or '.join(advice)}, {keep}or train the model with hardening"
     )
+
+
+def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
+    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
+    yield from _of_what_was_held_out(report)
+    for title, evaluation in evaluations(report):
+        if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
+            yield (
+                f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
+                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
+            )
+    change = report.held_out.refitted if report.held_out is not None and report.outputs == ("",) else None
+    # Softmax does not see an amount that is common to all columns.
+    if change and change.kl is not None and change.relative_error > 0.01 and change.kl < 1e-3 * change.relative_error:
+        yield (
+            f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
+            f"softmax makes count (KL {significant(change.kl)} nat). Should it be values (a regression, an "
+            f"embedding, an image), its relative error of {significant(change.relative_error)} is what "
+            'counts: convert a model that gives them by a name of their own, {"values": output}'
+        )
+    yield from _of_layers(report.layers)
+    second = report.evaluation
+    if second is None:
+        return
+    if report.repeated:
+        yield (
+            f"{report.repeated:,} of {second.samples:,} samples of the second set were given to fit on as well: of "
+            "these it says nothing on inputs that the network has not seen"
+        )
+    if not math.isfinite(second.refitted.distance):
+        yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
+    elif not second.refitted.distance < second.direct.distance:
+        yield (
+            "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
+            "on is probably not from where that set is"
+        )
+
+
+def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
+    if report.held_out is None:
+        few = "are too few"
+        if report.rows >= LEAST_ROWS_TO_HOLD_OUT:
+            few = f"are of too few distinct inputs ({report.distinct_samples})"
+        yield (
+            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
+            "more, of several inputs, at best several times the width of the widest layer"
+        )
+        return
+    if report.folds == 1:
+        yield (
+            f"{report.distinct_samples} distinct inputs are too few for four folds beside what is held out: the "
+            "strength is fixed; give more"
+        )
+    if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
+        yield (
+            f"judged on {counted(report.held_out.rows, 'prediction')} alone: what is said of the distance to the "
+            "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
+            "--evaluation)"
+        )
+    is_distilled = any(step.effort == "distill" and step.is_kept for step in report.steps)
+    if is_distilled and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
+        yield (
+            f"distilled, and judged on {report.held_out.samples} inputs held out: the mean over so few can fall where "
+            "other inputs are further off for it; give more (an eighth is held out), or a second set "
+            "(evaluation_data, --evaluation)"
+        )
+
+
+def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
+    starved = [layer for layer in layers if layer.is_starved]
+    if starved:
+        fitted = sum(layer.rows > 0 for layer in layers)
+        worst = min(starved, key=lambda layer: layer.rows / layer.width)
+        yield (
+            f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
+            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
+        )
+    yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
+    uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]
+    if uncounted:
+        yield (
+            f"{quoted(uncounted)} had weights behind it that were left as they were, in a part of the model whose "
+            "outputs did not count: what that gives now was not measured. Name its output (outputs=), or leave it "
+            "(keep=)"
+        )
+
+
+def uncounted_warnings(
+    model: nn.Module, sites: Sequence[ActivationSite], batch: Batch, layers: Sequence[LayerRefit]
+) -> Iterator[str]:
+    """Maps behind gates that count, on the way to outputs that do not count: these maps were not refitted.
+
+    `layers` says what was refitted. Gates that no counted output depends on are left out: `conversion_warnings` names
+    them. A second trace, to all outputs, finds the maps.
+    """
+    output = run_example(model, batch.inputs)
+    counted, others = list(task_outputs(output)), list(uncounted_outputs(output))
+    if not others:
+        return
+    of_all = lambda output: list((task_outputs(output) | uncounted_outputs(output)).values())  # noqa: E731
+    program = Program(model, sites, batch.inputs, of_all)
+    uncounted = {name for layer in layers if layer.is_uncounted for name in layer.sites}
+    known = {name for layer in layers for name in layer.layers}
+    kept = [
+        consumer.name
+        for layer in find_layers(program, model, sites).layers
+        if not uncounted.issuperset(sites[index].name for index in layer.sites)
+        for consumer in layer.maps
+        if consumer.name not in known
+    ]
+    if kept:
+        yield (
+            f"of the outputs {quoted(others)} did not count, and {quoted(kept)} behind gates on the way there kept the "
+            f"weights: what these give now was not measured. Name what you use of them in outputs=, beside "
+            f"{quoted(counted)}"
+        )
+
+
+def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
+    """Programs that ignore the config of the result, and a config that was not rewritten."""
+    if changes:
+        yield from runtime_warnings(getattr(model, "config", None))
+    for _, root in () if rewrite_config else pretrained_roots(model):
+        yield (
+            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
+            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
+            "a model that has been given the gates of this one"
+        )

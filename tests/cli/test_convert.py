@@ -57,7 +57,7 @@ def test_the_folder_has_a_relu_model_with_report_figure_and_card(converted, plac
 def test_scores_of_the_report_are_those_of_the_loaded_models(converted, place, test_rows):
     features, labels = test_rows
     evaluation = report_of(converted)["report"]["evaluation"]
-    assert evaluation["units"] == 100
+    assert evaluation["samples"] == 100
     for folder, metrics in (
         (place / "gelu", evaluation["original_metrics"]),
         (converted, evaluation["refitted"]["metrics"]),
@@ -174,7 +174,7 @@ def test_fewer_rows_and_no_second_set(place, tmp_path, call):
     status, _, errors = call(*words, "--output_dir", tmp_path / "relu")
     assert (status, errors) == (0, "")
     report = report_of(tmp_path / "relu")["report"]
-    assert (report["units"], report["held_out"], report["evaluation"]) == (40, None, None)
+    assert (report["samples"], report["held_out"], report["evaluation"]) == (40, None, None)
     assert "not measured on a second set" in (tmp_path / "relu" / "README.md").read_text()
 
 
@@ -370,7 +370,7 @@ def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, cal
         assert bar in errors  # progress on every long step
     report = report_of(tmp_path / "relu")
     assert report["provenance"]["evaluation"] == "texts, split validation"
-    assert report["report"]["units"] == 64
+    assert report["report"]["samples"] == 64
     assert (tmp_path / "relu" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     reloaded = AutoModelForCausalLM.from_pretrained(tmp_path / "relu")
     assert reloaded.config.activation_function == "relu"
@@ -445,7 +445,7 @@ def test_two_processes_write_one_folder_with_the_same_network(place, converted, 
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
     document, alone = report_of(tmp_path / "relu"), report_of(converted)
     assert document["provenance"]["hardware"]["processes"] == 2
-    assert document["report"]["distinct_units"] == alone["report"]["distinct_units"]
+    assert document["report"]["distinct_samples"] == alone["report"]["distinct_samples"]
     here, there = (load_file(folder / "model.safetensors") for folder in (converted, tmp_path / "relu"))
     for name, tensor in here.items():
         torch.testing.assert_close(there[name], tensor, rtol=0, atol=1e-4)

@@ -10,22 +10,23 @@ LAYERS = (
     LayerRefit(("conv2", "downsample.0"), ("act1",), "kept", None, 0.03, 0.03, 576, 6144),
 )
 HELD_OUT = Evaluation(
-    rows=1024, units=8, original_metrics={},
+    rows=1024, samples=8, original_metrics={},
     direct=NetChange(0.5, 0.5, 12.5, 0.25), refitted=NetChange(0.00125, 0.99996, 0.5, 0.0003),
 )  # fmt: skip
 SECOND = Evaluation(
-    rows=2048, units=2048, original_metrics={"perplexity": 113.186},
+    rows=2048, samples=2048, original_metrics={"perplexity": 113.186},
     direct=NetChange(1.5, 0.25, 25.0, 0.75, {"perplexity": 292.361}),
     refitted=NetChange(0.0025, 1.0, 0.75, 0.0005, {"perplexity": 113.424}),
 )  # fmt: skip
 REPORT = ConversionReport(
     model="GPT2LMHeadModel",
     gates={"h.0.mlp.act": "gelu_new", "h.1.mlp.act": "gelu_new", "act1": "silu"},
-    layers=LAYERS, held_out=HELD_OUT, evaluation=SECOND, units=66, distinct_units=64, rows=8192, folds=4,
+    layers=LAYERS, held_out=HELD_OUT, evaluation=SECOND, samples=66, distinct_samples=64, rows=8192, folds=4,
     seconds=3.14159, config_changes=("activation_function: gelu_new → relu",), smooth_calls=("attn: softmax",),
     warnings=("fewer rows than features in conv2",),
 )  # fmt: skip
 SMALL = dataclasses.replace(
-    REPORT, held_out=None, evaluation=None, units=20, distinct_units=20, rows=20, folds=1, warnings=(), smooth_calls=(),
-    layers=(dataclasses.replace(LAYERS[0], error_before=None, error_after=None, rows=20),), config_changes=(),
+    REPORT, held_out=None, evaluation=None, samples=20, distinct_samples=20, rows=20, folds=1, warnings=(),
+    smooth_calls=(), config_changes=(),
+    layers=(dataclasses.replace(LAYERS[0], error_before=None, error_after=None, rows=20),),
 )  # fmt: skip

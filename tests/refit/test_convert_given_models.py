@@ -290,7 +290,7 @@ def test_a_sentence_encoder_is_compared_on_its_embeddings():
     data = tokens(80) | {"attention_mask": mask}
     converted, report = convert_to_relu(model, data)
     assert report.outputs == ("sentence_embedding",)
-    assert report.held_out.rows == report.held_out.units
+    assert report.held_out.rows == report.held_out.samples
     assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error
     assert report.rows == int(mask.sum())
     assert report.layers[0].rows < int(mask.sum())

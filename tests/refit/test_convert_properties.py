@@ -94,7 +94,7 @@ def test_order_and_duplicates_of_the_rows_change_nothing():
         assert_same_state(converted.state_dict(), expected.state_dict())
         assert again.layers == report.layers
         assert again.held_out == report.held_out
-        assert again.distinct_units == report.distinct_units == len(inputs)
+        assert again.distinct_samples == report.distinct_samples == len(inputs)
 
 
 def test_rows_from_elsewhere_show_in_a_second_set():
@@ -119,7 +119,7 @@ def test_units_of_the_second_set_that_were_given_to_fit_on_are_counted():
         report = convert_to_relu(model, rows, evaluation_data=second).report
         told = [text for text in report.warnings if "given to fit on as well" in text]
         assert (report.repeated, len(told)) == (repeated, bool(repeated))
-        assert not told or told[0].startswith(f"{repeated:,} of {len(second):,} units of the second set")
+        assert not told or told[0].startswith(f"{repeated:,} of {len(second):,} samples of the second set")
 
 
 def test_values_without_a_name_that_move_together_are_no_silent_success():
@@ -154,7 +154,7 @@ def test_metrics_and_distances_are_those_of_the_three_networks():
     converted, report = convert_to_relu(model, inputs, evaluation_data={"input": second, "labels": labels})
     found = report.evaluation
     original = model(second).detach()
-    assert found.rows == found.units == 50
+    assert found.rows == found.samples == 50
     assert found.original_metrics["accuracy"] == pytest.approx((original.argmax(-1) == labels).double().mean().item())
     for network, change in ((swapped(model), found.direct), (converted, found.refitted)):
         output = network(second).detach()

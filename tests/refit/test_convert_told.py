@@ -64,7 +64,7 @@ def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
     net, x = Maps(), torch.randn(160, 4, 16, generator=torch.Generator().manual_seed(0))
     truth = net(x).argmax(1)
     report = convert_to_relu(net, [(x, truth)]).report
-    assert report.held_out.rows == report.held_out.units * 16
+    assert report.held_out.rows == report.held_out.samples * 16
     assert report.held_out.original_metrics == {"accuracy": 1.0}
     assert report.held_out.refitted.metrics["accuracy"] == pytest.approx(report.held_out.refitted.agreement)
     assert report.warnings == ()

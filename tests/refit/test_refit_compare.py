@@ -42,7 +42,7 @@ def test_one_number_a_row_is_no_choice_between_rows(squeezed):
     labels = torch.zeros(80, dtype=torch.int64)
     converted, report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)])
     found = report.evaluation
-    assert (found.rows, found.units, found.original_metrics) == (80, 80, {})
+    assert (found.rows, found.samples, found.original_metrics) == (80, 80, {})
     with torch.no_grad():
         original = model(second).flatten()
         spread = (original - original.mean()).square().sum()
@@ -62,7 +62,7 @@ def test_classes_of_maps_are_their_channels():
         report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)]).report
         p, q = (network(second).log_softmax(1) for network in (model, swapped(model)))
     found = report.evaluation
-    assert (found.rows, found.units) == (40 * 4 * 5, 40)
+    assert (found.rows, found.samples) == (40 * 4 * 5, 40)
     assert found.direct.kl == pytest.approx((p.exp() * (p - q)).sum(1).mean().item(), rel=1e-9)
     assert found.direct.agreement == (p.argmax(1) == q.argmax(1)).double().mean().item()
     assert found.original_metrics == {"accuracy": 0.75}
@@ -254,7 +254,7 @@ def test_classes_that_cannot_be_add_nothing():
 
 def evaluation_numbers(found):
     changes = (found.direct, found.refitted)
-    return [found.rows, found.units, found.original_metrics["accuracy"], *(change.kl for change in changes),
+    return [found.rows, found.samples, found.original_metrics["accuracy"], *(change.kl for change in changes),
             *(change.relative_error for change in changes), *(change.agreement for change in changes)]  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def test_every_batch_of_the_second_set_counts():
         convert_to_relu(net.model(), net.inputs(), evaluation_data=given).report.evaluation
         for given in (second, batches)
     )
-    assert in_parts.units == whole.units == 50
+    assert in_parts.samples == whole.samples == 50
     assert in_parts.refitted.kl == pytest.approx(whole.refitted.kl, rel=1e-9)
 
 
@@ -134,11 +134,11 @@ def test_targets_of_other_lengths_in_every_batch():
     tokens = sum(int((label != -100).sum()) for label in labels)
     assert report.evaluation.rows == tokens
     apart = report.held_out
-    assert 0 < apart.units < apart.rows < tokens
+    assert 0 < apart.samples < apart.rows < tokens
     decoder = next(layer for layer in report.layers if layer.layers[0].startswith("decoder"))
     assert decoder.rows == tokens - apart.rows
     encoder = next(layer for layer in report.layers if layer.layers[0].startswith("encoder"))
-    assert encoder.rows == 7 * (48 - apart.units)  # its inputs have no mask
+    assert encoder.rows == 7 * (48 - apart.samples)  # its inputs have no mask
 
 
 class Tagger(nn.Module):

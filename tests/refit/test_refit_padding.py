@@ -97,7 +97,7 @@ def test_the_original_predicts_what_it_does_without_more_padding(build, in_front
     model = drawn(build)
     report = convert_to_relu(model, batches(model, 24, 1, in_front), evaluation_data=batches(model, 9, 2)).report
     assert report.held_out.original_metrics["accuracy"] == 1
-    assert report.held_out.units >= 20
+    assert report.held_out.samples >= 20
 
 
 @pytest.mark.parametrize("offset", [0.0, 20.0])
@@ -106,7 +106,7 @@ def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothin
     given = [batch for batch in batches(model, 48, 1) if bool(batch["attention_mask"].all())]
     report = convert_to_relu(model, given).report
     assert report.held_out.original_metrics["accuracy"] == 1
-    assert report.held_out.units >= 20
+    assert report.held_out.samples >= 20
 
 
 def test_a_side_on_which_numbers_are_lost_is_none():
@@ -126,7 +126,7 @@ def test_a_network_that_bears_no_padding_is_refused(in_front):
     ):
         convert_to_relu(model, batches(model, 24, 1, in_front))
     (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]
-    assert convert_to_relu(model, one).report.distinct_units == 8
+    assert convert_to_relu(model, one).report.distinct_samples == 8
 
 
 def padded_wide(given, width=40, in_front=False):

@@ -32,8 +32,7 @@ from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import TARGETS
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
-from hf_lgelu.refit.report import ConversionReport, evaluations
-from hf_lgelu.refit.wording import gates_in_words, how_far, what_was_done
+from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 
 logger = logging.get_logger(__name__)
 
