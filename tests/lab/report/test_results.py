@@ -56,8 +56,9 @@ def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_o
 
 
 def judged(table_of, claim, *arguments, **options):
-    table = table_of("claims", *arguments, **options)
-    (row,) = [row for row in table.rows if row[0] == CLAIMS[claim].says]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lgelu_lab.report.claims.CLAIMS", {claim: CLAIMS[claim]})  # a table of all takes a second
+        (row,) = table_of("claims", *arguments, **options).rows
     return row[1], row[2].partition("; no runs: ")[0]
 
 
