@@ -37,10 +37,13 @@ def over(families, quick=ALL):
 
 
 def _of_each_form() -> list[Family | TimmFamily]:
-    """The first family of each way in which a config says its activation, or a timm model takes it."""
+    """The first family of each way in which a config says its gates, whatever the key, or a timm model takes them."""
     forms: dict = {}
     for family in LEAVES_THE_HOUSE:
-        form = tuple(family.relu_config.items()) if isinstance(family, Family) else family.accepts
+        if isinstance(family, Family):
+            form = tuple((key.count("."), value) for key, value in family.relu_config.items())
+        else:
+            form = family.accepts
         forms.setdefault(form, family)
     return list(forms.values())
 
