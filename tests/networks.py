@@ -104,6 +104,17 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+class Calls(nn.Module):
+    """Runs a function of its input."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
 @dataclass(frozen=True)
 class Network:
     """A row of `NETWORKS`: a smooth network and `count` inputs for it."""

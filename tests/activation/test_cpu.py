@@ -6,7 +6,7 @@ import shutil
 import oracle
 import pytest
 import torch
-from expectations import X, assert_within, check_cpu, random, values_and_gradients
+from expectations import X, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,15 +18,6 @@ HARDNESSES = [1.0, 2.0, 20.0, 160.0]
 def test_it_is_here_where_there_is_a_compiler():
     assert shutil.which("c++") or shutil.which("g++"), "the other tests of this file need a C++ compiler"
     assert cpu.unavailable("lambda_gelu") is None
-
-
-@pytest.mark.parametrize("hardness", HARDNESSES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_accuracy(dtype, hardness, scale):
-    rounding = 0.0 if dtype == torch.float32 else 2.0**-8
-    x, delta = random(20_011, seed=1, scale=scale, dtype=dtype), random(20_011, seed=2, dtype=dtype)
-    check_cpu(x, torch.tensor([hardness]), delta, rounding)
 
 
 @pytest.mark.parametrize("hardness", HARDNESSES)

@@ -79,15 +79,6 @@ def test_a_layout_of_more_axes_than_the_kernel_counts():
     check_cpu(x, torch.tensor([3.0]), random(*x.shape, seed=14))
 
 
-@pytest.mark.parametrize("shape", [(0,), (3, 0, 2), ()])
-def test_empty_and_single(shape):
-    x = random(*shape, seed=15) if shape == () else torch.empty(shape)
-    hardness = torch.tensor(2.0) if shape == () else torch.tensor([2.0])
-    check_cpu(x, hardness, torch.ones(shape))
-    if shape != ():
-        assert values_and_gradients(cpu.lambda_gate, x, hardness, torch.ones(shape))[2].tolist() == [0.0]
-
-
 def test_an_incoming_gradient_with_its_sign_still_to_be_flipped():
     x, delta = random(50, seed=21), torch.complex(random(50, seed=22), random(50, seed=23)).conj().imag
     assert delta.is_neg()

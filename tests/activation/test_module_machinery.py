@@ -5,16 +5,7 @@ import math
 import oracle
 import pytest
 import torch
-from expectations import (
-    DELTA,
-    X,
-    assert_evaluates_at,
-    assert_learns,
-    assert_within,
-    override,
-    random,
-    raw_gradient,
-)
+from expectations import DELTA, X, assert_evaluates_at, assert_learns, assert_within, override, random, raw_gradient
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses import FakeTensorMode

@@ -217,7 +217,6 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path
     assert status == 0, errors
     assert json.loads((tmp_path / "relu" / "0_Transformer" / "config.json").read_text())["hidden_act"] == "relu"
     assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# old-relu\n")
-    assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# old-relu\n")
     assert not (tmp_path / "relu" / "config.json").exists()
     assert {"0_Transformer/model.safetensors", "1_Pooling/config.json"} <= set(files_to_push(tmp_path / "relu"))
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (

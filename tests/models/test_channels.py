@@ -11,16 +11,6 @@ from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.sites import find_sites
 
 
-class Residual(nn.Module):
-    def __init__(self, body):
-        super().__init__()
-        self.body = body
-        self.act = nn.GELU()
-
-    def forward(self, x):
-        return self.act(x + self.body(x))
-
-
 class Between(nn.Module):
     """Layers, and what stands between them and a gate: a function of the layers' outputs for one input."""
 
@@ -30,16 +20,6 @@ class Between(nn.Module):
 
     def forward(self, x):
         return self.act(self.between(*(layer(x) for layer in self.layers)))
-
-
-class Reshaped(nn.Module):
-    def __init__(self, *shape):
-        super().__init__()
-        self.shape = shape
-        self.act = nn.GELU()
-
-    def forward(self, x):
-        return self.act(x.reshape(self.shape))
 
 
 class Dropped(nn.Module):
@@ -52,6 +32,10 @@ class Dropped(nn.Module):
     def forward(self, x):
         self.layer(x)
         return torch.zeros_like(x)
+
+
+def residual(layer):
+    return Between(lambda a, b: a + b, nn.Identity(), layer)
 
 
 def along(channels, width=3):
@@ -77,9 +61,9 @@ CASES = {
     "linear, channels last": (nn.Sequential(nn.Linear(8, 7), nn.GELU()), IMAGES, (2, 3, 8, 7), 3),
     "transformers' Conv1D": (nn.Sequential(Conv1D(7, 6), nn.GELU()), TOKENS, (2, 5, 7), 2),
     "layer norm behind": (nn.Sequential(nn.Linear(6, 7), nn.LayerNorm(7), nn.GELU()), TOKENS, (2, 5, 7), 2),
-    "residual sum of images": (Residual(nn.Conv2d(3, 3, 1)), IMAGES, (2, 3, 8, 8), 1),
-    "residual sum of tokens": (Residual(nn.Linear(6, 6)), TOKENS, (2, 5, 6), 2),
-    "reshaped to rows": (nn.Sequential(nn.Linear(6, 6), Reshaped(2, 30)), TOKENS, (2, 30), 1),
+    "residual sum of images": (residual(nn.Conv2d(3, 3, 1)), IMAGES, (2, 3, 8, 8), 1),
+    "residual sum of tokens": (residual(nn.Linear(6, 6)), TOKENS, (2, 5, 6), 2),
+    "reshaped to rows": (Between(lambda a: a.reshape(2, 30), nn.Linear(6, 6)), TOKENS, (2, 30), 1),
     "sum in place": (Between(lambda a, b: a.add_(b), nn.Identity(), along(5, 1)), TOKENS, (2, 5, 6), 1),
     "scaled by channel": (Between(lambda a: a * torch.rand(4, 1) - 1, along(4, 2)), TOKENS, (2, 4, 5), 1),
     "slice": (Between(lambda a: a[:, :, :-1], along(4)), TOKENS, (2, 4, 3), 1),

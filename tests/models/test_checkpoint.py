@@ -18,6 +18,13 @@ from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 BERT = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=20)
 
 
+def saved_bert(folder, **changes):
+    """Save a BERT in the folder, whose config is then changed."""
+    BertForSequenceClassification(BERT).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
 def test_the_class_is_the_one_that_was_saved_with_every_hardness(tmp_path):
     model = BertForSequenceClassification(BERT)
     replace_activations(model, granularity="channel", inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
@@ -69,10 +76,7 @@ def test_the_files_of_every_tokenizer_go_along_and_to_the_hub(tmp_path):
 
 
 def test_code_that_a_checkpoint_carries_is_neither_run_nor_offered(tmp_path, monkeypatch):
-    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    foreign = {**config, "model_type": "foreign", "auto_map": {"AutoConfig": "carried.CarriedConfig"}}
-    (tmp_path / "config.json").write_text(json.dumps(foreign))
+    saved_bert(tmp_path, model_type="foreign", auto_map={"AutoConfig": "carried.CarriedConfig"})
     (tmp_path / "carried.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass CarriedConfig: pass\n")
     questions = []
     monkeypatch.setattr("builtins.input", lambda question="": questions.append(question) or "y")
@@ -82,22 +86,13 @@ def test_code_that_a_checkpoint_carries_is_neither_run_nor_offered(tmp_path, mon
     assert not (tmp_path / "ran").exists()
 
 
-def test_code_that_was_not_run_is_not_named_in_what_is_saved(tmp_path):
-    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "other/one--code.Model"}}))
-    load_checkpoint(tmp_path).save_pretrained(tmp_path / "saved")
-    assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
-
-
-def test_code_that_was_not_run_is_told(tmp_path, caplog):
-    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
+def test_code_that_was_not_run_is_told_and_not_named_in_what_is_saved(tmp_path, caplog):
     of_tokenizer = {"AutoTokenizer": ["own.Own", None]}
     for entries, is_told in (({"AutoModel": "modeling_own.Own"}, True), (of_tokenizer, False), (["AutoModel"], False)):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "auto_map": entries}))
+        saved_bert(tmp_path, auto_map=entries)
         caplog.clear()
-        load_checkpoint(tmp_path)
+        load_checkpoint(tmp_path).save_pretrained(tmp_path / "saved")
+        assert "auto_map" not in json.loads((tmp_path / "saved" / "config.json").read_text())
         told = "code of its own (modeling_own.Own), which is not run" in caplog.text
         assert told == is_told
         assert ("transformers' BertForSequenceClassification" in caplog.text) == is_told
@@ -127,10 +122,8 @@ def test_what_is_no_checkpoint_is_not_looked_for_on_the_hub(tmp_path):
 
 
 def test_a_class_that_nobody_has_is_named(tmp_path):
-    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
     for names, said in ((["BertForFlying"], "BertForFlying"), (["AdamW", "__name__"], "AdamW, __name__"), ([], "none")):
-        (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": names}))
+        saved_bert(tmp_path, architectures=names)
         with pytest.raises(ValueError, match=f"names the architectures {said}, and"):
             load_checkpoint(tmp_path)
 
@@ -240,12 +233,9 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
-    [({"hidden_act": "my_act"}, "'my_act'"), ({"num_hidden_layers": "two"}, "num_hidden_layers")],
+    ("changed", "told"), [({"hidden_act": "my_act"}, "'my_act'"), ({"num_hidden_layers": "two"}, "num_hidden_layers")]
 )
 def test_a_config_that_transformers_does_not_take_is_told(changed, told, tmp_path):
-    BertForSequenceClassification(BERT).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **changed}))
+    saved_bert(tmp_path, **changed)
     with pytest.raises(ValueError, match=f"config.json of .* is none that transformers .* takes: .*{told}"):
         load_checkpoint(tmp_path)

@@ -1,9 +1,11 @@
 """What two models give: the loss left out, NaN seen, rounding told from another function."""
 
+import contextlib
 import math
 
 import pytest
 import torch
+from networks import Calls
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -33,15 +35,8 @@ def test_all_but_one_of_many_predictions_are_not_said_to_be_all():
 
 
 def test_complex_numbers_beside_scores_are_not_compared_in_their_place():
-    class Spectrum(nn.Module):
-        def __init__(self, scale):
-            super().__init__()
-            self.scale = scale
-
-        def forward(self, x):
-            return torch.fft.rfft(x).conj(), x * self.scale
-
-    found = compare_models(Spectrum(1.0), Spectrum(-1.0), torch.randn(6, 4))
+    one, other = (Calls(lambda x, scale=scale: (torch.fft.rfft(x).conj(), x * scale)) for scale in (1.0, -1.0))
+    found = compare_models(one, other, torch.randn(6, 4))
     assert found.rows == 6
     assert found.unchanged_predictions == 0
     assert found.max_change > 0
@@ -112,18 +107,10 @@ def test_what_follows_the_logits_is_kept_and_a_scalar_alone_is_an_output():
     shapes = [tuple(output.shape) for output in outputs_of(GPT2LMHeadModel(config), batch)]
     assert shapes == [(1, 3, 7), (1, 3, 4), (1, 3, 4)]
 
-    class LossOfEachRow(nn.Module):
-        def forward(self, x):
-            return {"loss": x.square().sum(1), "logits": x}
-
-    (output,) = outputs_of(LossOfEachRow(), torch.ones(4, 2))
+    loss_of_each_row = Calls(lambda x: {"loss": x.square().sum(1), "logits": x})
+    (output,) = outputs_of(loss_of_each_row, torch.ones(4, 2))
     assert output.shape == (4, 2)
-
-    class Mean(nn.Module):
-        def forward(self, x):
-            return x.mean()
-
-    assert [output.item() for output in outputs_of(Mean(), torch.tensor([1.0, 3.0]))] == [2.0]
+    assert [output.item() for output in outputs_of(Calls(torch.mean), torch.tensor([1.0, 3.0]))] == [2.0]
 
 
 def test_outputs_that_cannot_be_compared_are_named(mlp):
@@ -133,50 +120,31 @@ def test_outputs_that_cannot_be_compared_are_named(mlp):
 
 
 def test_nan_is_a_change_and_no_measure():
-    class Broken(nn.Module):
-        def forward(self, x):
-            return torch.stack([x[:, 0] * torch.nan, x[:, 1]], 1)
-
-    rows = torch.tensor([[2.0, 1.0]])
-    change = compare_models(nn.Identity(), Broken(), rows)
+    broken, rows = Calls(lambda x: torch.stack([x[:, 0] * torch.nan, x[:, 1]], 1)), torch.tensor([[2.0, 1.0]])
+    change = compare_models(nn.Identity(), broken, rows)
     assert change.max_change != change.max_change
     assert change.unchanged_predictions == 0
     with pytest.raises(ValueError, match="gives NaN on the example inputs"):
-        compare_models(Broken(), nn.Identity(), rows)
+        compare_models(broken, nn.Identity(), rows)
 
 
 def test_an_infinity_that_both_give_is_no_change():
-    class Masked(nn.Module):
-        def __init__(self, shift, mask=-torch.inf):
-            super().__init__()
-            self.shift, self.mask = shift, mask
-
-        def forward(self, x):
-            return torch.cat([x + self.shift, torch.full_like(x[:, :1], self.mask)], 1)
+    def masked(shift, mask=-torch.inf):
+        return Calls(lambda x: torch.cat([x + shift, torch.full_like(x[:, :1], mask)], 1))
 
     rows = torch.tensor([[2.0, 1.0]])
-    change = compare_models(Masked(0.0), Masked(0.25), rows)
+    change = compare_models(masked(0.0), masked(0.25), rows)
     assert (change.max_change, change.largest_output, change.unchanged_predictions) == (0.25, 2.0, 1.0)
     for mask in (torch.inf, 0.0):
-        assert compare_models(Masked(0.0), Masked(0.0, mask), rows).max_change == torch.inf
+        assert compare_models(masked(0.0), masked(0.0, mask), rows).max_change == torch.inf
 
 
 @pytest.mark.parametrize(("error", "accepted"), [(2e-6, True), (5e-5, False), (torch.nan, False)])
 def test_rounding_is_relative_to_the_largest_output(error, accepted):
-    class Plus(nn.Module):
-        def __init__(self, error):
-            super().__init__()
-            self.error = error
-
-        def forward(self, x):
-            return x + self.error * x.abs().max() * torch.eye(2)[0]
-
+    other = Calls(lambda x: x + error * x.abs().max() * torch.eye(2)[0])
     inputs = torch.tensor([[1.0, 1000.0], [-5.0, 2.0]])
-    if accepted:
-        require_same_model(Plus(0.0), Plus(error), inputs)
-        return
-    with pytest.raises(RuntimeError, match="gives other outputs"):
-        require_same_model(Plus(0.0), Plus(error), inputs)
+    with contextlib.nullcontext() if accepted else pytest.raises(RuntimeError, match="gives other outputs"):
+        require_same_model(nn.Identity(), other, inputs)
 
 
 def test_another_tensor_dtype_or_name_is_another_model():
@@ -193,15 +161,7 @@ def test_another_tensor_dtype_or_name_is_another_model():
 
 @pytest.mark.parametrize(("shape", "rows"), [((7, 1), 7), ((7,), 7), ((2, 3, 1), 6)])
 def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
-    class Fixed(nn.Module):
-        def __init__(self, shift):
-            super().__init__()
-            self.shift = shift
-
-        def forward(self, x):
-            return x + self.shift
-
-    change = compare_models(Fixed(0.0), Fixed(0.5), torch.randn(shape))
+    change = compare_models(nn.Identity(), Calls(lambda x: x + 0.5), torch.randn(shape))
     assert (change.unchanged_predictions, change.rows) == (None, rows)
     assert change.max_change == pytest.approx(0.5, rel=1e-6)
     assert str(change).endswith(f", on {rows} rows of one score")
@@ -210,18 +170,13 @@ def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
 def test_the_classes_of_maps_are_on_axis_1():
     """Not along their width, where every column of an image would count as a class."""
 
-    class Fixed(nn.Module):
-        def __init__(self, scores):
-            super().__init__()
-            self.scores = scores
-
-        def forward(self, x):
-            return self.scores[: len(x)]
+    def fixed(scores):
+        return Calls(lambda x: scores[: len(x)])
 
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 4, 5)
     other = scores + 0.5 * torch.randn(2, 3, 4, 5)
-    change = compare_models(Fixed(scores), Fixed(other), torch.zeros(2, 1))
+    change = compare_models(fixed(scores), fixed(other), torch.zeros(2, 1))
     best = [
         [max(range(3), key=lambda c: maps[n, c, y, x].item()) for n in range(2) for y in range(4) for x in range(5)]
         for maps in (scores, other)
@@ -229,5 +184,5 @@ def test_the_classes_of_maps_are_on_axis_1():
     same = sum(a == b for a, b in zip(*best, strict=True))
     assert (change.rows, change.unchanged_predictions) == (40, pytest.approx(same / 40))
     assert 20 < same < 40
-    one = compare_models(Fixed(scores[:, :1]), Fixed(other[:, :1]), torch.zeros(2, 1))
+    one = compare_models(fixed(scores[:, :1]), fixed(other[:, :1]), torch.zeros(2, 1))
     assert (one.rows, one.unchanged_predictions) == (40, None)

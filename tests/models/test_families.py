@@ -31,8 +31,7 @@ LEAVES_THE_HOUSE = tuple(family for family in ALL if family not in NO_RELU_KEY)
 def over(families, quick=ALL):
     """A test of each; of those that are not in `quick` a slow one."""
     return pytest.mark.parametrize(
-        "family",
-        [pytest.param(one, id=one.name, marks=() if one in quick else pytest.mark.slow) for one in families],
+        "family", [pytest.param(one, id=one.name, marks=() if one in quick else pytest.mark.slow) for one in families]
     )
 
 

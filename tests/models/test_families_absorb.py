@@ -39,10 +39,7 @@ REFUSED = {
     },
     # LayerNorm behind the last convolution; weight normalization makes the positional convolution's weight
     "wav2vec2": {"wav2vec2.feature_extractor.conv_layers.1.activation", "wav2vec2.encoder.pos_conv_embed.activation"},
-    "timm-wrapper-resnet18": {
-        "timm_model.act1",
-        *(f"timm_model.layer{layer}.0.act2" for layer in (1, 2, 3, 4)),
-    },
+    "timm-wrapper-resnet18": {"timm_model.act1", *(f"timm_model.layer{layer}.0.act2" for layer in (1, 2, 3, 4))},
     "timm-resnet18": {"act1", *(f"layer{layer}.0.act2" for layer in (1, 2, 3, 4))},
     # squeeze-and-excitation: one a block
     "timm-efficientnet": {
@@ -63,10 +60,7 @@ REFUSED = {
 FOLDING = tuple(family for family in ALL if family.name not in REFUSED)
 # One of each wiring: a map before the gate, and a gate that multiplies; in front of a residual sum, a norm, a sum of
 # two, a convolution, half of the channels, or with weights that are computed.
-QUICK = {
-    *("gpt2", "t5-gated", "vit", "convnext"),
-    *("bert", "modernbert", "resnet", "wav2vec2", "timm-gmlp"),
-}
+QUICK = {*("gpt2", "t5-gated", "vit", "convnext"), *("bert", "modernbert", "resnet", "wav2vec2", "timm-gmlp")}
 NOT_IN_FLOAT64 = {"mixtral"}  # its experts' matrix product
 
 
@@ -96,10 +90,7 @@ def test_absorbing_leaves_the_function(family):
     assert (after - before).abs().max() <= 1e-12 * before.abs().max()
 
 
-@over(
-    [family for family in ALL if family.name in REFUSED],
-    quick=[family for family in ALL if family.name in QUICK],
-)
+@over([family for family in ALL if family.name in REFUSED], quick=[family for family in ALL if family.name in QUICK])
 def test_exactly_the_sites_that_do_not_absorb_are_named(family):
     model, inputs = prepared(family)
     before = logits_of(model, inputs)

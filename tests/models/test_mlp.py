@@ -156,21 +156,10 @@ def test_accumulation_does_not_scale_the_gradient(accumulation, tmp_path):
         expected.items(), torch.autograd.grad(loss, list(model.parameters())), strict=True
     ):
         expected[name] = (tensor - 0.5 * gradient).detach()
-    arguments = TrainingArguments(
-        tmp_path,
-        per_device_train_batch_size=16 // accumulation,
-        gradient_accumulation_steps=accumulation,
-        max_steps=1,
-        optim="sgd",
-        learning_rate=0.5,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        remove_unused_columns=False,
-        use_cpu=True,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
-    )
+    options = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    options |= {"per_device_train_batch_size": 16 // accumulation, "gradient_accumulation_steps": accumulation}
+    options |= {"optim": "sgd", "learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    arguments = TrainingArguments(tmp_path, max_steps=1, remove_unused_columns=False, **options)
     trainer = Trainer(model=model, args=arguments, train_dataset=FeatureRows(**batch), data_collator=collate_rows)
     trainer.train()
     assert trainer.state.global_step == 1

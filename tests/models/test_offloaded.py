@@ -1,7 +1,5 @@
 """Gates whose values accelerate keeps on a disk or beside the device: λ is read there, and soft gates are told."""
 
-import logging
-
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
@@ -27,13 +25,6 @@ ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}
 
 
-@pytest.fixture
-def said(caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    caplog.set_level(logging.WARNING)
-    return lambda: " ".join(caplog.messages)
-
-
 def network(granularity):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
@@ -43,7 +34,7 @@ def network(granularity):
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, said):
+def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, caplog):
     net = network(granularity)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -63,16 +54,16 @@ def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, said):
     assert torch.equal(net(x), before)
     report = substitute_relu(net)
     assert report.hardness == pytest.approx(expected)
-    assert "2 of the 2 gates that became ReLU were soft" in said()
+    assert "2 of the 2 gates that became ReLU were soft" in caplog.text
 
 
-def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp_path, said):
+def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp_path, caplog):
     net = network("layer")
     anneal_hardness(net, 1.0)
     disk_offload(net, tmp_path, execution_device=torch.device("cpu"))
     assert is_hardened(net, fraction=1)
     assert list(substitute_relu(net).hardness.values()) == [pytest.approx(159.577, abs=1e-3)] * 2
-    assert "soft" not in said()
+    assert "soft" not in caplog.text
 
 
 CHANGES = {

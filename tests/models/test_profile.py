@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import (
-    LambdaGELU,
-    LambdaSiLU,
-    hardness_profile,
-    initialize_hardness,
-)
+from hf_lgelu import LambdaGELU, LambdaSiLU, hardness_profile, initialize_hardness
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 
 

@@ -2,14 +2,7 @@ import pytest
 import torch
 from families import FAMILIES
 from family import main_output
-from transformers import (
-    ASTConfig,
-    AutoModel,
-    ConvNextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    VideoMAEConfig,
-)
+from transformers import ASTConfig, AutoModel, ConvNextConfig, GPT2Config, GPT2LMHeadModel, VideoMAEConfig
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.random_inputs import random_inputs

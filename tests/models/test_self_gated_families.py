@@ -1,14 +1,16 @@
-"""SiLU and tanh-GELU families: each site gets the gate that it is, learns, hardens, and leaves as ReLU."""
+"""SiLU and tanh-GELU networks: each site gets the gate whose λ = 1 it is, learns, hardens, and leaves as ReLU."""
 
 import json
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import timm
 import torch
-from family import logits_of, main_output
-from fresh_process import run_fresh
-from safetensors.torch import save_file
-from self_gated_families import FAMILIES
+from families import BY_NAME
+from family import enlarge, logits_of, main_output, normal
+from torch import nn
 
 from hf_lgelu import (
     anneal_hardness,
@@ -21,10 +23,77 @@ from hf_lgelu import (
 from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 
-HERE = Path(__file__).parent
 
-every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
-by_string = pytest.mark.parametrize("family", [f for f in FAMILIES.values() if f.sizes], ids=lambda family: family.name)
+class Convolution(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int, act_layer: type) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
+        self.act = act_layer()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.bn(self.conv(x)))
+
+
+class DetectorShaped(nn.Module):
+    """As YOLO's: convolutions with SiLU, a block that splits, adds and joins, and one output map of boxes a scale."""
+
+    def __init__(self, act_layer: type) -> None:
+        super().__init__()
+        self.stem, self.down = Convolution(3, 8, 2, act_layer), Convolution(8, 16, 2, act_layer)
+        self.inner = nn.ModuleList(Convolution(8, 8, 1, act_layer) for _ in range(2))
+        self.join, self.up = Convolution(24, 16, 1, act_layer), nn.Upsample(scale_factor=2)
+        self.neck = Convolution(24, 8, 1, act_layer)
+        self.heads = nn.ModuleList((nn.Conv2d(16, 7, 1), nn.Conv2d(8, 7, 1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fine = self.stem(x)
+        first, second = self.down(fine).chunk(2, 1)
+        third = second + self.inner[1](self.inner[0](second))
+        coarse = self.join(torch.cat([first, second, third], 1))
+        neck = self.neck(torch.cat([self.up(coarse), fine], 1))
+        return torch.cat([self.heads[0](coarse).flatten(2), self.heads[1](neck).flatten(2)], 2)
+
+
+@dataclass(frozen=True)
+class SelfGated:
+    """`build` makes the network with the activation of a name (or a class), `own`'s λ = 1 form being `gate`."""
+
+    build: Callable[[Any], nn.Module]
+    own: Any
+    gate: str
+    sites: int
+    inputs: Callable[[], dict[str, torch.Tensor]]
+
+    def model(self, activation: Any = None) -> nn.Module:
+        torch.manual_seed(0)
+        return enlarge(self.build(activation or self.own))
+
+
+def language_model(family: str, own: str, gate: str) -> SelfGated:
+    row = BY_NAME[family]
+    return SelfGated(row.build, own, gate, row.sites, row.inputs)
+
+
+def of_images(build: Callable[[type], nn.Module], sites: int) -> SelfGated:
+    return SelfGated(build, nn.SiLU, "lambda_silu", sites, lambda: {"x": normal(2, 3, 64, 64)})
+
+
+def of_timm(name: str) -> Callable[[type], nn.Module]:
+    return lambda act_layer: timm.create_model(name, num_classes=3, act_layer=act_layer)
+
+
+LANGUAGE = {
+    "llama": language_model("llama", "silu", "lambda_silu"),
+    "gemma": language_model("gemma", "gelu_pytorch_tanh", "lambda_gelu_tanh"),
+    "phi": language_model("phi", "gelu_new", "lambda_gelu_tanh"),
+}
+NETWORKS = {
+    **LANGUAGE,
+    "efficientnet": of_images(of_timm("test_efficientnet"), 11),
+    "mobilevit": of_images(of_timm("mobilevit_xxs"), 34),
+    "detector": of_images(DetectorShaped, 6),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
 def hold_at(model, hardness):
@@ -33,92 +102,66 @@ def hold_at(model, hardness):
     return model
 
 
-@every_family
-def test_each_site_gets_the_gate_whose_plain_form_it_is(family):
-    model = family.build()
-    plain = logits_of(model, family.inputs())
+@every_network
+def test_each_site_gets_the_gate_whose_plain_form_it_is(name):
+    row = NETWORKS[name]
+    model, inputs = row.model(), row.inputs()
+    plain = logits_of(model, inputs)
     report = replace_activations(model)
-    assert {site.kind for site in find_sites(model)} == {family.gate}
-    assert len(report) == len(hardness_profile(model)) == family.sites
-    largest = plain.abs().max()
-    assert (logits_of(hold_at(model, 1.0), family.inputs()) - plain).abs().max() <= 1e-5 * largest
-    if family.sizes:
-        assert getattr(model.config, family.key[0]) == family.gate
+    assert {site.kind for site in find_sites(model)} == {row.gate}
+    assert len(report) == len(hardness_profile(model)) == row.sites
+    assert (logits_of(hold_at(model, 1.0), inputs) - plain).abs().max() <= 1e-5 * plain.abs().max()
+    if name in LANGUAGE:
+        assert model.config.hidden_act == row.gate
     # In double precision λ = 1 is the same function, up to the order of sums.
-    wide = family.build().double()
-    inputs = {name: x.double() if x.is_floating_point() else x for name, x in family.inputs().items()}
+    wide = row.model().double()
+    inputs = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
     plain = logits_of(wide, inputs)
     replace_activations(wide)
     assert (logits_of(hold_at(wide, 1.0), inputs) - plain).abs().max() <= 1e-12 * plain.abs().max()
 
 
-@by_string
-def test_a_plain_checkpoint_loads_under_the_gates_name_and_is_its_own_function(family, tmp_path):
-    model = family.build()
-    plain = logits_of(model, family.inputs())
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_a_plain_checkpoint_loads_under_the_gates_name_and_is_its_own_function(name, tmp_path):
+    row, model_class = NETWORKS[name], BY_NAME[name].model_class
+    model, inputs = row.model(), row.inputs()
+    plain = logits_of(model, inputs)
     model.save_pretrained(tmp_path)
-    loaded, info = family.model_class.from_pretrained(
-        tmp_path, **{family.key[0]: family.gate}, output_loading_info=True
-    )
+    loaded, info = model_class.from_pretrained(tmp_path, hidden_act=row.gate, output_loading_info=True)
     assert not info["missing_keys"]
-    assert list(hardness_profile(loaded).values()) == pytest.approx([1.05] * family.sites, rel=1e-6)
-    assert (logits_of(hold_at(loaded.eval(), 1.0), family.inputs()) - plain).abs().max() <= 1e-5 * plain.abs().max()
+    assert list(hardness_profile(loaded).values()) == pytest.approx([1.05] * row.sites, rel=1e-6)
+    assert (logits_of(hold_at(loaded.eval(), 1.0), inputs) - plain).abs().max() <= 1e-5 * plain.abs().max()
     # Saved soft and loaded again, it is what it was.
     anneal_hardness(loaded, 0.3)
-    wanted = logits_of(loaded, family.inputs())
+    wanted = logits_of(loaded, inputs)
     loaded.save_pretrained(tmp_path / "soft")
-    again = family.model_class.from_pretrained(tmp_path / "soft")
-    assert torch.equal(logits_of(again, family.inputs()), wanted)
+    assert torch.equal(logits_of(model_class.from_pretrained(tmp_path / "soft"), inputs), wanted)
 
 
-def step(model, family):
-    """One step of training on random targets."""
-    model.train()
-    optimizer = torch.optim.SGD(hardness_parameter_groups(model, 0.05), lr=0.05)
-    output = main_output(model(**family.inputs())) if family.sizes else model(*family.inputs().values())
-    (output.float() ** 2).mean().backward()
-    before = [module.raw_hardness.item() for _, module in lambda_gelu_modules(model)]
-    optimizer.step()
-    after = [module.raw_hardness.item() for _, module in lambda_gelu_modules(model)]
-    model.eval()
-    return before, after
-
-
-@pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
-    """{family: (logits when hard, with ReLU here, with ReLU in a process without hf_lgelu)}, from one process."""
-    root = tmp_path_factory.mktemp("relu")
-    here = {name: leave(family, root / name) for name, family in FAMILIES.items()}
-    done = run_fresh(HERE / "self_gated_families.py", root)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(root / "logits.pt")
-    assert found["modules"] == []
-    return {name: (*logits, found["logits"][name]) for name, logits in here.items()}
-
-
-def leave(family, folder):
-    model = family.build()
+@every_network
+def test_trained_hardened_and_substituted_it_is_a_plain_relu_network(name, tmp_path):
+    row = NETWORKS[name]
+    model, inputs = row.model(), row.inputs()
     replace_activations(model, init_hardness=1.2)
-    before, after = step(model, family)
-    assert all(a != b for a, b in zip(after, before, strict=True))
+    before = hardness_profile(model)
+    optimizer = torch.optim.SGD(hardness_parameter_groups(model.train(), 0.05))
+    output = main_output(model(**inputs))
+    output.float().square().mean().backward()
+    optimizer.step()
+    assert all(value != before[site] for site, value in hardness_profile(model.eval()).items())
     anneal_hardness(model, 1.0)
-    target = hardness_for_tolerance(gate=family.gate)
-    assert list(hardness_profile(model).values()) == pytest.approx([target] * family.sites, rel=1e-6)
+    target = hardness_for_tolerance(gate=row.gate)
+    assert list(hardness_profile(model).values()) == pytest.approx([target] * row.sites, rel=1e-6)
     assert is_hardened(model, fraction=1.0)
-    hard = logits_of(model, family.inputs())
-    assert len(substitute_relu(model)) == family.sites
-    if family.sizes:
-        model.save_pretrained(folder)
-        assert "lambda" not in json.dumps(json.loads((folder / "config.json").read_text()))
-    else:
-        folder.mkdir()
-        save_file(model.state_dict(), folder / "model.safetensors")
-    torch.save(family.inputs(), folder / "inputs.pt")
-    return hard, logits_of(model, family.inputs())
-
-
-@every_family
-def test_hardened_and_substituted_it_is_a_relu_network_without_hf_lgelu(family, elsewhere):
-    hard, relu, relu_elsewhere = elsewhere[family.name]
+    hard = logits_of(model, inputs)
+    assert len(substitute_relu(model)) == row.sites
+    relu = logits_of(model, inputs)
     assert (hard - relu).abs().max() <= 0.02 * relu.abs().max()
-    assert (relu_elsewhere - relu).abs().max() <= 1e-6 * relu.abs().max()
+    plain = row.model("relu" if name in LANGUAGE else nn.ReLU)
+    plain.load_state_dict(model.state_dict(), strict=True)  # it has no tensor of a gate
+    assert (logits_of(plain, inputs) - relu).abs().max() <= 1e-6 * relu.abs().max()
+    if name in LANGUAGE:
+        model.save_pretrained(tmp_path)
+        saved = json.loads((tmp_path / "config.json").read_text())
+        assert saved["hidden_act"] == "relu"
+        assert "lambda" not in json.dumps(saved)

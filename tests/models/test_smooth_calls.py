@@ -7,22 +7,12 @@ import pytest
 import timm
 import torch
 import transformers
+from networks import Calls
 from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu import LambdaGELU
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
-
-
-class Calls(nn.Module):
-    """Runs a function of its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 def hand_written_gelu(x):
@@ -222,14 +212,13 @@ def test_what_another_thread_runs_is_not_counted():
     """A model that is served while this one is checked, here begun in the midst of it."""
     other = nn.Sequential(nn.Tanh(), nn.GELU())
 
-    class Meanwhile(nn.Module):
-        def forward(self, x):
-            thread = threading.Thread(target=other, args=(x,))
-            thread.start()
-            thread.join()
-            return x
+    def meanwhile(x):
+        thread = threading.Thread(target=other, args=(x,))
+        thread.start()
+        thread.join()
+        return x
 
-    calls = find_smooth_calls(nn.Sequential(nn.GELU(), Meanwhile(), nn.SiLU()), torch.zeros(1, 4))
+    calls = find_smooth_calls(nn.Sequential(nn.GELU(), Calls(meanwhile), nn.SiLU()), torch.zeros(1, 4))
     assert [(call.module, call.count) for call in calls] == [("0", 1), ("2", 1)]
 
 

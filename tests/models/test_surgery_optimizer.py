@@ -6,12 +6,7 @@ from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from torch import nn
 
-from hf_lgelu import (
-    LambdaGELU,
-    hardness_parameter_groups,
-    replace_activations,
-    substitute_relu,
-)
+from hf_lgelu import LambdaGELU, hardness_parameter_groups, replace_activations, substitute_relu
 
 
 def network():

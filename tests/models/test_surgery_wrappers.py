@@ -128,11 +128,7 @@ def test_a_compiled_model_computes_what_surgery_put_in(in_place):
         compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.randn(3, 4)
     outputs = []
-    for change in (
-        lambda m: None,
-        lambda m: replace_activations(m, init_hardness=3.0),
-        substitute_relu,
-    ):
+    for change in (lambda m: None, lambda m: replace_activations(m, init_hardness=3.0), substitute_relu):
         change(compiled)
         change(eager)
         outputs.append(compiled(x))

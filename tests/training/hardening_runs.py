@@ -3,13 +3,7 @@
 import pytest
 import torch
 from closed_forms import hardened, hardness, progress_at, target
-from tiny_training import (
-    lambda_gelus,
-    raw_values,
-    tiny_model,
-    tiny_trainer,
-    watched,
-)
+from tiny_training import lambda_gelus, raw_values, tiny_model, tiny_trainer, watched
 
 from hf_lgelu import HardeningCallback
 

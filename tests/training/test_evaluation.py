@@ -162,8 +162,9 @@ def test_positions_without_a_label_do_not_count_whatever_is_there():
 
 
 def test_regression_targets_do_not_mask_anything():
+    """And a single output has no prediction that could stay."""
     logits, labels = torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0])
-    assert compare_samples(None, logits, None, logits - 2, labels, 3)[:, 2].tolist() == [2, 2, 2]
+    assert compare_samples(None, logits, None, logits - 2, labels, 3)[:, 2:].tolist() == [[2, 0, 0]] * 3
 
 
 def test_maps_have_their_classes_on_axis_1_and_a_label_at_each_place():
@@ -245,14 +246,6 @@ def test_a_smooth_baseline_reports_the_direct_swap(tmp_path, activation):
     assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(relu, SAMPLES)[1])
 
 
-def test_a_relu_baseline_has_nothing_to_substitute(tmp_path):
-    metrics = tiny_trainer(
-        tmp_path, tiny_model("relu"), eval_dataset=SAMPLES, compute_metrics=accuracy, require_lambda_gelu=False
-    ).evaluate()
-    assert "eval_accuracy" in metrics
-    assert not any("relu" in name for name in metrics)
-
-
 def test_beside_lambda_gelu_other_gates_stay_as_substitute_relu_leaves_them(tmp_path):
     model: PreTrainedModel = tiny_model("gelu", seed=3)
     replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
@@ -265,9 +258,11 @@ def test_beside_lambda_gelu_other_gates_stay_as_substitute_relu_leaves_them(tmp_
     assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-2, abs=1e-6)
 
 
-def test_the_report_can_be_turned_off(tmp_path):
-    metrics = tiny_trainer(
-        tmp_path, eval_dataset=SAMPLES, compute_metrics=accuracy, report_substitution=False
-    ).evaluate()
-    assert not any("relu" in name for name in metrics)
+@pytest.mark.parametrize(
+    ("activation", "off"), [("relu", "require_lambda_gelu"), ("lambda_gelu", "report_substitution")]
+)
+def test_where_nothing_is_substituted_nothing_is_reported_of_it(tmp_path, activation, off):
+    model = tiny_model(activation)
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, compute_metrics=accuracy, **{off: False}).evaluate()
     assert "eval_accuracy" in metrics
+    assert not any("relu" in name for name in metrics)

@@ -11,7 +11,6 @@ from tiny_training import ARGUMENTS, tiny_model, tiny_trainer
 from torch import nn
 from transformers import (
     BertConfig,
-    BertForSequenceClassification,
     BertForTokenClassification,
     GPT2Config,
     GPT2LMHeadModel,
@@ -71,17 +70,25 @@ def test_token_level_logits_count_labelled_positions_only(tmp_path):
     assert metrics["eval_relu_accuracy"] == pytest.approx(sum(relu_hits) / 26)
 
 
-def test_a_language_model_with_a_cache_among_its_outputs(tmp_path):
+def test_of_a_language_model_the_positions_count_that_predict_a_label(tmp_path):
+    """As of instruction data: the prompt has no labels, and the answer is predicted one place earlier.
+
+    Among its outputs is a cache.
+    """
     torch.manual_seed(0)
     config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
     model = widened(GPT2LMHeadModel(config))
-    tokens = torch.randint(0, 11, (5, 6), generator=torch.Generator().manual_seed(0))
-    samples = [{"input_ids": row, "labels": row} for row in tokens]
+    tokens = torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(0))
+    samples = [{"input_ids": row, "labels": torch.cat([torch.full((4,), -100), row[4:]])} for row in tokens]
     metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
     relu = substituted(model)
     with torch.no_grad():
-        change = (model.eval()(tokens).logits - relu(tokens).logits)[:, :-1].abs().max().item()  # the last: none
+        logits, relu_logits = (each.eval()(tokens).logits[:, 3:5] for each in (model, relu))
+    change = (logits - relu_logits).abs().max().item()
     assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
+    same = (logits.argmax(-1) == relu_logits.argmax(-1)).float().mean().item()
+    assert 0 < same < 1
+    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(same)
     for name, each in (("eval_loss", model), ("eval_relu_loss", relu)):
         # Trainer's own loss, however it counts the tokens of a language model.
         own = tiny_trainer(tmp_path, each, plain=True, eval_dataset=samples).evaluate()["eval_loss"]
@@ -116,21 +123,6 @@ def test_of_several_outputs_the_first_is_compared(tmp_path, as_tuple):
     ).evaluate()
     assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
     assert metrics["eval_relu_unchanged_predictions"] < 1
-
-
-def test_a_single_output_has_no_predictions_to_leave_unchanged(tmp_path):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
-    config = BertConfig(hidden_act="lambda_gelu", vocab_size=11, num_labels=1, **sizes)
-    model = widened(BertForSequenceClassification(config))
-    tokens = torch.randint(0, 11, (5, 6), generator=torch.Generator().manual_seed(0))
-    samples = [{"input_ids": row, "labels": torch.tensor(float(i))} for i, row in enumerate(tokens)]
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
-    with torch.no_grad():
-        change = (model.eval()(tokens).logits - substituted(model)(tokens).logits).abs().max().item()
-    assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-5)
-    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-6)
-    assert "eval_relu_unchanged_predictions" not in metrics
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -306,23 +298,6 @@ def test_generated_tokens_come_in_both_passes(tmp_path):
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged)
     assert 0 < unchanged < 1
     assert "eval_relu_max_logit_change" not in metrics
-
-
-def test_of_a_language_model_the_positions_count_that_predict_a_label(tmp_path):
-    """As of instruction data: the prompt has no labels, and the answer is predicted one place earlier."""
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11))
-    model = widened(model)
-    tokens = torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(0))
-    samples = [{"input_ids": row, "labels": torch.cat([torch.full((4,), -100), row[4:]])} for row in tokens]
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
-    with torch.no_grad():
-        logits, relu_logits = (each.eval()(tokens).logits[:, 3:5] for each in (model, substituted(model)))
-    same = (logits.argmax(-1) == relu_logits.argmax(-1)).float().mean().item()
-    assert 0 < same < 1
-    assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(same)
-    largest = (logits - relu_logits).abs().max().item()
-    assert metrics["eval_relu_max_logit_change"] == pytest.approx(largest, rel=1e-5)
 
 
 def test_generated_rows_of_other_lengths_are_compared_without_their_padding():

@@ -6,15 +6,7 @@ import numpy
 import pytest
 import torch
 from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
-from tiny_training import (
-    batch,
-    hardness_values,
-    lambda_gelus,
-    raw_values,
-    rows,
-    state_of,
-    tiny_model,
-)
+from tiny_training import batch, hardness_values, lambda_gelus, raw_values, rows, state_of, tiny_model
 
 import hf_lgelu
 from hf_lgelu import (

@@ -7,12 +7,7 @@ import pytest
 import torch
 from closed_forms import SCHEDULE_FORMS, hardness
 from hardening_runs import TARGET, check_path, epochs, run
-from tiny_training import (
-    hardness_values,
-    raw_values,
-    rows,
-    tiny_model,
-)
+from tiny_training import hardness_values, raw_values, rows, tiny_model
 
 from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_groups, replace_activations
 
@@ -22,11 +17,7 @@ from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_grou
 def test_algorithm_1(tmp_path, total, plain):
     """12 samples in batches of 4: 3 steps an epoch; the evaluation after epoch e sees λ(e) as well."""
     trainer, seen = run(
-        tmp_path,
-        plain=plain,
-        num_train_epochs=total,
-        eval_strategy="epoch",
-        eval_dataset=rows(4, seed=1),
+        tmp_path, plain=plain, num_train_epochs=total, eval_strategy="epoch", eval_dataset=rows(4, seed=1)
     )
     check_path(trainer.model, seen, epochs(total, 3), total)
     assert len(seen.evaluated) == total

@@ -5,13 +5,7 @@ import itertools
 import pytest
 import torch
 from hardening_runs import check_path, epochs, run
-from tiny_training import (
-    assert_same_state,
-    rows,
-    state_of,
-    tiny_model,
-    watched,
-)
+from tiny_training import assert_same_state, rows, state_of, tiny_model, watched
 from torch.utils.data import IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 
@@ -20,11 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
 def test_accumulation_with_an_odd_number_of_batches(tmp_path, strategy):
     """5 batches, 2 per update: updates of 2, 2 and 1 batches; λ moves between updates only."""
     trainer, seen = run(
-        tmp_path,
-        train=rows(20),
-        num_train_epochs=8,
-        gradient_accumulation_steps=2,
-        hardening_strategy=strategy,
+        tmp_path, train=rows(20), num_train_epochs=8, gradient_accumulation_steps=2, hardening_strategy=strategy
     )
     assert trainer.state.global_step == 24
     if strategy == "epoch":

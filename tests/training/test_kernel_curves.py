@@ -8,7 +8,6 @@ import torch
 from tiny_training import lambda_gelus
 from torch import nn
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu import initialize_hardness
 from hf_lgelu.activation.kernels import KERNELS, use_kernel
@@ -38,21 +37,6 @@ def mlp(activation, seed=0, **sizes):
     features = torch.randn(STEPS, 64, 32, generator=generator)
     labels = (features @ torch.randn(32, 10, generator=generator)).square().argmax(-1)
     return model, [{"features": x, "labels": y} for x, y in zip(features, labels, strict=True)]
-
-
-def gpt2(activation, seed=0):
-    """Network and its batches: each token is the one before it plus one or two."""
-    torch.manual_seed(seed)
-    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 29}
-    sizes |= {"bos_token_id": None, "eos_token_id": None}
-    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    model = GPT2LMHeadModel(GPT2Config(activation_function=activation, **sizes, **dropout))
-    steps = torch.randint(1, 3, (STEPS, 8, 16), generator=torch.Generator().manual_seed(seed + 100))
-    return model, [{"input_ids": tokens, "labels": tokens} for tokens in steps.cumsum(-1) % 29]
-
-
-NETWORKS = {"mlp": mlp, "gpt2": gpt2}
-QUICK_IN_BFLOAT16 = pytest.mark.parametrize("network", ["mlp", pytest.param("gpt2", marks=pytest.mark.slow)])
 
 
 def in_double(model):
@@ -87,22 +71,21 @@ def require(name, dtype):
         pytest.skip(f"{name}: {reason}")
 
 
-@pytest.fixture(scope="module", params=NETWORKS)
-def in_float64(request):
-    """How the network is built, its curve in float64, and where that moved λ."""
-    build = NETWORKS[request.param]
-    model, batches = build("lambda_gelu")
+@pytest.fixture(scope="module")
+def in_float64():
+    """The network's curve in float64, and where that moved λ."""
+    model, batches = mlp("lambda_gelu")
     reference = in_double(model)
     losses = curve(reference, batches)
     assert losses[-4:].mean() < losses[:4].mean()  # it learns
-    return build, losses, [module.raw_hardness.item() for module in reference.modules() if isinstance(module, Composed)]
+    return losses, [module.raw_hardness.item() for module in reference.modules() if isinstance(module, Composed)]
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_float32_follows_float64(in_float64, kernel):
     require(kernel, torch.float32)
-    build, wanted, raw_hardness = in_float64
-    model, batches = build("lambda_gelu")
+    wanted, raw_hardness = in_float64
+    model, batches = mlp("lambda_gelu")
     before = [module.raw_hardness.item() for module in lambda_gelus(model)]
     with use_kernel(kernel):
         got = curve(model, batches)
@@ -115,9 +98,9 @@ def test_float32_follows_float64(in_float64, kernel):
 SEEDS = range(2)
 
 
-def run(build, activation, seed, *, hardness=None, bfloat16=False):
+def run(activation, seed, *, hardness=None, bfloat16=False, **sizes):
     """The curve, and how far each s has moved."""
-    model, batches = build(activation, seed)
+    model, batches = mlp(activation, seed, **sizes)
     if hardness is not None:
         initialize_hardness(model, init_hardness=hardness)
     start = [module.raw_hardness.item() for module in lambda_gelus(model)]
@@ -131,49 +114,49 @@ def root_mean_square(differences):
 
 
 @functools.cache
-def in_float32(name):
+def in_float32():
     """The curves of λ-GELU from λ ≈ 1 in float32, and the distance of GELU's in bfloat16 from its own in float32."""
-    build = NETWORKS[name]
     with use_kernel("eager"):
-        soft = [run(build, "lambda_gelu", seed)[0] for seed in SEEDS]
-    of_gelu = [[run(build, "gelu", seed, bfloat16=narrow)[0] for narrow in (True, False)] for seed in SEEDS]
+        soft = [run("lambda_gelu", seed)[0] for seed in SEEDS]
+    of_gelu = [[run("gelu", seed, bfloat16=narrow)[0] for narrow in (True, False)] for seed in SEEDS]
     return soft, root_mean_square([a - b for a, b in of_gelu])
 
 
-@QUICK_IN_BFLOAT16
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_bfloat16_stays_as_near_to_float32_as_gelu(network, kernel):
+def test_bfloat16_stays_as_near_to_float32_as_gelu(kernel):
     require(kernel, torch.bfloat16)
-    soft, of_gelu = in_float32(network)
+    soft, of_gelu = in_float32()
     with use_kernel(kernel):
-        got = [run(NETWORKS[network], "lambda_gelu", seed, bfloat16=True)[0] for seed in SEEDS]
+        got = [run("lambda_gelu", seed, bfloat16=True)[0] for seed in SEEDS]
     # What bfloat16 does to the matrix products scatters the ratio by a tenth.
     assert 0 < root_mean_square([a - b for a, b in zip(got, soft, strict=True)]) <= 1.25 * of_gelu
 
 
+HARD = {"hardness": 20.0, "hidden_size": 256, "num_hidden_layers": 4}
+"""Of a network whose s learns from λ = 20; small networks scatter more than rounding does."""
+
+
 @functools.cache
-def hard_in_float32(name):
-    """A network whose s learns from λ = 20, and how far it moves; small networks scatter more than rounding does."""
-    build = functools.partial(mlp, hidden_size=256, num_hidden_layers=4) if name == "mlp" else NETWORKS[name]
+def hard_in_float32():
+    """How far each s moves."""
     with use_kernel("eager"):
-        return build, run(build, "lambda_gelu", 0, hardness=20.0)[1]
+        return run("lambda_gelu", 0, **HARD)[1]
 
 
-@QUICK_IN_BFLOAT16
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_bfloat16_moves_a_hard_gates_s_as_float32_does(network, kernel):
+def test_bfloat16_moves_a_hard_gates_s_as_float32_does(kernel):
     """At λ = 20, where F.gelu(λx)/λ in bfloat16 loses the gradient of s in rounding: by 1 to 2 %, here by 0.1 %."""
     require(kernel, torch.bfloat16)
-    build, hard = hard_in_float32(network)
+    hard = hard_in_float32()
     with use_kernel(kernel):
-        _, got = run(build, "lambda_gelu", 0, hardness=20.0, bfloat16=True)
+        _, got = run("lambda_gelu", 0, bfloat16=True, **HARD)
     assert 0 < (got - hard).norm() / hard.norm() <= 0.003  # 0.0004 to 0.0016 over the kernels
 
 
 @pytest.mark.slow
 def test_compiled_float32_follows_float64(in_float64):
-    build, wanted, _ = in_float64
-    model, batches = build("lambda_gelu")
+    wanted, _ = in_float64
+    model, batches = mlp("lambda_gelu")
     torch._dynamo.reset()
     got = curve(model, batches, forward=torch.compile(model))
     assert ((got - wanted).abs() / wanted).max() <= 1e-5

@@ -2,24 +2,13 @@
 
 import pytest
 import torch
+from networks import NETWORKS
 from timm.optim import Muon
 from tiny_training import lambda_gelus, names_in, tiny_model
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-    Trainer,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import Trainer
 
-from hf_lgelu import hardness_parameter_groups, replace_activations
+from hf_lgelu import hardness_parameter_groups, hardness_profile, replace_activations
 from hf_lgelu.models.optimizer_groups import (
     HARDNESS_GROUP,
     hardness_learning_rate,
@@ -27,35 +16,15 @@ from hf_lgelu.models.optimizer_groups import (
     separate_hardness_group,
 )
 
-SMALL = {
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "vocab_size": 11,
-}
-VISION = {**SMALL, "image_size": 8, "patch_size": 4}
-MODELS = {
-    "mlp": lambda: tiny_model(),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
-    ),
-    "bert": lambda: BertForMaskedLM(BertConfig(hidden_act="lambda_gelu", **SMALL)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(hidden_act="lambda_gelu", **SMALL)),
-    "vit": lambda: ViTForImageClassification(ViTConfig(hidden_act="lambda_gelu", **VISION)),
-    "resnet": lambda: ResNetForImageClassification(
-        ResNetConfig(hidden_act="lambda_gelu", embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
-    ),
-}
 
-
-@pytest.mark.parametrize("family", MODELS)
-def test_groups_of_a_model(family):
-    model = MODELS[family]()
+@pytest.mark.parametrize("network", ["mlp", "gpt2", "bert padded right", "llama", "vit", "resnet"])
+def test_groups_of_a_model(network):
+    model = NETWORKS[network].model()
+    replace_activations(model)
     groups = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, 9.0, weight_decay=0.1)).param_groups
     every = {name for name, _ in model.named_parameters()}
     hardness = {name for name in every if name.endswith("raw_hardness")}
-    assert len(hardness) == len(lambda_gelus(model)) > 1
+    assert len(hardness) == len(hardness_profile(model)) > 1
     decayed = set(Trainer.get_decay_parameter_names(None, model)) & every - hardness  # every: tied names once
     assert [names_in(model, group) for group in groups] == [
         sorted(decayed),

@@ -7,18 +7,10 @@ from tiny_training import tiny_model, tiny_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from hf_lgelu import (
-    anneal_hardness,
-    replace_activations,
-    substitute_relu,
-)
+from hf_lgelu import anneal_hardness, replace_activations, substitute_relu
 
 # 4 epochs. e_s = 1: λ is learned in the first, and hardens in the others.
-HARDENING = {
-    "learning": {},
-    "epoch": {"harden": True},
-    "step": {"harden": True, "hardening_strategy": "steps"},
-}
+HARDENING = {"learning": {}, "epoch": {"harden": True}, "step": {"harden": True, "hardening_strategy": "steps"}}
 
 
 class Synchronizations(TorchDispatchMode):
@@ -111,16 +103,9 @@ def test_evaluations_find_what_surgery_did_between_them(tmp_path):
     replace_activations(model, rewrite_config=False)
     anneal_hardness(model, 1.0)
     assert 0 < trainer.evaluate()["eval_relu_max_logit_change"] < swapped / 10
-    substitute_relu(model, rewrite_config=False)
-    assert "eval_relu_max_logit_change" not in trainer.evaluate()
-
-
-def test_a_trained_model_can_be_evaluated_after_its_substitution(tmp_path):
-    model = tiny_model()
-    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
-    trainer.train()
     before = trainer.evaluate()
     substitute_relu(model, rewrite_config=False)
     after = trainer.evaluate()
+    assert "eval_relu_max_logit_change" not in after
     assert after["eval_loss"] == pytest.approx(before["eval_relu_loss"], rel=1e-6)
     assert not [name for name in trainer.state.log_history[-1] if name.startswith("hardness/")]

@@ -5,14 +5,7 @@ import copy
 import pytest
 import torch
 from closed_forms import hardness, target
-from tiny_training import (
-    CLASSES,
-    FEATURES,
-    batch,
-    hardness_values,
-    raw_values,
-    rows,
-)
+from tiny_training import CLASSES, FEATURES, batch, hardness_values, raw_values, rows
 from torch import nn
 
 from hf_lgelu import anneal_hardness, freeze_hardness, hardness_parameter_groups, replace_activations, substitute_relu

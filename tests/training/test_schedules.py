@@ -35,15 +35,6 @@ def test_schedule_is_its_closed_form(schedule, start, target):
         assert hardness == pytest.approx(float(SCHEDULE_FORMS[schedule](start, target, share)), rel=1e-13)
 
 
-@pytest.mark.parametrize(("start", "target"), WAYS)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedule_goes_monotonically_from_start_to_exactly_the_target(schedule, start, target):
-    way = path(schedule, start, target)
-    assert way[0] == pytest.approx(start, rel=1e-15)
-    assert way[-1] == target
-    assert (np.diff(way) > 0).all() if target > start else (np.diff(way) < 0).all()
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_end_is_the_target_to_the_last_bit_from_anywhere(schedule):
     """The formulas alone miss it by a rounding from most starts."""

@@ -96,13 +96,7 @@ def test_a_layer_that_is_dropped_is_dropped_from_the_record(tmp_path):
     torch.testing.assert_close(loaded(X).logits, model(X).logits, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("trained", "resumed"),
-    [
-        ({}, {"gate": "lambda_silu"}),
-        ({"gate": "lambda_silu"}, {}),
-    ],
-)
+@pytest.mark.parametrize(("trained", "resumed"), [({}, {"gate": "lambda_silu"}), ({"gate": "lambda_silu"}, {})])
 def test_surgery_of_another_kind_does_not_go_on_from_a_checkpoint(trained, resumed, tmp_path):
     def make(gate="lambda_gelu"):
         model = mlp(act="gelu")

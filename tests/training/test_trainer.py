@@ -152,30 +152,18 @@ OURS = [
 
 
 def test_arguments_from_the_command_line(tmp_path):
-    parser = HfArgumentParser(LambdaGELUTrainingArguments)
     given = (
         f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
         "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
         "--require_lambda_gelu false"
     )
-    (args,) = parser.parse_args_into_dataclasses(given.split())
+    (args,) = HfArgumentParser(LambdaGELUTrainingArguments).parse_args_into_dataclasses(given.split())
     trainer = LambdaGELUTrainer(tiny_model(), args, train_dataset=SAMPLES)
     (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
     assert callback.config == args.hardening_config() == HardeningConfig(None, 0.01, 0.5, "geometric", "steps")
     assert callback.config.targets["lambda_gelu"] == pytest.approx(79.788, abs=5e-4)
-    read = {field.name: getattr(args, field.name) for field in OURS}
-    assert read == {
-        "hardness_lr_multiplier": 3.0,
-        "harden": True,
-        "target_hardness": None,
-        "tolerance": 0.01,
-        "switch_fraction": 0.5,
-        "hardening_schedule": "geometric",
-        "hardening_strategy": "steps",
-        "log_hardness": False,
-        "report_substitution": False,
-        "require_lambda_gelu": False,
-    }
+    assert (args.hardness_lr_multiplier, args.harden) == (3.0, True)
+    assert not any((args.log_hardness, args.report_substitution, args.require_lambda_gelu))
     assert all(field.metadata["help"] for field in OURS)
 
 
@@ -199,20 +187,8 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
     assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
 
 
-def test_a_trial_of_a_search_hardens_as_it_says(tmp_path, monkeypatch):
-    # It knows the trials of installed searches only.
-    monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)
-    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4)
-    trainer.hp_search_backend, trainer.hp_space = HPSearchBackend.OPTUNA, lambda trial: trial.params
-    with watched(trainer.model) as seen:
-        trainer.train(trial=SimpleNamespace(number=0, params={"switch_fraction": 0.75}))
-    assert seen.trained_raw[8] != seen.trained_raw[6]  # in its third epoch λ is learned
-    with pytest.raises(ValueError, match="switch_fraction must lie in"):
-        trainer.train(trial=SimpleNamespace(number=1, params={"switch_fraction": 1.5}))
-
-
 def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch):
-    """As transformers' loops do between trials; model_init makes the next one."""
+    """As transformers' loops do between trials; model_init makes the next one. Each hardens as its trial says."""
     monkeypatch.setattr(transformers.integrations, "hp_params", lambda trial: trial)
     args = LambdaGELUTrainingArguments(output_dir=str(tmp_path), **ARGUMENTS | {"harden": True, "num_train_epochs": 4})
     trainer = LambdaGELUTrainer(args=args, model_init=lambda: tiny_model(), train_dataset=rows(12))
@@ -223,6 +199,8 @@ def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch
         trainer.model = trainer.model_wrapped = None
     trainer.train()
     assert hardness_values(trainer.model) == pytest.approx([40.0] * 2)
+    with pytest.raises(ValueError, match="switch_fraction must lie in"):
+        trainer.train(trial=SimpleNamespace(number=2, params={"switch_fraction": 1.5}))
 
 
 def test_each_model_of_model_init_is_looked_at(tmp_path, caplog):

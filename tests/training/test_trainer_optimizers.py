@@ -2,31 +2,12 @@
 
 import pytest
 import torch
-from tiny_training import (
-    ARGUMENTS,
-    Fused,
-    Layerwise,
-    hardness_values,
-    lambda_gelus,
-    raw_values,
-    rows,
-    tiny_model,
-    tiny_trainer,
-)
+from tiny_training import ARGUMENTS, hardness_values, raw_values, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, hardness_parameter_groups
 
 IN_TORCH = ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"]
-
-
-@pytest.mark.parametrize("kind", [Layerwise, Fused])
-def test_optimizer_without_groups_is_refused(tmp_path, kind, monkeypatch):
-    """Stand-ins: the packages of those that Trainer offers need a GPU, or do not build."""
-    trainer = tiny_trainer(tmp_path)
-    monkeypatch.setattr(trainer, "get_optimizer_cls_and_kwargs", lambda *given: (kind, {}))
-    with pytest.raises(RuntimeError, match=f"{kind.__name__} replaces the parameter groups"):
-        trainer.create_optimizer()
 
 
 @pytest.mark.parametrize("name", IN_TORCH)
@@ -161,14 +142,6 @@ def test_a_passed_optimizer_with_a_hardness_group_is_used_as_it_is(tmp_path, cap
     assert "no hardness group" not in caplog.text
 
 
-def test_a_passed_optimizer_without_a_hardness_group_is_told(tmp_path, caplog):
-    model = tiny_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    tiny_trainer(tmp_path, model, optimizers=(optimizer, None)).train()
-    assert len(optimizer.param_groups) == 1
-    assert caplog.text.count("has no hardness group") == 1
-
-
 class Own(LambdaGELUTrainer):
     """With an optimizer of its own, as Trainer's docstring recommends for other rates."""
 
@@ -192,15 +165,3 @@ def test_a_second_training_keeps_one_hardness_group(tmp_path):
     trainer.train()
     trainer.train()
     assert [group["initial_lr"] for group in trainer.optimizer.param_groups] == [0.5, 0.5, 4.5]
-
-
-def test_frozen_hardness_trains_without_a_group(tmp_path):
-    model = tiny_model()
-    for module in lambda_gelus(model):
-        module.raw_hardness.requires_grad_(False)
-    before = raw_values(model)
-    trainer = tiny_trainer(tmp_path, model, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert len(trainer.optimizer.param_groups) == 2
-    assert raw_values(model) == before
-    assert "hardness_learning_rate" not in trainer.state.log_history[0]
