@@ -162,6 +162,7 @@ def convert_to_relu(
             target=plan.target.title,
             # What was restored took no time that says anything.
             next_step=None if work.is_taken_up else next_rung(steps, possible_rungs(task)),
+            config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(model, best.config_changes, config.rewrite_config))

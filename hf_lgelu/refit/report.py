@@ -205,6 +205,7 @@ class ConversionReport:
         next_step: the next rung of the ladder, and the seconds that it may take; None at the top, or where no inputs
             are held out for it.
         repeated: samples of the second set whose inputs are also among the data that were fitted.
+        config: the options, as `ConversionConfig.to_dict` gives them; empty in records from before 0.3.0.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -234,6 +235,7 @@ class ConversionReport:
     kept: Mapping[str, str] = field(default_factory=dict)
     next_step: tuple[str, float] | None = None
     repeated: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [what_was_done(self), *(_in_one_line(title, evaluation) for title, evaluation in evaluations(self))]

@@ -35,7 +35,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "one gate kept": ("mlp", {"keep": 1}),
 }
 _OF_THE_CLOCK = {"seconds", "next_step"}
-_GOING = {"returns", "zeros", "zeros_wanted"}  # fields that the report loses
+_GOING = {"config", "returns", "zeros", "zeros_wanted"}  # fields that the report loses
 
 
 def projections(model: nn.Module) -> dict[str, float]:

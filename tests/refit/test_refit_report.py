@@ -102,3 +102,15 @@ def test_nearly_all_predictions_are_not_all():
     assert percent(1.0) == "100 %"
     assert percent(1 - 1e-9) == "99.99 %"
     assert percent(0.123456) == "12.35 %"
+
+
+def test_the_report_has_the_options_as_plain_values():
+    def score(model):
+        return 1.0
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+    report = convert_with(net, torch.randn(200, 4), keep=["1"], metric=score, max_samples=150).report
+    told = json.loads(json.dumps(report.as_dict()))["config"]
+    assert (told["keep"], told["max_samples"], told["width"], told["effort"]) == (["1"], 150, 1.0, None)
+    assert told["metric"].endswith("score")
+    assert "checkpoint_dir" not in told
