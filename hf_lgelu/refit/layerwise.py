@@ -120,6 +120,7 @@ class Refit:
 
         Raises OutOfTimeError where layers are left when time.perf_counter() is at `deadline`.
         """
+        # The student: the original, or its wider copy, with the new gates.
         task, room = self.task, self.room
         programs = task.programs if room.model is task.model else task.programs_of(room.model)
         with evaluation_mode(room.model):
@@ -128,6 +129,7 @@ class Refit:
         changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(student)]
         forget_checkpoint(student)
 
+        # Both networks, traced; the layers in forward order.
         carrier = Carrier(programs, student, task.folds, gate_maps_change=RUNGS[self.effort].moves_kinks)
         program, found, names = carrier.trace.program, carrier.layers, [site.name for site in programs.sites]
         _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
@@ -141,14 +143,15 @@ class Refit:
             for index, layer in enumerate(found.layers):
                 if deadline < math.inf and main_decides(time.perf_counter() > deadline):
                     raise OutOfTimeError
-                if index < work.done:  # by an earlier call
+                if index < work.done:  # an earlier call has fitted the layer
                     done += filter(None, [work.restore(index, student)])
                     bar.update(carrier.steps_per_layer)
                     continue
-                if index == work.done:
+                if index == work.done:  # carry on behind the layers of that call
                     for before in range(index):
                         carrier.pass_by(before)
                 bar.set_postfix_str(layer.maps[0].name)
+                # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
                 moments = carrier.moments(index, bar.update)
                 fit = _fitted(layer, moments)
                 total = functools.reduce(operator.add, moments)
