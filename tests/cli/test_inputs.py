@@ -65,7 +65,13 @@ def mlp():
 
 
 def inputs(rows, model, source="nowhere", name="rows", **options):
+    """`rows`: a data set, or its columns."""
+    rows = datasets.Dataset.from_dict(rows) if isinstance(rows, dict) else rows
     return Selection(name, rows, model, source, split="train", **options).read()
+
+
+def vit(**options):
+    return ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8, **options))
 
 
 def whole(made):
@@ -80,7 +86,7 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     blocks = text[: len(text) // 16 * 16].view(-1, 16)
     assert {tuple(row) for row in batch["input_ids"].tolist()} == {tuple(row) for row in blocks.tolist()}
     assert len(made) == len(blocks) > 20
-    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows = {"text": TEXTS}
     assert inputs(rows, gpt2, tokenizer[0]).whole
     assert not inputs(rows, gpt2, tokenizer[0], wanted=5).whole
     assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
@@ -104,7 +110,7 @@ def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_p
     framed.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
     framed.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)("one")["input_ids"][0] == end[1]
-    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows = {"text": TEXTS}
     ids = whole(inputs(rows, gpt2, str(tmp_path)))["input_ids"]
     assert torch.equal(ids, whole(inputs(rows, gpt2, tokenizer[0]))["input_ids"])
     assert end[1] not in ids
@@ -119,7 +125,7 @@ def test_blocks_begin_as_every_text_of_the_model_does(tokenizer, gpt2, tmp_path)
         single="<begin> $A", special_tokens=[("<begin>", begin)]
     )
     framed.save_pretrained(tmp_path)
-    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows = {"text": TEXTS}
     batch = whole(inputs(rows, gpt2, str(tmp_path)))
     assert (batch["input_ids"][:, 0] == begin).all()
     assert begin not in batch["input_ids"][:, 1:]
@@ -140,7 +146,7 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
         "attention_mask": [[1, 1, 1], [0, 1, 1]],
         "label": [0, 1],
     }
-    batch = whole(inputs(datasets.Dataset.from_dict(columns), bert))
+    batch = whole(inputs(columns, bert))
     order = sample_numbers(2, None, 0).tolist()
     assert batch["token_type_ids"].tolist() == [[[0, 1, 1], [1, 1, 0]][i] for i in order]
     assert batch["input_ids"].tolist() == [[[5, 6, 7], [8, 9, 0]][i] for i in order]
@@ -149,12 +155,12 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     given = bert(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits[order.index(0)]
     torch.testing.assert_close(given, expected)
     with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
-        inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [[0], [1]]}), bert)
+        inputs({**columns, "token_type_ids": [[0], [1]]}, bert)
     with pytest.raises(ValueError, match=r"column 'input_ids' must hold integers, and row 0 .* holds 1\.5"):
-        inputs(datasets.Dataset.from_dict({"input_ids": [[1.5, 2.5]]}), bert)
+        inputs({"input_ids": [[1.5, 2.5]]}, bert)
     with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
-        inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [[0, 1, 1], None]}), bert)
-    nothing = whole(inputs(datasets.Dataset.from_dict({**columns, "token_type_ids": [None, None]}), bert))
+        inputs({**columns, "token_type_ids": [[0, 1, 1], None]}, bert)
+    nothing = whole(inputs({**columns, "token_type_ids": [None, None]}, bert))
     assert "token_type_ids" not in nothing
 
 
@@ -172,7 +178,7 @@ def test_a_number_a_row_that_the_model_takes_goes_along():
 def test_a_batch_has_no_padding_behind_all_of_its_rows(tokenizer, bert):
     """One long text among thousands of short ones had every batch as long as it."""
     texts = ["one two"] * 9 + ["three " * 14]
-    made = inputs(datasets.Dataset.from_dict({"text": texts, "label": [0] * 9 + [1]}), bert, tokenizer[0])
+    made = inputs({"text": texts, "label": [0] * 9 + [1]}, bert, tokenizer[0])
     labels = made.rows.tensors["labels"].tolist()
     long = labels.index(1)
     short = [number for number in range(10) if number != long]
@@ -189,14 +195,14 @@ def test_a_batch_has_no_padding_behind_all_of_its_rows(tokenizer, bert):
 def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
     """In instruction data the question has -100, and only the answer counts."""
     columns = {"input_ids": [[5, 6, 7, 8]], "attention_mask": [[1, 1, 1, 1]], "labels": [[-100, -100, 7, 8]]}
-    batch = whole(inputs(datasets.Dataset.from_dict(columns), gpt2))
+    batch = whole(inputs(columns, gpt2))
     assert batch["labels"].tolist() == [[-100, -100, 7, 8]]
     logits = gpt2.eval()(batch["input_ids"]).logits[0].log_softmax(-1)
     torch.testing.assert_close(gpt2(**batch).loss, -(logits[1, 7] + logits[2, 8]) / 2)
-    classes = whole(inputs(datasets.Dataset.from_dict({**columns, "labels": [1]}), gpt2))
+    classes = whole(inputs({**columns, "labels": [1]}, gpt2))
     assert classes["labels"].tolist() == [[-100, 6, 7, 8]]
     with pytest.raises(ValueError, match="column 'labels' must have a value for each of input_ids"):
-        inputs(datasets.Dataset.from_dict({**columns, "labels": [[7, 8]]}), gpt2)
+        inputs({**columns, "labels": [[7, 8]]}, gpt2)
 
 
 @pytest.mark.parametrize("tokenized", [True, False])
@@ -213,7 +219,7 @@ def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized):
     few = inputs(rows.select(range(300)), model, source)
     assert len(few) == 300
     assert few.whole
-    assert tokenized or not inputs(datasets.Dataset.from_dict({"text": ["one two", " "]}), model, source).whole
+    assert tokenized or not inputs({"text": ["one two", " "]}, model, source).whole
     long = datasets.Dataset.from_dict({"input_ids": [[7] * 2000] * 40})
     assert len(inputs(long, model)) == FEWEST_SEQUENCES
     assert len(inputs(long, model, wanted=3)) == 3
@@ -224,7 +230,7 @@ def test_a_length_that_is_asked_for_is_more_than_the_tokenizers(tokenizer, tmp_p
     short = AutoTokenizer.from_pretrained(source, model_max_length=4)
     short.save_pretrained(tmp_path)
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300, n_positions=16))
-    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows = {"text": TEXTS}
     for asked, taken in ((None, 4), (8, 8)):
         batch = whole(inputs(rows, model, str(tmp_path), wanted=2, sequence_length=asked))
         assert batch["input_ids"].shape == (2, taken)
@@ -295,7 +301,7 @@ def test_tokens_that_are_there_already_are_taken(gpt2):
 
 def test_padding_on_the_left_goes_before_a_row_is_cut(gpt2):
     rows = {"input_ids": [[0] * 30 + [5, 6, 7], [8] * 33], "attention_mask": [[0] * 30 + [1] * 3, [1] * 33]}
-    batch = whole(inputs(datasets.Dataset.from_dict(rows), gpt2, sequence_length=4))
+    batch = whole(inputs(rows, gpt2, sequence_length=4))
     found = {
         tuple(ids): mask
         for ids, mask in zip(*(batch[n].tolist() for n in ("input_ids", "attention_mask")), strict=True)
@@ -331,13 +337,12 @@ def pictures():
 
 def test_images_go_through_the_models_own_processor(pictures, tmp_path):
     images, rows = pictures
-    config = ViTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
+    model = vit(id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
     with pytest.raises(ValueError, match="images need the model's image processor"):
-        inputs(rows, ViTForImageClassification(config), str(tmp_path))
+        inputs(rows, model, str(tmp_path))
     processor = ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=[0.1] * 3, image_std=[0.5] * 3)
     processor.save_pretrained(tmp_path)
-    made = inputs(rows, ViTForImageClassification(config), str(tmp_path), wanted=4, seed=1)
-    batch = whole(made)
+    batch = whole(inputs(rows, model, str(tmp_path), wanted=4, seed=1))
     numbers = sample_numbers(6, 4, 1).tolist()
     expected = processor([images[i] for i in numbers], return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(batch["pixel_values"], expected)
@@ -349,7 +354,7 @@ def test_tokenized_rows_are_padded_with_what_the_model_looks_for():
     sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 30, "n_positions": 8, "num_labels": 3}
     model = GPT2ForSequenceClassification(GPT2Config(**sizes, pad_token_id=29, bos_token_id=0, eos_token_id=0)).eval()
     sequences = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10]]
-    batch = whole(inputs(datasets.Dataset.from_dict({"input_ids": sequences}), model))
+    batch = whole(inputs({"input_ids": sequences}, model))
     order = sample_numbers(3, None, 0).tolist()
     assert batch["input_ids"].tolist() == [(sequences[i] + [29] * 5)[:5] for i in order]
     alone = torch.cat([model(torch.tensor([sequences[i]])).logits for i in order])
@@ -380,10 +385,8 @@ def test_a_folder_of_images_has_its_folders_as_classes(pictures, tmp_path):
         image.save(folder / f"{number}.png")
     rows = load_splits(str(tmp_path))["train"]
     assert sorted(rows["label"]) == [0, 0, 0, 1, 1, 1]
-    config = ViTConfig(**SMALL, image_size=16, patch_size=8, id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
-    (tmp_path / "model").mkdir()
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path / "model")
-    batch = whole(inputs(rows, ViTForImageClassification(config), str(tmp_path / "model")))
+    batch = whole(inputs(rows, vit(id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1}), str(tmp_path / "model")))
     assert batch["pixel_values"].shape == (6, 3, 16, 16)
     assert sorted(batch["labels"].tolist()) == [0, 0, 0, 1, 1, 1]
 
@@ -394,16 +397,13 @@ def test_a_row_without_an_image_is_named(pictures, tmp_path):
         {"img": [*images[:2], None]}, features=datasets.Features({"img": datasets.Image()})
     )
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
-    model = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=2))
     with pytest.raises(ValueError, match=r"column 'img' holds no image in row 2 \(counted from 0\)"):
-        whole(inputs(rows, model, str(tmp_path)))
+        whole(inputs(rows, vit(), str(tmp_path)))
 
 
 def test_pixels_that_are_prepared_already_are_taken():
     pixels = np.random.RandomState(0).randn(4, 3, 16, 16).astype(np.float32)
-    rows = datasets.Dataset.from_dict({"pixel_values": pixels.tolist(), "label": [0, 1, 1, 0]})
-    model = ViTForImageClassification(ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=2))
-    batch = whole(inputs(rows, model))
+    batch = whole(inputs({"pixel_values": pixels.tolist(), "label": [0, 1, 1, 0]}, vit()))
     order = sample_numbers(4, None, 0)
     assert np.array_equal(batch["pixel_values"].numpy(), pixels[order])
     assert batch["labels"].tolist() == [[0, 1, 1, 0][i] for i in order]
@@ -425,12 +425,7 @@ REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
     ("gpt2", {"id": ["1"], "messages": [[{"role": "x"}]]}, {}, r"name the column of text.*messages \(nested\)"),
     ("gpt2", {"text": TEXTS}, {"sequence_length": 17}, "--sequence_length must be from 2 to 16, got 17"),
     ("gpt2", {"text": ["one"]}, {}, "do not fill one sequence"),
-    (
-        "gpt2",
-        {"text": TEXTS, "kind": [0] * 200},
-        {"label_column": "kind"},
-        "--label_column.*gives none",
-    ),
+    ("gpt2", {"text": TEXTS, "kind": [0] * 200}, {"label_column": "kind"}, "--label_column.*gives none"),
     ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column: GPT2LMHeadModel reads no pairs"),
     ("bert", BOTH, {"pair_column": "c", "column": "a"}, "no column 'c'"),
     ("bert", {"text": ["", " "]}, {}, "every row is empty"),
@@ -462,9 +457,9 @@ def whisper():
 def test_what_is_refused(name, columns, options, told, tokenizer, request):
     model = request.getfixturevalue(name)
     with pytest.raises(ValueError, match=told):
-        inputs(datasets.Dataset.from_dict(columns), model, tokenizer[0], **options)
+        inputs(columns, model, tokenizer[0], **options)
 
 
 def test_texts_need_a_tokenizer(gpt2, tmp_path):
     with pytest.raises(ValueError, match="texts need the model's tokenizer"):
-        inputs(datasets.Dataset.from_dict({"text": TEXTS}), gpt2, str(tmp_path))
+        inputs({"text": TEXTS}, gpt2, str(tmp_path))
