@@ -58,18 +58,15 @@ class Program:
 
     def stored(self, model: nn.Module) -> dict[Node, Any]:
         """{placeholder: value}: the parameters and buffers of `model`, and the constants of the trace."""
-        return {
-            node: self._stored_value(model, spec)
-            for node, spec in self._specs.items()
-            if spec.kind is not InputKind.USER_INPUT
-        }
-
-    def _stored_value(self, model: nn.Module, spec: Any) -> Any:
-        if spec.kind is InputKind.PARAMETER:
-            return model.get_parameter(stored_name(spec.target))
-        if spec.kind is InputKind.BUFFER and spec.target not in self._constants:
-            return model.get_buffer(stored_name(spec.target))
-        return self._constants[spec.target]
+        found: dict[Node, Any] = {}
+        for node, spec in self._specs.items():
+            if spec.kind is InputKind.PARAMETER:
+                found[node] = model.get_parameter(stored_name(spec.target))
+            elif spec.kind is InputKind.BUFFER and spec.target not in self._constants:
+                found[node] = model.get_buffer(stored_name(spec.target))
+            elif spec.kind is not InputKind.USER_INPUT:
+                found[node] = self._constants[spec.target]
+        return found
 
     def downstream(self, starts: Iterable[Node], within: set[Node] | None = None) -> set[Node]:
         """`starts` and the operations (of `within`, where given) that depend on them."""
@@ -105,17 +102,11 @@ class Program:
 
         for node in nodes:
             if node.op == "get_attr":
-                values[node] = self._attribute(node.target)
+                values[node] = operator.attrgetter(node.target)(self._module)
             elif is_site(node):
                 values[node] = gate(node.args[1], value(node.args[0]))
             else:
                 values[node] = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
-
-    def _attribute(self, name: str) -> Any:
-        found: Any = self._module
-        for step in name.split("."):
-            found = getattr(found, step)
-        return found
 
 
 def gate_of(modules: Sequence[nn.Module]) -> Gate:
@@ -132,15 +123,14 @@ def gate_of(modules: Sequence[nn.Module]) -> Gate:
 def _can_be_kept(program: ExportedProgram) -> bool:
     """Whether a node's value never changes after it was computed: no operation works in place or moves a norm's running
     statistics, and none wraps operations that may."""
-    return all(_keeps(node) for node in program.graph.nodes if node.op == "call_function")
-
-
-def _keeps(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    in_place = not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
-    by_batch = operation_name(node) in ("batch_norm", "instance_norm") and bool(node.args[5])
-    return not in_place and not by_batch
+    for node in program.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        in_place = not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
+        by_batch = operation_name(node) in ("batch_norm", "instance_norm") and bool(node.args[5])
+        if in_place or by_batch:
+            return False
+    return True
 
 
 class Programs:
