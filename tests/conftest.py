@@ -80,15 +80,17 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def operators_of_onnx_are_read_once():
-    """At each export torch parses the sources of 500 operators anew: three quarters of the time of a small network."""
+def torchs_operators_are_read_once():
+    """At each export to ONNX torch reads the sources of its operators anew, for most of a small network's time."""
     if "torch" not in sys.modules:  # of what was collected nothing needs it
         yield
         return
+    from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        patch.setattr(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops))
         yield
 
 
