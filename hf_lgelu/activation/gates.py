@@ -26,21 +26,24 @@ _TANH_CUBE = 0.044715
 class Gate:
     """One G, as plain torch operations on v = `scale`·u, u = λx.
 
+    The tails 1 − G(u) fall faster than any power of 1/u. arctan's do not: its `width` is infinite, and such a row is
+    refused with a ValueError.
+
     Attributes:
         name: key in GATES, and the activation string of transformers and timm.
         label: for people, e.g. λ-GELU.
         formula: of f.
-        plain_names: what transformers calls the activation that λ = 1 is, the usual name first.
+        plain_names: what transformers calls the activation that λ = 1 is, the usual name first; () where it has none.
         plain_label: the same for people.
-        plain_module: builds it.
+        plain_module: builds it; torch's own class where torch has it.
         width: ∫|H(u) − G(u)|du, so that the paper's E∞(λ) = ∫|H(x) − G(λx)|dx = `width`/λ.
         swap_error: κ = max_u u·(1 − G(u)), so that sup_x |f(x; λ) − ReLU(x)| = κ/λ.
         scale: v/u, folded into λ.
         limits: |v| from which on G is 0 or 1 and its density 0 or a normal number, in float32 and float64.
         step: v → G(u).
         density: v → g(u) = G′(u), even.
-        plain_function: u → u·G(u) as torch itself computes it.
-        plain_backward: (δ, u, out) → δ·∂(u·G(u))/∂u, torch's own.
+        plain_function: u → u·G(u) as torch itself computes it, where it does.
+        plain_backward: (δ, u, out) → None, with δ·∂(u·G(u))/∂u written into `out`; torch's own, where it has it.
     """
 
     name: str
@@ -57,6 +60,10 @@ class Gate:
     density: Callable[[Tensor], Tensor]
     plain_function: Callable[[Tensor], Tensor]
     plain_backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.width) and math.isfinite(self.swap_error)):
+            raise ValueError(f"{self.name} has no finite width and swap_error: the tails of its G fall too slowly")
 
     def limit(self, dtype: torch.dtype) -> float:
         """Where |v| is clamped in this dtype of the arithmetic."""

@@ -82,10 +82,11 @@ def cdf(u: Tensor, gate: str = "lambda_gelu") -> Tensor:
 
 def _exponent(u: Tensor, gate: str) -> tuple[Tensor, Tensor]:
     """q ≥ 0 with G(−|u|) = σ(−q), and ∂q/∂u."""
-    if gate == "lambda_silu":
-        return u, torch.ones_like(u)
     beta = 2 * (2 / torch.pi) ** 0.5
-    return beta * (u + 0.044715 * u**3), beta * (1 + 3 * 0.044715 * u**2)
+    return {
+        "lambda_gelu_tanh": (beta * (u + 0.044715 * u**3), beta * (1 + 3 * 0.044715 * u**2)),
+        "lambda_silu": (u, torch.ones_like(u)),
+    }[gate]
 
 
 def value(x: Tensor, hardness: Tensor, gate: str = "lambda_gelu") -> Tensor:

@@ -1,6 +1,7 @@
 """λ absorbed by weights: closed forms for the weights, float64 for the function, and what must be refused."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.absorb import absorb_hardness
 from hf_lgelu.models.sites import find_sites
 
@@ -494,6 +496,13 @@ def test_config_says_gelu_unless_told_not_to():
         report = absorb_hardness(model, torch.ones(2, 3), rewrite_config=rewrite)
         assert model.config.hidden_act == expected
         assert [str(change) for change in report.config_changes] == ["hidden_act: 'lambda_gelu' → 'gelu'"] * rewrite
+
+
+def test_a_gate_whose_plain_form_transformers_has_no_name_for_is_refused(monkeypatch):
+    monkeypatch.setitem(GATES, "lambda_gelu", dataclasses.replace(GATES["lambda_gelu"], plain_names=()))
+    model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2, num_labels=2))
+    with pytest.raises(RuntimeError, match="transformers has no name for GELU"):
+        absorb_hardness(model, torch.ones(2, 3))
 
 
 class HiddenUse(nn.Module):

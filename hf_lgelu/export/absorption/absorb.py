@@ -160,7 +160,8 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
     """
     changes: list[ConfigChange] = []
     for gate in dict.fromkeys(gates.values()):
-        names, refusals = {name for name in gates if gates[name] == gate}, []
+        names = {name for name in gates if gates[name] == gate}
+        refusals: list[Exception] = []
         for activation in GATES[gate].plain_names:
             try:
                 changes += plan_config_changes(root, names, activation)
@@ -168,6 +169,7 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
             except UnsupportedConfigError as refusal:
                 refusals.append(refusal)
         else:
+            refusals.append(UnsupportedConfigError(f"transformers has no name for {GATES[gate].plain_label}"))
             raise UnsupportedConfigError(
                 f"{refusals[0]}. Saved and loaded, the model would come back with other activations than "
                 f"{GATES[gate].plain_label}, such as the tanh form of GELU for the erf form. To absorb λ in memory "

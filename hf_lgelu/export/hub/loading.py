@@ -41,11 +41,8 @@ for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
     modules += [linear, torch.nn.{activation}]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
 
-# The module of torch: of a name of TARGETS (it has no squared ReLU), or of λ = 1 of a row of GATES.
-_TORCH_MODULES = {
-    **{"relu": "ReLU()", "relu6": "ReLU6()", "leaky_relu": "LeakyReLU()", "hardswish": "Hardswish()"},
-    **{"lambda_gelu": "GELU()", "lambda_gelu_tanh": 'GELU(approximate="tanh")', "lambda_silu": "SiLU()"},
-}
+# The module of torch of a name of TARGETS; it has no squared ReLU.
+_TORCH_MODULES = {"relu": "ReLU()", "relu6": "ReLU6()", "leaky_relu": "LeakyReLU()", "hardswish": "Hardswish()"}
 
 _TRANSFORMERS = """\
 from transformers import {model_class}
@@ -173,7 +170,9 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
         gate: of the latter the row of GATES, whose plain form its gates are.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        module = _TORCH_MODULES.get(gate if activation == "gelu" else activation)
+        plain = GATES[gate].plain_module()
+        of_torch = repr(plain) if type(plain).__module__.startswith("torch.nn.") else None
+        module = of_torch if activation == "gelu" else _TORCH_MODULES.get(activation)
         return "" if module is None else _MLP.format(layers=checkpoint.layers, activation=module)
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     return form.format(model_class=checkpoint.model_class, where=where)
