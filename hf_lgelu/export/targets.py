@@ -13,8 +13,8 @@ class ExportTarget:
         name: after `hf-lgelu export --to`.
         description: for that command's help.
         run: "module:function", called with the model and a folder that is there; `source` is where a tokenizer or
-            processor is that goes along, `inputs` are rows to compare on, None for random ones. Gives a report that
-            can be printed.
+            processor is that goes along, `inputs` are rows to compare on, None for random ones. Gives a dataclass
+            that can be printed, with the `folder` of a checkpoint or the `path` of a file.
         is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
             forms are files, of any network as it is.
         is_relu: gates become ReLU, soft ones with `allow_soft=True` alone.

@@ -19,8 +19,10 @@ class TargetGate:
         title: what it is called.
         tag: of a model card.
         formula: what it computes.
+        torch_module: the call of torch.nn that builds it; "" where torch has none.
         can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
             it must be ReLU up to what is linear, and have no upper end.
+        has_zeros: whether what is below 0 becomes 0.
         slope: below 0, of a LeakyReLU that is another than transformers' own.
     """
 
@@ -28,18 +30,20 @@ class TargetGate:
     title: str
     tag: str
     formula: str
+    torch_module: str = ""
     can_be_placed: bool = False
+    has_zeros: bool = False
     slope: float | None = None
 
 
 TARGETS = {
     gate.name: gate
     for gate in (
-        TargetGate("relu", "ReLU", "relu", "max(z, 0)", can_be_placed=True),
-        TargetGate("relu6", "ReLU6", "relu6", "min(max(z, 0), 6)"),
-        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "max(z, 0) + 0.01·min(z, 0)"),
-        TargetGate("hardswish", "HardSwish", "hardswish", "z·min(max(z + 3, 0), 6)/6"),
-        TargetGate("relu2", "squared ReLU", "squared-relu", "max(z, 0)²"),
+        TargetGate("relu", "ReLU", "relu", "max(z, 0)", "ReLU()", can_be_placed=True, has_zeros=True),
+        TargetGate("relu6", "ReLU6", "relu6", "min(max(z, 0), 6)", "ReLU6()", has_zeros=True),
+        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "max(z, 0) + 0.01·min(z, 0)", "LeakyReLU()"),
+        TargetGate("hardswish", "HardSwish", "hardswish", "z·min(max(z + 3, 0), 6)/6", "Hardswish()"),
+        TargetGate("relu2", "squared ReLU", "squared-relu", "max(z, 0)²", has_zeros=True),
     )
 }
 
@@ -74,7 +78,13 @@ class Rung:
         made_by: "module:class" whose `make` gives its network, loaded when the rung is tried.
         usual_time: what it took on the networks that it was tried on, as a multiple of the refit's time.
         moves_kinks: whether it needs a target whose kinks can be placed.
-        takes_steps: whether it takes steps from the nearest network so far, where others make all layers anew.
+        starts_from_best: whether it begins with the nearest network so far, where others make all layers anew.
+        takes_steps: whether it takes steps of Adam, which are not finite in float16.
+        standard_errors: by so many of them its network has to be nearer on the samples held out to be kept: 0 where
+            these samples had no part in making it.
+        on_the_card: what a model card says of it.
+
+    A rung is tried after all before it, so the last one is what a `tolerance` alone may lead to.
     """
 
     effort: str
@@ -82,7 +92,10 @@ class Rung:
     made_by: str
     usual_time: float = 1.0
     moves_kinks: bool = False
+    starts_from_best: bool = False
     takes_steps: bool = False
+    standard_errors: float = 0.0
+    on_the_card: str = ""
 
 
 RUNGS = {
@@ -92,10 +105,13 @@ RUNGS = {
         Rung(
             "place", "before that, each ReLU's kink and slope, and in a wider network what the units added are for",
             "hf_lgelu.refit.place:Place", usual_time=1.3, moves_kinks=True,
+            on_the_card="the maps before the gates got the kink and the slope of each ReLU",
         ),
         Rung(
             "distill", "at last all blocks together, by Adam on the whole network's outputs",
-            "hf_lgelu.refit.distill:Distill", usual_time=4.0, takes_steps=True,
+            "hf_lgelu.refit.distill:Distill", usual_time=4.0, starts_from_best=True, takes_steps=True,
+            standard_errors=2.0,
+            on_the_card="these and the maps before the gates also took steps of Adam towards its outputs",
         ),
     )
 }  # fmt: skip
@@ -197,10 +213,10 @@ class ConversionConfig:
         if not 1 <= self.width < math.inf:
             raise ValueError(f"width is a share of the units there are, 1 or more and finite, got {self.width!r}")
         for name in ("distill_steps", "bf16"):
-            if getattr(self, name) and self.highest != "distill":
+            if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is for effort='distill', and the last rung asked for is "
-                    f"{self.highest!r}"
+                    f"{self.rungs[-1]!r}"
                 )
         if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
             raise ValueError(

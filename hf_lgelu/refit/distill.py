@@ -39,7 +39,6 @@ _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share 
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
-_CHOSEN_ON_THEM = 2.0  # standard errors for a network that was chosen on the samples held out
 
 
 class Distill:
@@ -70,7 +69,7 @@ class Distill:
             if time.perf_counter() < deadline:  # else the time ran out, and another call may have more time
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
-        return replace(best, model=student, held_out=held_out, gaps=gaps, standard_errors=_CHOSEN_ON_THEM)
+        return replace(best, model=student, held_out=held_out, gaps=gaps)
 
 
 def distill(

@@ -15,16 +15,30 @@ import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
-from hf_lgelu.refit.layerwise import OutOfTimeError, Refit, Student, Task
+from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.verdict import can_take_steps
+
+
+class Maker(Protocol):
+    """What a row of RUNGS names: made of a `Task`, it makes the network of one rung."""
+
+    effort: str
+
+    def make(self, best: Student | None, deadline: float) -> Student:
+        """A new student, compared on the samples held out (`Task.compare`); the networks given stay as they are.
+
+        `best` is the nearest student so far, None on the first rung. Work that lasts ends with OutOfTimeError, or with
+        what it has, when time.perf_counter() is at `deadline`.
+        """
 
 
 def possible_rungs(task: Task) -> list[str]:
@@ -39,7 +53,7 @@ def possible_rungs(task: Task) -> list[str]:
     ]
 
 
-def build_rungs(task: Task) -> list[Refit]:
+def build_rungs(task: Task) -> list[Maker]:
     """The rungs that were asked for. Raises ValueError where there are no samples for them."""
     asked = task.config.rungs
     if len(asked) > 1 and len(possible_rungs(task)) == 1:
@@ -51,7 +65,7 @@ def build_rungs(task: Task) -> list[Refit]:
 
 
 def climb(
-    rungs: Sequence[Refit], config: ConversionConfig, original: nn.Module
+    rungs: Sequence[Maker], config: ConversionConfig, original: nn.Module
 ) -> tuple[Student, tuple[StepTaken, ...]]:
     """The nearest student, and what each rung came to.
 
@@ -70,7 +84,7 @@ def climb(
             left, first = main_decides((deadline - begun, steps[0].seconds))
             if left <= 0:
                 break
-            if first > left and not RUNGS[rung.effort].takes_steps:
+            if first > left and not RUNGS[rung.effort].starts_from_best:
                 continue
         try:
             student = rung.make(best, deadline if steps else math.inf)
@@ -85,7 +99,7 @@ def climb(
         elif step.lost != kept.lost and step.lost is not None and kept.lost is not None:
             is_better = step.lost < kept.lost
         else:
-            is_better = is_nearer(student.gaps, best.gaps, student.standard_errors)
+            is_better = is_nearer(student.gaps, best.gaps, RUNGS[rung.effort].standard_errors)
         if is_better:
             best, kept = student, step
         steps.append(replace(step, is_kept=is_better))

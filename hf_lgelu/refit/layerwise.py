@@ -75,7 +75,7 @@ class Student:
     """The converted network of one rung, and what was done to it.
 
     `gaps` has its distance to the original on each sample held out, `moved` the names of the parameters that were
-    written. `standard_errors`: by so many of them it has to be nearer there than another student to be kept.
+    written.
     """
 
     effort: str
@@ -86,7 +86,6 @@ class Student:
     config_changes: tuple[str, ...]
     width_share: float
     moved: tuple[str, ...]
-    standard_errors: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,10 @@ def require_convertible(model: nn.Module, config: ConversionConfig) -> None:
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
     TemporaryRelu(model, kinds=config.kinds or SMOOTH_KINDS)  # raises where there is no gate
-    if RUNGS[config.highest].takes_steps and not can_take_steps(model):
+    steps = next((effort for effort in config.rungs if RUNGS[effort].takes_steps), None)
+    if steps is not None and not can_take_steps(model):
         raise ValueError(
-            "effort='distill' takes steps of Adam, and in float16 they are not finite: convert model.float() "
+            f"effort={steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
             "(the result may be cast back), or stop at effort='place'"
         )
     gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
@@ -222,12 +223,12 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
             "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
             "--evaluation)"
         )
-    is_distilled = any(step.effort == "distill" and step.is_kept for step in report.steps)
-    if is_distilled and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
+    chosen = [step.effort for step in report.steps if step.is_kept and RUNGS[step.effort].standard_errors]
+    if chosen and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
         yield (
-            f"distilled, and judged on {report.held_out.samples} inputs held out: the mean over so few can fall where "
-            "other inputs are further off for it; give more (an eighth is held out), or a second set "
-            "(evaluation_data, --evaluation)"
+            f"the network of {chosen[-1]!r} was chosen and judged on {report.held_out.samples} inputs held out: the "
+            "mean over so few can fall where other inputs are further off for it; give more (an eighth is held out), "
+            "or a second set (evaluation_data, --evaluation)"
         )
 
 

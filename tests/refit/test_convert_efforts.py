@@ -57,7 +57,6 @@ class Rung:
     effort: str
     kl: float = 0.5
     score: float = 1.0
-    standard_errors: float = 0.0
     given: list = field(default_factory=list)
 
     def make(self, best, deadline):
@@ -66,9 +65,7 @@ class Rung:
             raise OutOfTimeError
         held_out = SimpleNamespace(refitted=SimpleNamespace(distance=self.kl))
         gaps = [2 * self.kl, self.kl / 2, self.kl / 2]
-        return SimpleNamespace(
-            effort=self.effort, held_out=held_out, gaps=gaps, model=self.score, standard_errors=self.standard_errors
-        )
+        return SimpleNamespace(effort=self.effort, held_out=held_out, gaps=gaps, model=self.score)
 
 
 def test_each_rung_is_kept_only_where_it_is_nearer():
@@ -79,9 +76,8 @@ def test_each_rung_is_kept_only_where_it_is_nearer():
     assert [step.effort for step in climb(rungs, ConversionConfig(tolerance=0.4), 1.0)[1]] == ["refit", "place"]
     assert len(climb(rungs, ConversionConfig(max_seconds=1e-9), 1.0)[1]) == 1
     # What is nearer by its mean alone is not kept, nor is a tolerance reached by it.
-    doubted = [Rung("refit", 0.5), *(Rung(effort, 0.4, standard_errors=2.0) for effort in ("place", "distill"))]
-    best, steps = climb(doubted, ConversionConfig(tolerance=0.45), 1.0)
-    assert ([step.is_kept for step in steps], best.effort) == ([True, False, False], "refit")
+    best, steps = climb([Rung("refit", 0.5), Rung("distill", 0.4)], ConversionConfig(tolerance=0.45), 1.0)
+    assert ([step.is_kept for step in steps], best.effort) == ([True, False], "refit")
 
 
 FORMULAS = {
@@ -233,9 +229,9 @@ def kept(rungs, **options):
 
 
 def test_a_better_score_is_kept_and_of_equal_scores_the_kl_decides():
-    better = [Rung("refit", 0.5, 0.8), Rung("place", 0.7, 0.9)]
-    assert kept([*better, Rung("distill", 0.65, 0.9)], metric=float) == [True, True, True]
-    assert kept([*better, Rung("distill", 0.75, 0.9)], metric=float) == [True, True, False]
+    better = [Rung("refit", 0.5, 0.8), Rung("distill", 0.7, 0.9)]
+    assert kept([*better, Rung("place", 0.65, 0.9)], metric=float) == [True, True, True]
+    assert kept([*better, Rung("place", 0.75, 0.9)], metric=float) == [True, True, False]
 
 
 def test_a_rung_ends_when_the_time_is_up(monkeypatch):

@@ -30,7 +30,7 @@ from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
-from hf_lgelu.refit.config import TARGETS
+from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 
@@ -363,11 +363,11 @@ def render_conversion_card(
         base_model=provenance.model if provenance.model_is_on_hub else None,
         metrics=list(metrics) or None, results=results,
         report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
-        kept=next((step.effort for step in reversed(report.steps) if step.is_kept), "refit"),
+        last_rung=next((RUNGS[step.effort].on_the_card for step in reversed(report.steps) if step.is_kept), ""),
         network_table=whole_network(report),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
-        layer_note=LAYER_NOTE, has_zeros=target.name.startswith("relu"),
+        layer_note=LAYER_NOTE, has_zeros=target.has_zeros,
         smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
         made_with=made_with(provenance.hardware, provenance.versions),
     )  # fmt: skip

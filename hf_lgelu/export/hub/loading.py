@@ -16,6 +16,7 @@ from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
+from hf_lgelu.refit.config import TARGETS
 
 CODE_FILE = "mlp.py"
 _MLP_CLASS = mlp.MLPForClassification.__name__
@@ -40,9 +41,6 @@ for name in [*(f"layers.{{i}}.linear" for i in range({layers})), "classifier"]:
     linear.load_state_dict({{part: weights[f"{{name}}.{{part}}"] for part in ("weight", "bias")}})
     modules += [linear, torch.nn.{activation}]
 model = torch.nn.Sequential(*modules[:-1]).eval()"""
-
-# The module of torch of a name of TARGETS; it has no squared ReLU.
-_TORCH_MODULES = {"relu": "ReLU()", "relu6": "ReLU6()", "leaky_relu": "LeakyReLU()", "hardswish": "Hardswish()"}
 
 _TRANSFORMERS = """\
 from transformers import {model_class}
@@ -171,9 +169,9 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     """
     if checkpoint.model_class == _MLP_CLASS:
         plain = GATES[gate].plain_module()
-        of_torch = repr(plain) if type(plain).__module__.startswith("torch.nn.") else None
-        module = of_torch if activation == "gelu" else _TORCH_MODULES.get(activation)
-        return "" if module is None else _MLP.format(layers=checkpoint.layers, activation=module)
+        of_torch = repr(plain) if type(plain).__module__.startswith("torch.nn.") else ""
+        module = of_torch if activation == "gelu" else TARGETS[activation].torch_module
+        return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     return form.format(model_class=checkpoint.model_class, where=where)
 
