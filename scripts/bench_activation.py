@@ -113,7 +113,7 @@ def run(arguments: BenchArguments) -> None:
 
 
 def _measure(arguments: BenchArguments, dtype: str, threads: int, results: ResultsFile) -> None:
-    allocator = _allocator(arguments)
+    allocator = arguments.allocator if arguments.device == "cpu" else "torch"
     bench = Bench(arguments.device, threads, allocator, arguments.rounds, arguments.seconds, results)
     if arguments.step:
         for model in check_step_models(arguments.models, arguments.device):
@@ -124,10 +124,6 @@ def _measure(arguments: BenchArguments, dtype: str, threads: int, results: Resul
     for size in arguments.sizes:
         for row in measure_operation(size, dtype, providers, arguments.hardness, arguments.modes, bench):
             _say(row)
-
-
-def _allocator(arguments: BenchArguments) -> str:
-    return arguments.allocator if arguments.device == "cpu" else "torch"
 
 
 def restart_with(settings: dict[str, str]) -> None:

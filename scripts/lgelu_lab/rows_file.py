@@ -38,11 +38,6 @@ class RowsFile:
         pd.DataFrame([row]).to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
         self._keys.add(tuple(str(row[name]) for name in self.key))
 
-    def frame(self) -> pd.DataFrame:
-        """All rows, numbers as numbers; none where there is no file."""
-        there = self.path.exists() and self.path.stat().st_size
-        return pd.read_csv(self.path) if there else pd.DataFrame(columns=list(self.columns))
-
 
 def read_rows(path: str | os.PathLike, columns: Sequence[str]) -> pd.DataFrame:
     """The file's rows, all cells as texts; raise ValueError where it has other columns or a line that is cut off."""

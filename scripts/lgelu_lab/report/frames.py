@@ -1,7 +1,7 @@
 """Records → data frames: a row a run, a row an epoch, a row of each measurement, all in the order of the tables."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -327,14 +327,9 @@ def measured_benchmarks(data: ReportData) -> list[str]:
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def by_label(runs: pd.DataFrame) -> Iterator[tuple[tuple[str, str], pd.DataFrame]]:
-    """((benchmark, label), its seeds), in the frame's order."""
-    yield from runs.groupby(["benchmark", "label"], sort=False)
-
-
 def of_label(runs: pd.DataFrame, benchmark: str) -> dict[str, pd.DataFrame]:
     """{label: its seeds} of one benchmark."""
-    return {label: seeds for (name, label), seeds in by_label(runs[runs["benchmark"] == benchmark])}
+    return dict(iter(runs[runs["benchmark"] == benchmark].groupby("label", sort=False)))
 
 
 def paired(runs: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:

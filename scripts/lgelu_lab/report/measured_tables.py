@@ -247,22 +247,13 @@ def _real(data: ReportData) -> Iterator[Group]:
             yield (name, how), seeds
 
 
-Tunings = Mapping[tuple[str, int, float | None], pd.DataFrame]
-"""{(start, steps, learning rate): that row of each seed}."""
-
-
-def tunings_of(frame: pd.DataFrame) -> Tunings:
-    """The fine-tuning runs of one benchmark."""
-    return rows_by(frame, "start", "steps", "learning_rate")
-
-
 def _tunings(data: ReportData) -> Iterator[Group]:
     found = of_measurement(data, "conversion-finetuning")
     for benchmark in wanted_benchmarks(data, "conversion-finetuning") if found else ():
         if benchmark not in found:
             yield (benchmark, "all"), None
             continue
-        runs = tunings_of(found[benchmark])
+        runs = rows_by(found[benchmark], "start", "steps", "learning_rate")
         for steps, rate in dict.fromkeys(key[1:] for key in runs):
             same = {start: runs.get((start, steps, rate)) for start in STARTS}
             yield (benchmark, str(steps)), {"rate": rate, "seeds": set(found[benchmark]["seed"]), **same}

@@ -134,7 +134,7 @@ def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFram
 
 
 def _trained_here(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
-    return {name: ways for name, ways in benchmarks_with_results(data).items() if _is_trained_here(ways)}
+    return {name: ways for name, ways in benchmarks_with_results(data).items() if "record" in ways[SMOOTH]}
 
 
 def way_text(seeds: pd.DataFrame) -> str:
@@ -188,10 +188,6 @@ def _is_asked_for(way: str, ways: dict[str, pd.DataFrame]) -> bool:
     name = next(seeds["benchmark"].iloc[0] for way, seeds in ways.items() if way != CONVERTED and len(seeds))
     studies = (study for study in STUDIES.values() if not study.folder and name in study.benchmarks)
     return way != EARLY or any(one.get("relufication") for study in studies for one in study.configurations(name))
-
-
-def _is_trained_here(ways: dict[str, pd.DataFrame]) -> bool:
-    return "record" in ways[SMOOTH]
 
 
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:

@@ -334,10 +334,6 @@ def _grid_runs(point: dict[str, Any], notes: Notes) -> str:
     return str(there) if there >= EXPECTED_RUNS else f"{there} of {EXPECTED_RUNS}"
 
 
-def _grid_drift(point: dict[str, Any], notes: Notes) -> str:
-    return mean_and_deviation(list(point["cell"]["drift"]), 2)
-
-
 def _grid_gain(mode: str) -> Column:
     """ΔBVS of one init mode: where the gates begin counts as well as how they move."""
 
@@ -498,7 +494,7 @@ TABLES: dict[str, TableSpec] = {
             Column("t", lambda point, notes: f"{point['t']:g}"),
             Column("c", lambda point, notes: f"{point['c']:g}"),
             Column("Runs", _grid_runs),
-            Column("Δλ", _grid_drift),
+            Column("Δλ", lambda point, notes: mean_and_deviation(list(point["cell"]["drift"]), 2)),
             *map(_grid_gain, INIT_MODES),
         ),
         text_columns=1,

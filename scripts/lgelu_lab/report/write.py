@@ -168,11 +168,10 @@ class Section:
     tables: tuple[Table, ...]
 
 
-def build_sections(data: ReportData, only: Sequence[str] = tuple(SECTIONS)) -> list[Section]:
+def build_sections(data: ReportData) -> list[Section]:
     """The sections that have a table or a figure."""
     made = []
-    for key in only:
-        spec = SECTIONS[key]
+    for key, spec in SECTIONS.items():
         tables = [build_table(name, ALL_TABLES[name], data) for name in spec.tables]
         drawings = [drawing for name in spec.figures for drawing in draw_all(name, ALL_FIGURES[name], data)]
         tables = [table for table in tables if table.rows]

@@ -160,7 +160,10 @@ def read_record(path: str | os.PathLike) -> RunRecord:
     path = Path(path)
     path = path / RECORD_FILE if path.is_dir() else path
     raw = read_fields(path, RunRecord, "run record")
-    _rename_old_keys(raw["config"])
+    config = raw["config"]
+    if "hardening_granularity" in config:  # what records before 0.2.0 call how often λ moves: "epoch" or "step"
+        granularity = config.pop("hardening_granularity")
+        config["hardening_strategy"] = "steps" if granularity == "step" else granularity
     epochs = tuple(EpochRecord(**epoch) for epoch in raw.pop("epochs"))
     return RunRecord(epochs=epochs, **raw)
 
@@ -177,7 +180,11 @@ def weight_digests(folder: str | os.PathLike) -> dict[str, str]:
     """{file: SHA-256} of the weights in a run's folder and in that of its ReLU network."""
     folder = Path(folder)
     files = sorted([*folder.glob("*.safetensors"), *folder.glob(f"{RELU_FOLDER}/*.safetensors")])
-    return {file.relative_to(folder).as_posix(): _digest(file) for file in files}
+    digests = {}
+    for file in files:
+        with file.open("rb") as opened:
+            digests[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return digests
 
 
 def require_own_weights(record: RunRecord, folder: str | os.PathLike) -> None:
@@ -192,11 +199,6 @@ def require_own_weights(record: RunRecord, folder: str | os.PathLike) -> None:
             f"{', '.join(foreign)} in {folder} {'is' if len(foreign) == 1 else 'are'} not what its {RECORD_FILE} was "
             "written with: another run was trained into the folder, or was interrupted there. Train it again"
         )
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def read_fields(path: Path, kind: type, what: str) -> dict[str, Any]:
@@ -220,10 +222,3 @@ def read_fields(path: Path, kind: type, what: str) -> dict[str, Any]:
     if missing or unknown:
         raise ValueError(f"{path} is not a {what}: missing {missing}, unknown {unknown}")
     return raw
-
-
-def _rename_old_keys(config: dict[str, Any]) -> None:
-    """Records written before 0.2.0 call how often λ moves its granularity, "epoch" or "step"."""
-    if "hardening_granularity" in config:
-        granularity = config.pop("hardening_granularity")
-        config["hardening_strategy"] = "steps" if granularity == "step" else granularity

@@ -42,7 +42,9 @@ def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
             training.resume_from_checkpoint = _checkpoint_of(folder, settings) or training.resume_from_checkpoint
             directory = os.environ.get(DATA_DIR_VARIABLE)
             train_and_record(run, training, load=lambda *options: _kept_rows(run.benchmark, *options, directory))
-        _remove_steps_on_the_way(folder)
+        for path in checkpoints(folder):
+            shutil.rmtree(path)
+        (folder / SETTINGS_FILE).unlink(missing_ok=True)
         return read_record(folder)
 
 
@@ -70,12 +72,6 @@ def _checkpoint_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
         return None
     refuse_differing(folder, "an interrupted run", settings, read_settings(folder))  # before rows are loaded
     return str(checkpoint)
-
-
-def _remove_steps_on_the_way(folder: Path) -> None:
-    for path in checkpoints(folder):
-        shutil.rmtree(path)
-    (folder / SETTINGS_FILE).unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)

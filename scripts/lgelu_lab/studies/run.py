@@ -3,7 +3,7 @@
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -101,7 +101,9 @@ def train_and_record(
     register_learnable_swish()
     benchmark = check_benchmark(run.benchmark)
     _check(run, training)
-    _keep_token_out_of_files(training)
+    if training.hub_token is not None:  # goes where huggingface_hub looks: Trainer writes its arguments to files
+        os.environ["HF_TOKEN"] = training.hub_token
+        training.hub_token = None
     options = model_options(run)
     data = (load or benchmark.load)(data_options(run), options)
     _keep_settings(run, training, data)
@@ -294,11 +296,7 @@ class _RunGuard(TrainerCallback):
 
 
 def _not_finite(metrics: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if _is_not_finite(value)}
-
-
-def _is_not_finite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+    return {name: value for name, value in metrics.items() if isinstance(value, float) and not math.isfinite(value)}
 
 
 def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
@@ -321,7 +319,7 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
     if run.activation not in ACT2FN:
         names = sorted(name for name in ACT2FN if name.isidentifier())
         raise ValueError(f"unknown activation {run.activation!r}; accepted: {', '.join(names)}")
-    wrong = {name: value for name, value in run_config(run, training).items() if _is_not_finite(value)}
+    wrong = _not_finite(run_config(run, training))
     if wrong:
         told = ", ".join(f"{name} is {value}" for name, value in wrong.items())
         raise ValueError(f"settings must be finite numbers, and {told}")
@@ -351,13 +349,6 @@ def _remove(*paths: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _keep_token_out_of_files(training: LambdaGELUTrainingArguments) -> None:
-    """A Hub token goes where huggingface_hub looks for one, since Trainer writes its arguments beside the weights."""
-    if training.hub_token is not None:
-        os.environ["HF_TOKEN"] = training.hub_token
-        training.hub_token = None
-
-
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
     configuration = {
@@ -378,7 +369,8 @@ def _record(
 ) -> RunRecord:
     processes = trainer.accelerator.num_processes
     clock = next(each for each in trainer.callback_handler.callbacks if isinstance(each, RunClock))
-    evaluations = _evaluations(trainer.state.log_history, benchmark.metric)
+    log = trainer.state.log_history
+    evaluations = [entry for entry in log if f"eval_{benchmark.metric}" in entry and not _not_finite(entry)]
     if not evaluations and failure is None:
         raise RuntimeError(
             f"training ended after {trainer.state.global_step} steps without an evaluation, so there is nothing to "
@@ -414,11 +406,6 @@ def _brought_back(trainer: LambdaGELUTrainer) -> dict[str, float]:
         return {}
     found = [entry["epoch"] for entry in state.log_history if entry.get("step") == state.best_global_step]
     return {"saved_epoch": found[-1]}
-
-
-def _evaluations(log: Iterable[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Those whose numbers are all finite."""
-    return [entry for entry in log if f"eval_{metric}" in entry and not _not_finite(entry)]
 
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import math
 import pytest
 from lgelu_lab.report.frames import (
     EVALUATIONS,
-    by_label,
     configuration_key,
     configuration_label,
     evaluations,
@@ -59,7 +58,7 @@ def test_runs_keep_benchmarks_apart_and_put_baselines_first(record_of):
             record_of(seed=0),
         ]
     )
-    assert [head for head, _ in by_label(runs)] == [
+    assert [head for head, _ in runs.groupby(["benchmark", "label"], sort=False)] == [
         ("mlp-adult", "GELU"),
         ("mlp-adult", "ReLU"),
         ("mlp-adult", "λ-GELU decreasing"),
