@@ -89,7 +89,7 @@ class Student:
 
 
 @dataclass(frozen=True)
-class Room:
+class WiderOriginal:
     """A network that computes what the original does, with `extra` idle units in every block.
 
     `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
@@ -110,9 +110,9 @@ class Refit:
         self.task = task
 
     @property
-    def room(self) -> Room:
+    def original(self) -> WiderOriginal:
         """The original with the units and biases that the student is to have besides."""
-        return Room(self.task.model)
+        return WiderOriginal(self.task.model)
 
     def make(self, best: Student | None, deadline: float) -> Student:
         """A new student, made from the original; `best` is the nearest one so far.
@@ -120,12 +120,12 @@ class Refit:
         Raises OutOfTimeError where layers are left when time.perf_counter() is at `deadline`.
         """
         # The student: the original, or its wider copy, with the new gates.
-        task, room = self.task, self.room
-        programs = task.programs if room.model is task.model else task.programs_of(room.model)
-        with evaluation_mode(room.model):
-            student = independent_copy(room.model)
+        task, original = self.task, self.original
+        programs = task.programs if original.model is task.model else task.programs_of(original.model)
+        with evaluation_mode(original.model):
+            student = independent_copy(original.model)
         rewritten = task.plan.carry_out(student)
-        changes = [*map(str, (*room.config_changes, *rewritten)), *forget_quantizer(student)]
+        changes = [*map(str, (*original.config_changes, *rewritten)), *forget_quantizer(student)]
         forget_checkpoint(student)
 
         # Both networks, traced; the layers in forward order.
@@ -164,7 +164,7 @@ class Refit:
         written += [consumer.parameters for layer in found.layers for consumer in layer.maps]
         moved = dict.fromkeys(itertools.chain.from_iterable(written))
         return Student(
-            self.effort, student, tuple(done), *task.compare(student), tuple(changes), room.share, tuple(moved)
+            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, tuple(moved)
         )
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:

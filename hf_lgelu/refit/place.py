@@ -37,11 +37,11 @@ from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
 from hf_lgelu.refit.layers import Layers, find_layers
-from hf_lgelu.refit.layerwise import Refit, Room, Task
+from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import add_constant, oriented
-from hf_lgelu.refit.widen import Block, find_blocks, make_room
+from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
 """The approximate number of rows that a placement is fitted on: three numbers a channel need no more."""
@@ -129,16 +129,16 @@ class Place(Refit):
         """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
         super().__init__(task)
         if task.config.width > 1:
-            _ = self.room  # refused before the work
+            _ = self.original  # refused before the work
 
     @functools.cached_property
-    def room(self) -> Room:
+    def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
         with evaluation_mode(task.model):
             program, sites = task.programs.of(task.folds.first), task.programs.sites
             found = find_layers(program, task.model, sites)
             try:
-                return make_room(task.model, program, found.layers, len(sites), width)
+                return widen_original(task.model, program, found.layers, len(sites), width)
             except UnsupportedConfigError as error:
                 keep = task.plan.keep
                 kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
@@ -147,7 +147,7 @@ class Place(Refit):
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Find the slopes and kinks of all gates, and the work of the added units."""
-        original, sites, extra = programs.model, programs.sites, self.room.extra
+        original, sites, extra = programs.model, programs.sites, self.original.extra
         every = find_gate_units(program)
         directions = find_directions(original, every, self.task.folds)
         units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
@@ -192,15 +192,15 @@ class Place(Refit):
 
     def _most_kinks(self, site: int) -> int:
         """The most ReLUs that are tried for a channel: twice as many copies as an even spread would give, and two."""
-        even = self.room.extra / (self._blocks[site].width - self.room.extra)
+        even = self.original.extra / (self._blocks[site].width - self.original.extra)
         return min(MOST_KINKS, 2 + math.ceil(2 * even))
 
     def _shared_out(self, original: nn.Module, site: int, fits: Sequence[Kinks], sums: PlacementSums) -> Shares:
         block = self._blocks[site]
         columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
         alone = first_of(fits, torch.ones(len(columns), dtype=torch.long))
-        linear = linear_part(original, block, alone, self._inputs[site], block.width - self.room.extra)
-        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self.room.extra)
+        linear = linear_part(original, block, alone, self._inputs[site], block.width - self.original.extra)
+        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self.original.extra)
 
     def _write(self, student: nn.Module, due: set[int]) -> None:
         for site in sorted(due):
@@ -209,7 +209,7 @@ class Place(Refit):
                 block, shares, width = (
                     self._blocks[site],
                     self._shares[site],
-                    self._blocks[site].width - self.room.extra,
+                    self._blocks[site].width - self.original.extra,
                 )
                 count, inputs, size = shares.always_on, self._inputs[site], self._sizes[site]
                 write_always_on(student, block, placement, inputs, width, count, size, direction)

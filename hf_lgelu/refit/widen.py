@@ -23,7 +23,7 @@ from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
-from hf_lgelu.refit.layerwise import Room
+from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.program import Program
 
 
@@ -82,7 +82,9 @@ def _origin(node: Node, source: Node | None = None) -> Node:
     return node
 
 
-def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float) -> Room:
+def widen_original(
+    model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float
+) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before every gate; `model` itself if nothing is added.
 
     `program` and `layers` are of the model's trace, `sites` is the number of its gates. Where no key of the config adds
@@ -103,16 +105,16 @@ def make_room(model: nn.Module, program: Program, layers: Sequence[Layer], sites
         # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
         extra = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
     if not extra and all(block.unit.before.bias is not None for block in blocks):
-        return Room(model)
+        return WiderOriginal(model)
     try:
         wide, changes = padded(model, blocks, extra)
     except UnsupportedConfigError:
         if not extra:
-            return Room(model)
+            return WiderOriginal(model)
         if any(block.unit.other is None for block in blocks):
             raise
         wide, changes = padded(model, blocks, extra, biases=False)
-    return Room(wide, extra, 1 + extra / blocks[0].width, changes)
+    return WiderOriginal(wide, extra, 1 + extra / blocks[0].width, changes)
 
 
 def padded(

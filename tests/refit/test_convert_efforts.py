@@ -22,7 +22,7 @@ from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb
 from hf_lgelu.refit.layerwise import OutOfTimeError
-from hf_lgelu.refit.widen import make_room
+from hf_lgelu.refit.widen import widen_original
 
 
 def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch):
@@ -154,9 +154,9 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
 
 
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
-    inputs, saved, rooms = tokens(120), [], []
-    make = lambda *given: rooms.append(make_room(*given)) or rooms[-1]  # noqa: E731
-    monkeypatch.setattr("hf_lgelu.refit.place.make_room", make)
+    inputs, saved, widened = tokens(120), [], []
+    make = lambda *given: widened.append(widen_original(*given)) or widened[-1]  # noqa: E731
+    monkeypatch.setattr("hf_lgelu.refit.place.widen_original", make)
     for build in (llama, bert):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
@@ -164,7 +164,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
         converted, report = convert_with(model, inputs, width=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25
-        assert len(rooms) == len(saved) + 1  # one for all rungs
+        assert len(widened) == len(saved) + 1  # one for all rungs
         kept = [step.distance for step in report.steps if step.is_kept]
         assert kept == sorted(kept, reverse=True)
         assert len(kept) > 1

@@ -18,7 +18,7 @@ from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.place import Copies, write_copies, write_placement
-from hf_lgelu.refit.widen import make_room
+from hf_lgelu.refit.widen import widen_original
 
 
 @pytest.mark.parametrize("basis", ["relu", "constant", "line"])
@@ -82,10 +82,10 @@ def one_layer(build):
 @pytest.mark.parametrize("build", [llama, gpt2, bert])
 def test_room_changes_no_output(build):
     model, inputs, (sites, program, layers, _) = one_layer(build)
-    room = make_room(model, program, layers, len(sites), 1.25)
+    room = widen_original(model, program, layers, len(sites), 1.25)
     assert room.extra == 10 if build is not gpt2 else room.extra == 16
     width = 64 if build is gpt2 else 40
-    assert make_room(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
+    assert widen_original(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
     assert any("→" in str(change) for change in room.config_changes)
     with torch.no_grad():
         torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-12)
@@ -98,7 +98,7 @@ def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_si
     )  # fmt: skip
     model, inputs = loud(LlamaForCausalLM(config), 1.0), tokens(4)
     sites, program, layers, _ = traced(model, inputs)
-    room = make_room(model, program, layers, len(sites), 1.25)  # no hidden size of 30 is shared by 4 heads
+    room = widen_original(model, program, layers, len(sites), 1.25)  # no hidden size of 30 is shared by 4 heads
     assert room.extra == 6
     assert sorted(map(str, room.config_changes)) == ["intermediate_size: 24 → 30", "mlp_bias: False → True"]
 
@@ -115,7 +115,7 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     """With as many units as inputs, a block is W_down(Σ aₖ·ReLU(z - cₖ) + b + d·z)·u to rounding, written by hand."""
     model, inputs, (sites, program, layers, blocks) = one_layer(build)
     extra = 16 + len(copied)
-    room = make_room(model, program, layers, len(sites), 1 + extra / blocks[0].width)
+    room = widen_original(model, program, layers, len(sites), 1 + extra / blocks[0].width)
     sites, program, layers, blocks = traced(room.model, inputs)
     assert (room.extra, len(blocks)) == (extra, 1)
     block, width = blocks[0], blocks[0].width - extra
