@@ -7,6 +7,7 @@ import math
 import mpmath
 import pytest
 import torch
+from activation.oracle import EXACT_STEPS as STEPS
 from torch import nn
 
 from hf_lgelu import anneal_hardness, hardness_profile
@@ -15,11 +16,6 @@ from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.training.layer_targets import layer_targets
 
-STEPS = {
-    "lambda_gelu": mpmath.ncdf,
-    "lambda_gelu_tanh": lambda u: (1 + mpmath.tanh(mpmath.sqrt(2 / mpmath.pi) * (u + 0.044715 * u**3))) / 2,
-    "lambda_silu": lambda u: 1 / (1 + mpmath.exp(-u)),
-}
 every_gate = pytest.mark.parametrize("gate", GATES)
 
 
