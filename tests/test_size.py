@@ -19,24 +19,24 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (22_950, 18_500),
-    "package: modules": (136, 110),
-    "refit: lines": (6_990, 5_600),
-    "refit: modules": (36, 28),
-    "package: raise statements": (385, 330),
-    "package: public names": (56, 32),
-    "convert_to_relu: parameters": (23, 10),
-    "scripts: lines": (12_620, 10_500),
-    "tests: lines": (34_850, 30_000),
-    "pages without api and changelog: words": (31_250, 12_000),
+    "package: lines": (21_920, 18_500),
+    "package: modules": (116, 110),
+    "refit: lines": (6_270, 5_600),
+    "refit: modules": (30, 28),
+    "package: raise statements": (372, 330),
+    "package: public names": (32, 32),
+    "convert_to_relu: parameters": (10, 10),
+    "scripts: lines": (12_560, 10_500),
+    "tests: lines": (34_410, 30_000),
+    "pages without api and changelog: words": (31_200, 12_000),
     "README: words": (2_120, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (55, 32),
-    "hf-lgelu convert": (70, 48),
-    "a training of four hardened epochs": (33, 24),
-    "export_relu": (33, 18),
-    "from_pretrained": (13, 12),
+    "convert_to_relu": (42, 32),
+    "hf-lgelu convert": (52, 48),
+    "a training of four hardened epochs": (29, 24),
+    "export_relu": (29, 18),
+    "from_pretrained": (11, 12),
 }
 
 

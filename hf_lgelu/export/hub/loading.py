@@ -169,7 +169,10 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     """
     if checkpoint.model_class == _MLP_CLASS:
         plain = GATES[gate].plain_module()
-        of_torch = repr(plain) if type(plain).__module__.startswith("torch.nn.") else ""
+        # torch prints the form of GELU that needs no argument, too.
+        of_torch = (
+            repr(plain).replace("approximate='none'", "") if type(plain).__module__.startswith("torch.nn.") else ""
+        )
         module = of_torch if activation == "gelu" else TARGETS[activation].torch_module
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
