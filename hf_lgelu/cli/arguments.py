@@ -57,7 +57,7 @@ class InputArguments(CheckpointArguments):
 
     evaluation: str | None = _option(
         f"Inputs on which networks are compared, with scores where there are labels: {_DATA}, or none. Left out: of "
-        "convert the validation or test split of --data, if it has one; of the others random inputs.",
+        "convert the validation or test split of --data, if it has one; of other commands random inputs.",
         None,
     )
     evaluation_split: str | None = _option("Which split. Left out: validation or test, else its only one.", None)

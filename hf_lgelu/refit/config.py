@@ -145,10 +145,10 @@ class ConversionConfig:
             names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is refused.
             Default: none.
         tolerance: Nats of mean KL to the original (or relative error) on samples held out that is to be reached: rungs
-            are climbed until it is, up to the effort, or the conversion is refused. With a metric, the share of the
-            original's score that may be lost. Default: no such bound.
+            are climbed until it is, up to the effort, or the conversion is refused. Default: no such bound.
         metric: Your own measure of a model, higher is better, called with the original and with the network of each
-            rung, in eval mode; it decides which rung is kept (KL where scores are equal). Default: KL alone.
+            rung, in eval mode; it decides which rung is kept (KL where scores are equal), and the tolerance
+            is the share of the original's score that may be lost. Default: KL alone.
         max_kl: Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a
             result counts as far from it, and is warned of. Default: 0.1.
         strict: Refuse a result beyond max_kl, and one that could not be measured. Default: report and card warn of it.
@@ -211,7 +211,7 @@ class ConversionConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         if not 1 <= self.width < math.inf:
-            raise ValueError(f"width is a share of the units there are, 1 or more and finite, got {self.width!r}")
+            raise ValueError(f"width is a multiple of the units there are, 1 or more and finite, got {self.width!r}")
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(

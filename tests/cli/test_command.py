@@ -52,7 +52,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
             (*CONVERT, "--evaluation", "none", "--max_eval_samples", "9"),
             "nothing reads --max_eval_samples without a set",
         ),
-        ((*CONVERT, "--width", "0.5"), "width is a share of the units there are, 1 or more"),
+        ((*CONVERT, "--width", "0.5"), "width is a multiple of the units there are, 1 or more"),
         ((*CONVERT, "--distill_steps", "0"), "distill_steps must be a whole number, at least 1, got 0"),
         ((*CONVERT, "--bf16"), "bf16=True is for effort='distill'"),
         ((*CONVERT, "--target", "relu:0.1"), "target must be one of relu, relu6"),
