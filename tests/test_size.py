@@ -23,7 +23,7 @@ LIMITS = {  # limit, goal
     "package: modules": (116, 110),
     "refit: lines": (6_270, 5_600),
     "refit: modules": (30, 28),
-    "package: raise statements": (372, 330),
+    "package: raise statements": (370, 330),
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (12_560, 10_500),

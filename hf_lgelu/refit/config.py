@@ -225,7 +225,7 @@ class ConversionConfig:
             )
 
     def with_given(self, **values: Any) -> "ConversionConfig":
-        """These options, with those values in their place that are not None."""
+        """The same options, but for the `values` that are not None."""
         return replace(self, **{name: value for name, value in values.items() if value is not None})
 
     @property
@@ -234,16 +234,10 @@ class ConversionConfig:
         return read_target(self.target)
 
     @property
-    def highest(self) -> str:
-        """The last rung that may be tried: with a tolerance alone, as far as needed."""
-        if self.effort is not None:
-            return self.effort
-        return EFFORTS[0] if self.tolerance is None else EFFORTS[-1]
-
-    @property
     def rungs(self) -> tuple[str, ...]:
-        """What is tried one after the other where there are samples enough."""
-        highest = "place" if self.width > 1 and self.highest == "refit" else self.highest
+        """The rungs tried in turn where there are samples enough; a tolerance alone may lead up to the last."""
+        highest = self.effort or (EFFORTS[0] if self.tolerance is None else EFFORTS[-1])
+        highest = "place" if self.width > 1 and highest == "refit" else highest
         up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +51,7 @@ class Distill:
 
     def make(self, best: Student | None, deadline: float) -> Student:
         """The nearest student, moved until time.perf_counter() is at `deadline` at the latest."""
-        if best is None:
-            raise ValueError("there is no student to distill")
+        best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
         student = independent_copy(best.model)
         # The best rung and the number of steps may differ from call to call.

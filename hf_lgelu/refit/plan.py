@@ -39,19 +39,19 @@ class Plan:
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
     def direct_swap(self, model: nn.Module) -> TemporaryRelu:
-        """The same for a while, with the weights as they are."""
+        """A context in which the gates of `model` are the target; no weight changes."""
         make = partial(make_gate, self.target)
         return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
 
     def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
-        """`substitute_gates` of the model, in place."""
+        """The config keys rewritten. Changes `model` in place: its gates become the target (`substitute_gates`)."""
         return substitute_gates(
             model, self.target, kinds=self.kinds, rewrite_config=self.rewrite_config, keep=self.keep
         )
 
 
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
-    """What was asked for, with the names of the gates to keep where a number of them was given."""
+    """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates."""
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     if isinstance(keep, int) and keep:
         costs = swap_costs(
@@ -79,8 +79,8 @@ def substitute_gates(
 ) -> tuple[ConfigChange, ...]:
     """Put the target at every gate of the given kinds but those named in `keep`; the config keys that were rewritten.
 
-    Changes `model` in place. Where no key tells the kept gates from the others, the config remembers them: plain
-    transformers then refuses the checkpoint, and `hf_lgelu.from_pretrained` rebuilds it. Raises ValueError where there
+    Changes `model` in place. Where no key tells the kept gates from the others, the config remembers the kept gates:
+    a load rebuilds them where `hf_lgelu` is imported, and is refused elsewhere. Raises ValueError where there
     is no gate to exchange, or one that is kept uses the λ of another, and UnsupportedConfigError where no config key
     puts the target there; if there is one for the other gates, the error says which ones to keep.
     """

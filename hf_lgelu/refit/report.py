@@ -357,7 +357,7 @@ def rungs_in_words(report: ConversionReport) -> str:
 
 
 def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
-    """What may take some of it away; () where nothing was held out, or is left, or what is left is not finite."""
+    """The next step that may bring the network nearer; () where no finite distance above rounding was measured."""
     is_left = report.held_out is not None and _ROUNDING <= report.held_out.refitted.distance < math.inf
     if report.next_step is None or not is_left:
         return ()

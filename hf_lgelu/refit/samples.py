@@ -25,7 +25,7 @@ _MOST_CHANGE = 0.1
 Rounding in bfloat16 makes 0.01, a wrong position about 1."""
 
 _MOST_CHANGE_OF_CROPPED = 0.02
-"""The same for cutting off padding; smaller, since padding that stays costs nothing but time."""
+"""The largest change by cutting padding off; smaller, since padding that stays costs nothing but time."""
 
 _TRIED = 8  # shortest sequences of each process
 
