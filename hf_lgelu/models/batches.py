@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from transformers import PreTrainedConfig
 
 from hf_lgelu.models.example_run import NOT_TAKEN, require_plain, run_example
-from hf_lgelu.models.outputs import IGNORED_LABEL, counted_rows
+from hf_lgelu.models.outputs import IGNORED_LABEL
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
@@ -27,6 +27,12 @@ BARE = ""
 
 TRIED = 2
 """Samples that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
+
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+"""The inputs of the decoder of an encoder-decoder, without the encoder's output."""
+
+_SOUND_INPUTS = ("input_values", "input_features")
+"""The inputs of audio networks, whose first layers make one frame of many steps."""
 
 ROWS_AT_ONCE = 1024
 _TOKENS_AT_ONCE = 2048
@@ -363,6 +369,56 @@ def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[
             "names, shapes and dtypes that the model was trained on"
         ) from error
     return chain([first], filled)
+
+
+def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
+    """The mask of the rows of `values` that are no padding, over all axes but the last; None where all rows count.
+
+    Where the decoder has inputs of its own, the encoder's mask says nothing about the decoder's values, even if both
+    sequences are equally long.
+
+    Args:
+        inputs: of the model, by name, with its masks.
+        values: an output, or the values somewhere inside the network.
+        part: the name of the output, or of the module or weight there.
+        channels_last: whether the last axis is known to hold channels. Only then can the positions of (B, T, C) be the
+            frames of a sound: a convolution has (B, C, T).
+    """
+    masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
+    if any(step.startswith("encoder") for step in part.split(".")):
+        masks = masks[:1]
+    elif any(given in inputs for given in DECODER_INPUTS):
+        masks = masks[1:]
+    for mask in (inputs.get(name) for name in masks):
+        if isinstance(mask, Tensor):
+            counted = mask_over(mask, values.shape[:-1], inputs if channels_last else {})
+            if counted is not None:
+                return counted.to(values.device)
+    return None
+
+
+def mask_over(mask: Tensor, axes: Sequence[int], inputs: Mapping[str, Any]) -> Tensor | None:
+    """The mask (B, T) for positions with these axes: (B, T), or (B, frames) of a sound among the inputs; else None."""
+    if mask.shape == tuple(axes):
+        return mask.bool()
+    return mask_of_frames(mask, axes[1]) if len(axes) == 2 and is_of_sound(mask, inputs) else None
+
+
+def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
+    """Whether the mask (B, T) belongs to the steps of a sound, (B, T) or (B, T, features)."""
+    sounds = (inputs.get(name) for name in _SOUND_INPUTS)
+    return any(isinstance(sound, Tensor) and sound.shape[:2] == mask.shape for sound in sounds)
+
+
+def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
+    """The mask (B, frames) made of the mask (B, T) of steps: a frame counts if the last of its steps counts.
+
+    Frames are taken to share the steps evenly. Convolutions without padding make a few frames less, so that the last
+    frame of a sound may be missed.
+    """
+    steps = mask.shape[1]
+    last = (torch.arange(1, frames + 1, device=mask.device) * steps - 1) // frames
+    return mask[:, last].bool()
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:

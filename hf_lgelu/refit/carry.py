@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from hf_lgelu.models.batches import DECODER_INPUTS, mask_over
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.models.outputs import DECODER_INPUTS, mask_over
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import find_gate_units

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.batches import BARE, LABELS, ROWS_AT_ONCE, Batch, frames_of_sound, pad_tokens
+from hf_lgelu.models.batches import BARE, LABELS, ROWS_AT_ONCE, Batch, frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
-from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs, is_of_sound
+from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs
 from hf_lgelu.refit.processes import each_has, known_processes
 
 _KEY_BYTES = 16

@@ -14,8 +14,7 @@ from transformers import (
     Wav2Vec2Model,
 )
 
-from hf_lgelu.models.batches import frames_of_sound, pad_tokens
-from hf_lgelu.models.outputs import counted_rows, mask_of_frames
+from hf_lgelu.models.batches import counted_rows, frames_of_sound, mask_of_frames, pad_tokens
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.environment import require
-from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last, counted_rows
+from hf_lgelu.models.batches import counted_rows
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
 
 CLIPS = frozenset({"Relu", "Clip"})
 """Activations that a quantizer to unsigned integers does by clipping: nothing is left of them."""
