@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hf_lgelu.activation.module import LambdaGELU as LambdaGELU
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.export.absorption.absorb import absorb_hardness as absorb_hardness
+    from hf_lgelu.export.comparison import compare_networks as compare_networks
     from hf_lgelu.export.hub.push import push_to_hub as push_to_hub
     from hf_lgelu.export.int8.quantize import quantize_onnx as quantize_onnx
     from hf_lgelu.export.onnx.onnx_export import export_onnx as export_onnx
@@ -65,6 +66,7 @@ _HOME = {
     "__version__": "version",
     "absorb_hardness": "export.absorption.absorb",
     "anneal_hardness": "models.hardening",
+    "compare_networks": "export.comparison",
     "convert_to_relu": "refit.convert",
     "export_gelu": "export.plain",
     "export_onnx": "export.onnx.onnx_export",
@@ -100,6 +102,7 @@ __all__ = [
     "__version__",
     "absorb_hardness",
     "anneal_hardness",
+    "compare_networks",
     "convert_to_relu",
     "export_gelu",
     "export_onnx",

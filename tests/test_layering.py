@@ -16,7 +16,7 @@ ALLOWED = {
     "models": {"activation"},
     "training": {"activation", "models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "refit.page", "refit.report", "refit.config"},
+    "export": {"activation", "models", "refit.page", "refit.report", "refit.config", "refit.compare"},
     "cli": {"activation", "models", "training", "refit", "export"},
 }
 ANYWHERE = {"version", "environment", "files", "formats", "host_imports", "registry"}

@@ -1,8 +1,9 @@
 """The original, its direct swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,24 +36,46 @@ def evaluate_conversion(
         batches: of this process; every process must call.
         outputs: names of the outputs that count, as for `hf_lgelu.models.outputs.task_outputs`.
     """
-    score, direct, refitted = Score(), NetComparison(), NetComparison()
-    causal = is_causal(original)
-    for batch in _affordable(original, batches, outputs):
-        reference = compared_outputs(original, batch.inputs, outputs)
+
+    def swapped(inputs: Any) -> Compared:
         with substitution.applied():
-            swapped = compared_outputs(original, batch.inputs, outputs)
-        score += Score.of(reference, batch, causal)
-        direct.add(batch, reference, swapped, causal)
-        refitted.add(batch, reference, compared_outputs(converted, batch.inputs, outputs), causal)
-    (score, direct, refitted), *others = each_has((score, direct, refitted))
-    for other_score, other_direct, other_refitted in others:
-        score += other_score
-        direct.merge(other_direct)
-        refitted.merge(other_refitted)
+            return compared_outputs(original, inputs, outputs)
+
+    runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs)}
+    score, found = compare_networks_on(original, runs, batches, outputs)
+    direct, refitted = found["direct"], found["refitted"]
     if not refitted.rows:
         return None, ()
     evaluation = Evaluation(refitted.rows, len(refitted.gaps), score.values, direct.change, refitted.change)
     return evaluation, refitted.gaps
+
+
+def compare_networks_on(
+    original: nn.Module,
+    others: Mapping[str, Callable[[Any], Compared]],
+    batches: Iterable[Batch],
+    outputs: Sequence[str] | None = None,
+) -> tuple["Score", dict[str, "NetComparison"]]:
+    """The original's score, and how far each of the others is from the original, {name: comparison}.
+
+    Args:
+        original: the network that counts as right.
+        others: {name: what the network gives for a batch's inputs}.
+        batches: of this process; every process must call.
+        outputs: names of the outputs that count.
+    """
+    score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
+    for batch in _affordable(original, batches, outputs):
+        reference = compared_outputs(original, batch.inputs, outputs)
+        score += Score.of(reference, batch, causal)
+        for name, run in others.items():
+            found[name].add(batch, reference, run(batch.inputs), causal)
+    (score, found), *elsewhere = each_has((score, found))
+    for other_score, other_found in elsewhere:
+        score += other_score
+        for name, other in other_found.items():
+            found[name].merge(other)
+    return score, found
 
 
 class NetComparison:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.int8.compare import compare_files
 from hf_lgelu.export.onnx.onnx_inputs import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
     CLIPS,
@@ -39,9 +39,10 @@ from hf_lgelu.export.onnx.onnx_run import (
     runtime_errors,
     silence_python,
     strip_metadata,
+    without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.outputs import OutputChange
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
@@ -82,6 +83,8 @@ class GraphCounts:
 class Int8Report:
     """What `quantize_onnx` wrote, and how far it is from the float file on the calibration rows.
 
+    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen by the graph.
+
     `activations` are those of the float file, each of which is one of three: `vanished_activations` are where another
     operation's integers are clipped, `integer_activations` have an operation on integers of their own, and
     `float_activations` still are computed in float. `counts` is the graph that really runs.
@@ -95,6 +98,7 @@ class Int8Report:
     """
 
     path: Path
+    operations: str
     file_bytes: int
     float_file_bytes: int
     calibration_rows: int
@@ -114,7 +118,9 @@ class Int8Report:
         large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
-            f"{self.calibration_rows:,} rows" + ", weights of 7 bits" * (self.weight_bits == 7),
+            f"{self.calibration_rows:,} rows, operations {self.operations!r}"
+            + ", weights of 7 bits"
+            * (self.weight_bits == 7),
             f"  on these rows, against float32: relative error {self.relative_error:.3g}, {self.change}",
             f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
             f"{counts.dequantize} back",
@@ -131,7 +137,7 @@ def quantize_onnx(
     output_path: str | os.PathLike,
     data: OnnxInputs | Iterable[OnnxInputs],
     *,
-    operations: str = "all",
+    operations: str | None = None,
     reduce_range: bool | None = None,
     max_relative_error: float = MAX_RELATIVE_ERROR,
     overwrite: bool = False,
@@ -149,7 +155,8 @@ def quantize_onnx(
             Labels, None and whatever else the graph does not have are left out. Give padded rows where rows will be
             padded.
         operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone, of which the
-            last two take integers and give float.
+            last two take integers and give float. By default "layers" where the graph multiplies activations with
+            activations, as attention does, else "all".
         reduce_range: give weights 7 bits, not 8. By default where `products_saturate` on this processor. A file with 8
             bits is wrong on such processors; make files for them there, or with True.
         max_relative_error: the largest `Int8Report.relative_error` with which a file is kept.
@@ -175,9 +182,9 @@ def quantize_onnx(
         >>> report.vanished_activations, report.relative_error < 0.05
         (1, True)
     """
-    if operations not in QUANTIZED_OPERATIONS:
+    if operations is not None and operations not in QUANTIZED_OPERATIONS:
         raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
-    if not 0 < max_relative_error < math.inf:
+    if not max_relative_error > 0:
         raise ValueError(f"max_relative_error must be a number above 0, got {max_relative_error}")
     if Path(output_path).resolve() == Path(path).resolve():
         raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
@@ -186,12 +193,12 @@ def quantize_onnx(
     float_model, float_graph = OnnxModel(path), read_onnx(path)
     if count_operations(float_graph)["QuantizeLinear"]:
         raise ValueError(f"{path} is quantized already; give the float32 file")
+    operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")
     batches = read_onnx_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
         large = _quantize(quantization, path, file, batches, operations, reduce_range)
-        compared = compare_files(float_model, OnnxModel(file), batches)
-        change, error = compared.change, compared.relative_error
+        change, error = _compare(float_model, OnnxModel(file), batches)
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
             raise RuntimeError(
@@ -208,6 +215,7 @@ def quantize_onnx(
         size = file.stat().st_size
     return Int8Report(
         path=Path(output_path),
+        operations=operations,
         file_bytes=size,
         float_file_bytes=Path(path).stat().st_size,
         calibration_rows=sum(len(next(iter(batch.values()))) for batch in batches),
@@ -221,6 +229,23 @@ def quantize_onnx(
         large_number_operations=large,
         weight_bits=7 if reduce_range else 8,
     )
+
+
+def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> tuple[OutputChange, float]:
+    """The change of the first output of numbers, and the largest relative error of all outputs."""
+    found: dict[str, OutputComparison] = {}
+    for batch in batches:
+        inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+        for name, array, other_array in zip(model.output_names, model(batch), other(batch), strict=True):
+            if array.dtype.kind == "f" and array.size:
+                pair = (without_padding(torch.from_numpy(values), inputs, name) for values in (array, other_array))
+                found.setdefault(name, OutputComparison()).add(*map(classes_last, pair))
+    first = next(iter(found.values()), None)
+    if first is None or not first.rows:
+        raise ValueError("the graph gives no floating-point output on the calibration rows")
+    # torch's maximum, unlike Python's, is NaN where one of them is.
+    errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
+    return first.change, math.sqrt(errors.max().item())
 
 
 @functools.cache
@@ -301,6 +326,18 @@ def _quantize(
     strip_metadata(proto)
     onnx.save(proto, os.fspath(file))
     return len(large)
+
+
+def _multiplies_activations(graph: Any) -> bool:
+    """Whether the graph multiplies matrices that both depend on the values of its inputs, as attention does."""
+    depends = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        found = [name in depends for name in node.input]
+        if node.op_type == "Attention" or (node.op_type in ("MatMul", "Gemm", "Einsum") and sum(found[:2]) == 2):
+            return True
+        if any(found) and node.op_type not in ("Shape", "Size"):
+            depends |= set(node.output)
+    return False
 
 
 def _large_number_operations(path: Path, batches: list[dict[str, np.ndarray]]) -> list[str]:

@@ -1,0 +1,318 @@
+"""Two networks beside each other in what decides which of them is shipped: score, distance, time and size."""
+
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.export.int8.quantize import quantize_onnx
+from hf_lgelu.export.onnx.onnx_export import export_onnx
+from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.formats import NONE, percent, score, significant
+from hf_lgelu.models.batches import TRIED, Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, run_example
+from hf_lgelu.models.operable import independent_copy, uncompiled
+from hf_lgelu.models.outputs import compared_outputs
+from hf_lgelu.refit.compare import compare_networks_on
+from hf_lgelu.refit.report import NetChange
+
+ORIGINAL, CONVERTED = "original", "converted"
+FLOAT32, INT8 = "float32", "int8"
+
+_CALIBRATED_ON = 64  # inputs at most, and at most a quarter of all
+_TIMED_AT_ONCE = 8  # inputs of a call
+_ROUNDS, _FEWEST_ROUNDS = 15, 5
+_ROUND_SECONDS = 0.005  # a quicker call is repeated until the calls take as long
+_MOST_SECONDS = 60.0  # of all rounds but the fewest
+
+
+@dataclass(frozen=True)
+class ComparedNetwork:
+    """One network in one precision.
+
+    Args:
+        network: "original" or "converted".
+        precision: "float32" or "int8".
+        metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
+        change: how far the network is from the original in float32; None of the original itself.
+        milliseconds: the first quartile, median and third quartile of the processor time of a call on one thread.
+        megabytes: of the ONNX file, or without int8 of the weights, in millions of bytes.
+        operations: what computes in integers, "all" or "layers" (`quantize_onnx`); None in float32.
+    """
+
+    network: str
+    precision: str
+    metrics: Mapping[str, float]
+    change: NetChange | None
+    milliseconds: tuple[float, float, float]
+    megabytes: float
+    operations: str | None = None
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """{title of a column: what stands there}."""
+        first, median, third = map(significant, self.milliseconds)
+        return {
+            "": self.network,
+            "precision": self.precision,
+            **{metric: score(metric, value) for metric, value in self.metrics.items()},
+            **({} if self.change is None else _measures(self.change)),
+            "ms (quartiles)": f"{median} ({first} to {third})",
+            "megabytes": significant(self.megabytes),
+        }
+
+
+@dataclass(frozen=True)
+class NetworkComparison:
+    """The rows of `compare_networks`; as text a table.
+
+    Args:
+        rows: the original and the converted network in float32, and then both in int8.
+        samples: inputs on which the networks were scored and compared.
+        calibration_samples: other inputs, from which int8 has its ranges; 0 without int8.
+        timed_samples: inputs of a timed call.
+        runtime: what ran the timed calls, "torch" or "onnxruntime".
+    """
+
+    rows: tuple[ComparedNetwork, ...]
+    samples: int
+    calibration_samples: int
+    timed_samples: int
+    runtime: str
+
+    def __str__(self) -> str:
+        titles = list(self.rows[1].cells)  # the original has no distance
+        table = [titles, *([row.cells.get(title, NONE) for title in titles] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for names, numbers in ((cells[:2], cells[2:]) for cells in table):
+            left = [name.ljust(width) for name, width in zip(names, widths, strict=False)]
+            right = [number.rjust(width) for number, width in zip(numbers, widths[2:], strict=True)]
+            lines.append("  ".join(left + right).rstrip())
+        lines.append(
+            f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
+            f"of {self.runtime}, the networks in turn."
+        )
+        if self.calibration_samples:
+            in_integers = " and ".join(f"{row.network} {row.operations}" for row in self.rows if row.operations)
+            lines.append(f"int8: ranges of {self.calibration_samples} other inputs; operations: {in_integers}.")
+        return "\n".join(lines)
+
+
+def _measures(change: NetChange) -> dict[str, str]:
+    """How far a network is, by the measures that fit its outputs."""
+    if change.kl is None:
+        return {"relative error": significant(change.relative_error)}
+    return {"same predictions": percent(change.agreement), "KL, nat": significant(change.kl)}
+
+
+def compare_networks(
+    original: nn.Module,
+    converted: nn.Module,
+    data: Any,
+    *,
+    int8: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> NetworkComparison:
+    """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
+
+    With `int8` both networks are exported to ONNX, and times and sizes are those of the ONNX files. Up to 64 inputs, at
+    most a quarter, give the ranges of int8; the networks are judged on the other inputs. Time is processor time on one
+    thread, of the networks in turn. Both networks stay as they are.
+
+    Args:
+        original: the network that counts as right.
+        converted: a network of the same task, e.g. of `convert_to_relu`.
+        data: inputs, as `convert_to_relu` takes them; labels give a score. Inputs to which the converted network was
+            fitted flatter that network.
+        int8: whether to add the rows in int8, which need the extra [onnx].
+        outputs: names of the outputs that count; by default those that the task reads.
+
+    Raises:
+        ValueError: no inputs, inputs that a network does not take, other outputs than the original's, or a single
+            input for int8.
+        ImportError: int8 without the extra [onnx].
+        RuntimeError: a network cannot be exported.
+
+    Example:
+        >>> import torch, hf_lgelu
+        >>> original = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
+        >>> relu, _ = hf_lgelu.convert_to_relu(original, torch.randn(200, 4))
+        >>> comparison = hf_lgelu.compare_networks(original, relu, torch.randn(50, 4))
+        >>> [(row.network, row.precision) for row in comparison.rows]
+        [('original', 'float32'), ('converted', 'float32')]
+    """
+    networks = {ORIGINAL: _in_float32(original), CONVERTED: _in_float32(converted)}
+    read = for_decoder(networks[ORIGINAL], read_batches(data))
+    batches = [
+        Batch(in_dtype(batch.inputs, torch.float32), batch.labels)
+        for batch in cut_batches(taken_by(networks[ORIGINAL], read, "data"))
+    ]
+    _require_alike(networks, batches[0][:TRIED], outputs)
+    calibration, judged = _apart(batches) if int8 else ([], batches)
+    timed = _cropped(judged[0][:_TIMED_AT_ONCE])
+    with ExitStack() as context:
+        context.enter_context(torch.no_grad())
+        for network in networks.values():
+            context.enter_context(evaluation_mode(network))
+        if int8:
+            folder = Path(context.enter_context(tempfile.TemporaryDirectory()))
+            forms = [
+                form for name, network in networks.items() for form in _onnx_forms(name, network, calibration, folder)
+            ]
+            forms.sort(key=lambda form: form.precision)  # float32 first
+        else:
+            forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
+        runs = {
+            f"{form.name} {form.precision}": partial(
+                compared_outputs, networks[form.name], outputs=outputs, call=form.outputs
+            )
+            for form in forms[1:]
+        }
+        original_score, changes = compare_networks_on(networks[ORIGINAL], runs, judged, outputs)
+        times = _quartiles([partial(form.run, timed.inputs) for form in forms])
+    rows = []
+    for form, milliseconds in zip(forms, times, strict=True):
+        found = changes.get(f"{form.name} {form.precision}")
+        change = None if found is None else found.change
+        metrics = original_score.values if change is None else change.metrics
+        rows.append(
+            ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, form.bytes / 1e6, form.operations)
+        )
+    return NetworkComparison(
+        tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
+    )
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A network as a module of torch, or as an ONNX file of the network."""
+
+    name: str
+    precision: str
+    runner: nn.Module | OnnxModel
+    bytes: int
+    output_names: tuple[str, ...] = ()
+    operations: str | None = None
+
+    def run(self, inputs: Tensor | dict[str, Any]) -> Any:
+        """What the form gives, and nothing else done that costs time."""
+        if isinstance(self.runner, OnnxModel):
+            given = inputs if isinstance(inputs, dict) else {self.runner.input_names[0]: inputs}
+            return self.runner({name: given[name] for name in self.runner.input_names})
+        return call_by_name(self.runner, inputs) if isinstance(inputs, dict) else self.runner(inputs)
+
+    def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
+        """What the form gives, with torch's names."""
+        if isinstance(self.runner, nn.Module):
+            return run_example(network, inputs)
+        return dict(zip(self.output_names, map(torch.from_numpy, self.run(inputs)), strict=True))
+
+
+def _onnx_forms(name: str, network: nn.Module, calibration: Sequence[Batch], folder: Path) -> list[_Form]:
+    """The network as an ONNX file in float32, and in int8."""
+    rows = [batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors for batch in calibration]
+    files = {precision: folder / f"{name}-{precision}.onnx" for precision in (FLOAT32, INT8)}
+    first = calibration[0][:_TIMED_AT_ONCE]
+    export_onnx(network, files[FLOAT32], first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
+    # However far int8 is: the table says so.
+    report = quantize_onnx(files[FLOAT32], files[INT8], rows, max_relative_error=math.inf)
+    output = run_example(network, first.inputs)
+    runners = {precision: OnnxModel(file) for precision, file in files.items()}
+    names = runners[FLOAT32].output_names
+    if isinstance(output, Tensor):
+        names = ("",)
+    elif not isinstance(output, Mapping):
+        names = tuple(given.removeprefix("output_") for given in names)
+    return [
+        _Form(name, precision, runners[precision], file.stat().st_size, names, operations)
+        for (precision, file), operations in zip(files.items(), (None, report.operations), strict=True)
+    ]
+
+
+def _in_float32(network: nn.Module) -> nn.Module:
+    """The network itself, or a copy in float32 on the CPU of a network that is something else."""
+    network = uncompiled(network)
+    tensors = itertools.chain(network.parameters(), network.buffers())
+    kinds = {(value.device.type, value.dtype) for value in tensors if value.is_floating_point()}
+    return network if kinds <= {("cpu", torch.float32)} else independent_copy(network).float().cpu()
+
+
+def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Sequence[str] | None) -> None:
+    """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
+    shapes = []
+    for name, network in networks.items():
+        next(taken_by(network, [few], f"data, given to the {name} network"))
+        found = compared_outputs(network, few.inputs, outputs).tensors
+        shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
+    if any(others != shapes[0] for others in shapes):
+        raise ValueError(
+            f"the original gives {shapes[0]} and the converted network {shapes[1]} for the same inputs; give two "
+            "networks of the same task"
+        )
+
+
+def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Inputs for the ranges of int8, evenly spaced as files are often sorted by class, and all the others."""
+    total = sum(map(len, batches))
+    if total < 2:
+        raise ValueError("int8 takes its ranges from some of the inputs and is judged on the others; give two or more")
+    wanted = max(1, min(_CALIBRATED_ON, total // 4))
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[[number * total // wanted for number in range(wanted)]] = True
+    parts = list(zip(batches, chosen.split([len(batch) for batch in batches]), strict=True))
+    return [batch[mask] for batch, mask in parts if mask.any()], [
+        batch[~mask] for batch, mask in parts if not mask.all()
+    ]
+
+
+def _cropped(batch: Batch) -> Batch:
+    """The batch without the columns that are padding in all of its rows: they would be timed."""
+    if isinstance(batch.inputs, Tensor):
+        return batch
+    kept = {name: slice(int(begins.min()), int(ends.max())) for name, (begins, ends) in batch.spans.items()}
+    return Batch({name: value[:, kept[name]] if name in kept else value for name, value in batch.inputs.items()})
+
+
+def _bytes_of(network: nn.Module) -> int:
+    """The bytes of what a checkpoint holds, shared weights once."""
+    values = [value for value in network.state_dict().values() if isinstance(value, Tensor)]
+    return sum({value.data_ptr(): value.nbytes for value in values}.values())
+
+
+def _quartiles(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, float, float]]:
+    """The quartiles of the processor time of each call, in milliseconds, on one thread of torch."""
+
+    def seconds(call: Callable[[], Any], repeats: int) -> float:
+        began = time.process_time()
+        for _ in range(repeats):
+            call()
+        return (time.process_time() - began) / repeats
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for call in calls:
+            call()  # the first allocates
+        repeats = [max(1, math.ceil(_ROUND_SECONDS / max(seconds(call, 1), 1e-9))) for call in calls]
+        times: list[list[float]] = [[] for _ in calls]
+        began = time.monotonic()
+        for number in range(_ROUNDS):
+            if number >= _FEWEST_ROUNDS and time.monotonic() - began > _MOST_SECONDS:
+                break
+            for place in sorted(range(len(calls)), reverse=number % 2 == 1):
+                times[place].append(1e3 * seconds(calls[place], repeats[place]))
+    finally:
+        torch.set_num_threads(threads)
+    quartiles = np.quantile(times, (0.25, 0.5, 0.75), axis=1).T
+    return [(first, median, third) for first, median, third in quartiles.tolist()]
