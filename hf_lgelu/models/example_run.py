@@ -240,9 +240,16 @@ def same_randomness() -> Iterator[None]:
     For models that draw random numbers in eval mode too (the mask of ViTMAE) and whose runs are compared.
     """
     kind = _accelerator()
-    with torch.random.fork_rng(range(torch.get_device_module(kind).device_count()), device_type=kind):
+    devices = torch.get_device_module(kind)
+    count = devices.device_count()
+    with torch.random.fork_rng(range(count), device_type=kind):
         kept = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-        torch.manual_seed(0)
+        # torch.manual_seed has every kind of device that is not there remember the call, each with a stack trace.
+        torch.default_generator.manual_seed(0)
+        if count:
+            devices.manual_seed_all(0)
+        if kept is not None:
+            torch.mps.manual_seed(0)
         try:
             yield
         finally:
@@ -251,7 +258,7 @@ def same_randomness() -> Iterator[None]:
 
 
 def _accelerator() -> str:
-    """The device type that torch.manual_seed seeds beside the CPU and `fork_rng` can keep: "cuda" without one."""
+    """The device type that is seeded beside the CPU and that `fork_rng` can keep: "cuda" without one."""
     found = torch.accelerator.current_accelerator()
     return "cuda" if found is None or found.type == "mps" else found.type
 
