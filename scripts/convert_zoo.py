@@ -14,7 +14,7 @@ from lgelu_lab.measurements.real import RealSettings, find_real, record_real
 from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
-from lgelu_lab.studies.folder import stop_on_signals
+from lgelu_lab.studies.folder import stopped_by_signals
 
 from hf_lgelu.refit.config import EFFORTS
 
@@ -44,7 +44,6 @@ class ZooArguments:
 
 def main() -> int:
     """Measure what has no record yet; the exit status is 1 if one could not be measured."""
-    stop_on_signals()
     (arguments,) = OneLineParser(ZooArguments).parse()
     settings = settings_of(arguments)
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
@@ -78,4 +77,6 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with stopped_by_signals():
+        status = main()
+    sys.exit(status)

@@ -10,7 +10,7 @@ from lgelu_lab.measurements.networks import MODELS, missing_studies
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
-from lgelu_lab.studies.folder import stop_on_signals
+from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.study import parse_settings
 
 
@@ -41,7 +41,6 @@ class MeasureArguments:
 
 def main() -> int:
     """Measure what has no record yet; the exit status is 1 if a measurement failed."""
-    stop_on_signals()
     (arguments,) = OneLineParser(MeasureArguments).parse()
     try:
         measurements = check_measurements(arguments.measurements)
@@ -107,4 +106,6 @@ def _measure(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with stopped_by_signals():
+        status = main()
+    sys.exit(status)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
-from lgelu_lab.studies.folder import stop_on_signals
+from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.study import (
     ERROR_FILE,
     check_settings,
@@ -36,7 +36,6 @@ class StudyArguments:
 
 def main() -> int:
     """Run this process's share; the exit status is 1 if a run failed."""
-    stop_on_signals()
     worker = leave_process_group()
     (arguments,) = OneLineParser(StudyArguments).parse()
     try:
@@ -59,4 +58,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with stopped_by_signals():
+        status = main()
+    sys.exit(status)

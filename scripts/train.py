@@ -4,13 +4,12 @@ import sys
 
 from lgelu_lab.report.write import summarize
 from lgelu_lab.studies.arguments import parse_command_line
-from lgelu_lab.studies.folder import stop_on_signals
+from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.run import run_benchmark
 
 
 def main() -> int:
     """Parse, train, and say what came out; the exit status is 1, with the reason, where it was refused or failed."""
-    stop_on_signals()
     run, training = parse_command_line()
     try:
         record = run_benchmark(run, training)
@@ -23,4 +22,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with stopped_by_signals():
+        status = main()
+    sys.exit(status)

@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import Batch, BenchmarkData, DataOptions, choose_rows, collate_rows
-from lgelu_lab.benchmarks.metrics import accuracy
+from lgelu_lab.benchmarks.metrics import classification_scores
 from lgelu_lab.benchmarks.source import Found
 
 
@@ -338,7 +338,7 @@ def image_benchmark(*, weight_decay: float, epochs: int, **fields: Any) -> Bench
     """A row of BENCHMARKS of images; `fields` are those of `Benchmark` that are its own."""
     return Benchmark(
         collate=collate_rows,
-        compute_metrics=accuracy,
+        compute_metrics=classification_scores,
         metric="accuracy",
         greater_is_better=True,
         defaults={**_RECIPE, "weight_decay": weight_decay, "num_train_epochs": epochs},

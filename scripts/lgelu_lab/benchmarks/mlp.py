@@ -9,7 +9,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 from hf_lgelu import MLPConfig, MLPForClassification
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, collate_rows
-from lgelu_lab.benchmarks.metrics import accuracy
+from lgelu_lab.benchmarks.metrics import classification_scores
 
 
 def build_mlp(activation: str, data: BenchmarkData, options: ModelOptions | None = None) -> MLPForClassification:
@@ -48,7 +48,7 @@ def mlp_benchmark(
         load=lambda options=None, model=None: load(options),  # the rows do not depend on the model
         build_model=build_mlp,
         collate=collate_rows,
-        compute_metrics=accuracy,
+        compute_metrics=classification_scores,
         metric="accuracy",
         greater_is_better=True,
         defaults={**PAPER_RECIPE, **_OUR_RECIPE, **sizes},

@@ -22,7 +22,7 @@ from transformers import (
 
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, choose_rows, collate_rows
-from lgelu_lab.benchmarks.metrics import perplexity, token_losses
+from lgelu_lab.benchmarks.metrics import language_scores, token_losses
 from lgelu_lab.benchmarks.source import load_splits
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
@@ -219,7 +219,7 @@ GPT2_WIKITEXT2 = Benchmark(
     load=load_wikitext2,
     build_model=build_gpt2,
     collate=collate_rows,
-    compute_metrics=perplexity,
+    compute_metrics=language_scores,
     preprocess_logits=token_losses,
     metric="perplexity",
     greater_is_better=False,

@@ -18,6 +18,9 @@ from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE
 
 RECIPES = ("paper", "cpu")
 
+_SHOWN_FIRST = frozenset({"output_dir", "num_train_epochs", "seed", "bf16", "use_cpu", "resume_from_checkpoint"})
+"""Of Trainer's options those that most runs set: a page of help has them among the project's."""
+
 # What every run does unless told otherwise: one evaluation and one log a epoch, no checkpoints.
 _RUN_DEFAULTS: dict[str, Any] = {
     "eval_strategy": "epoch",
@@ -110,6 +113,22 @@ class OneLineParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
+    def format_help(self) -> str:
+        """The project's options first, those of transformers' TrainingArguments under a heading of their own."""
+        inherited = {option.name for option in fields(TrainingArguments)}
+        inherited &= {action.dest for action in self._actions if action.dest not in _SHOWN_FIRST}
+        sections = {
+            "options": [action for action in self._actions if action.dest not in inherited],
+            "options of transformers' TrainingArguments": [each for each in self._actions if each.dest in inherited],
+        }
+        formatter = self.formatter_class(prog=self.prog)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for title, actions in sections.items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        return formatter.format_help()
+
     def parse(self, arguments: Sequence[str] | None = None) -> tuple[Any, ...]:
         """The dataclasses of a command line."""
         try:
@@ -120,7 +139,8 @@ class OneLineParser(HfArgumentParser):
 
 def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArguments, LambdaGELUTrainingArguments]:
     """Parse one run's command line; what it leaves open comes from the benchmark's recipe."""
-    parser = OneLineParser((RunArguments, LambdaGELUTrainingArguments), allow_abbrev=False)
+    usage = "%(prog)s --benchmark NAME --output_dir FOLDER [options]"
+    parser = OneLineParser((RunArguments, LambdaGELUTrainingArguments), allow_abbrev=False, usage=usage)
     # This one must leave --help to the parser that knows all options.
     first = HfArgumentParser(_Recipe, add_help=False, allow_abbrev=False)
     named, _ = first.parse_known_args(arguments)

@@ -133,11 +133,21 @@ def _is_whole(checkpoint: Path) -> bool:
     return isinstance(state, dict) and isinstance(state.get("global_step"), int)
 
 
-def stop_on_signals() -> None:
-    """Let SIGTERM and SIGHUP end the script as Ctrl-C does, by an exception: every `finally` runs."""
-    for name in ("SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _stop)
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by an exception: every `finally` runs.
+
+    Behind the block they end the process as they always do: an exception in what Python does last is printed as a
+    traceback, and changes nothing.
+    """
+    before = {
+        number: signal.signal(number, _stop) for number in (signal.SIGTERM, getattr(signal, "SIGHUP", None)) if number
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

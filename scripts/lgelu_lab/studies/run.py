@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, fields, replace
@@ -121,6 +122,12 @@ def train_and_record(
             write_record(_record(benchmark, run, trainer, data, initial_hardness, str(error)), training.output_dir)
         raise
     record = _record(benchmark, run, trainer, data, initial_hardness)
+    if is_majority(record, data) and trainer.is_world_process_zero():
+        print(
+            f"{record.name}: {record.metric} {record.last.score:.4f} is that of calling every sample the most frequent "
+            "class: the network has learned nothing. Look at learning_rate, num_train_epochs and max_train_samples",
+            file=sys.stderr,
+        )
     try:
         return _save(record, run, trainer, type(model), data.processor)
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:  # a full disk, or what cannot be saved
@@ -131,6 +138,14 @@ def train_and_record(
             f"the network was trained and could not be saved in {training.output_dir} ({error}); what it scored is in "
             f"{FAILED_FILE} there, where that had room"
         ) from error
+
+
+def is_majority(record: RunRecord, data: BenchmarkData) -> bool:
+    """Whether the last accuracy is the share of the most frequent class among the rows of the evaluation."""
+    if record.metric != "accuracy":
+        return False
+    largest = torch.bincount(data.eval.labels).max().item()
+    return round(record.last.score * len(data.eval)) == largest
 
 
 def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.metrics import accuracy, perplexity, token_losses
+from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, load_metrics, token_losses
 from transformers import EvalPrediction
 
 LABELS = np.array([[-100, 4, 0, 2], [-100, 1, -100, 3], [-100, 2, 2, -100]])
@@ -16,11 +16,11 @@ PERPLEXITY = math.exp((0.5 + 1.25 + 3.0 + 2.0 + 0.25 + 0.125 + 4.0) / 7)
 def test_accuracy_is_the_share_of_right_rows():
     logits = np.array([[0.1, 0.9], [2.0, -1.0], [0.0, 3.0], [1.0, 1.0], [5.0, 6.0]])
     labels = np.array([1, 1, 1, 0, 0])
-    assert accuracy(EvalPrediction(predictions=logits, label_ids=labels)) == {"accuracy": 3 / 5}
+    assert classification_scores(EvalPrediction(predictions=logits, label_ids=labels)) == {"accuracy": 3 / 5}
 
 
 def test_perplexity_counts_every_predicted_token_alike_and_no_other():
-    score = perplexity(EvalPrediction(predictions=LOSSES, label_ids=LABELS))
+    score = language_scores(EvalPrediction(predictions=LOSSES, label_ids=LABELS))
     assert score == {"perplexity": pytest.approx(PERPLEXITY, rel=1e-15)}
 
 
@@ -29,14 +29,14 @@ def test_perplexity_is_summed_in_float64():
     losses = np.full((1000, 1000), 10.0, dtype=np.float32)
     losses[0, 0] = 10.0 + 2**-7
     labels = np.zeros((1000, 1001), dtype=np.int64)
-    score = perplexity(EvalPrediction(predictions=losses, label_ids=labels))["perplexity"]
+    score = language_scores(EvalPrediction(predictions=losses, label_ids=labels))["perplexity"]
     assert math.log(score) - 10 == pytest.approx(2**-7 / 1e6, rel=1e-5)
 
 
 @pytest.mark.parametrize(("loss", "score"), [(float("nan"), "nan"), (float("inf"), "inf"), (800.0, "inf")])
 def test_a_perplexity_that_is_no_finite_number_comes_back_as_it_is(loss, score):
     losses = np.full((2, 3), loss, dtype=np.float32)
-    found = perplexity(EvalPrediction(predictions=losses, label_ids=np.zeros((2, 4), dtype=np.int64)))
+    found = language_scores(EvalPrediction(predictions=losses, label_ids=np.zeros((2, 4), dtype=np.int64)))
     assert str(found["perplexity"]) == score
 
 
@@ -56,3 +56,10 @@ def test_token_losses_are_those_of_a_loop_over_tokens(dtype):
         assert losses.dtype == torch.float32
         np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-5)
     assert (expected != 0).sum() == 7
+
+
+def test_the_metrics_are_modules_of_evaluate_which_combine():
+    both = load_metrics("accuracy", "perplexity")
+    both.add_batch(predictions=[1, 0], references=[1, 1])
+    both.add_batch(predictions=[2], references=[1])
+    assert both.compute() == {"accuracy": 1 / 3, "perplexity": pytest.approx(math.e)}

@@ -14,7 +14,9 @@ SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 def in_another_process(script):
     environment = os.environ | {"PYTHONPATH": str(SCRIPTS)}
-    return subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def test_a_folder_has_one_writer_whose_death_frees_it(tmp_path):
@@ -34,18 +36,22 @@ def test_a_folder_has_one_writer_whose_death_frees_it(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_script_by_an_exception(tmp_path, number):
+@pytest.mark.parametrize(("number", "late"), [(signal.SIGTERM, False), (signal.SIGHUP, False), (signal.SIGTERM, True)])
+def test_a_signal_ends_a_script_by_an_exception_and_its_end_without_words(tmp_path, number, late):
     script = (
-        "import tempfile, time\nfrom lgelu_lab.studies.folder import stop_on_signals\nstop_on_signals()\n"
-        f"with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
-        "    print('there', flush=True)\n    time.sleep(60)\n"
+        "import atexit, tempfile, time\nfrom lgelu_lab.studies.folder import stopped_by_signals\n"
+        "def wait():\n    print('there', flush=True)\n    time.sleep(60)\n"
+        f"with stopped_by_signals(), tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        f"    {'pass' if late else 'wait()'}\n"
+        "atexit.register(wait)\n"
     )
     other = in_another_process(script)
     assert other.stdout.readline() == "there\n"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == (not late)
     other.send_signal(number)
-    assert other.wait(timeout=30) == 128 + number
+    _, said = other.communicate(timeout=30)
+    assert other.returncode == (-number if late else 128 + number)
+    assert said == ""
     assert list(tmp_path.iterdir()) == []
 
 

@@ -3,17 +3,19 @@ import json
 import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import score
 import torch
-from lgelu_lab.benchmarks.data import DataOptions
+from lgelu_lab.benchmarks.data import DataOptions, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
-from lgelu_lab.studies.records import read_record, require_own_weights
-from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
+from lgelu_lab.studies.records import EpochRecord, read_record, require_own_weights
+from lgelu_lab.studies.run import DivergedError, is_majority, run_benchmark, run_config
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.optim import Muon
@@ -156,6 +158,17 @@ def test_bad_runs_are_refused_and_leave_no_record(tmp_path, arguments, message):
     with pytest.raises(ValueError, match=message):
         digits(tmp_path, num_train_epochs=1, **arguments)
     assert not (tmp_path / "record.json").exists()
+
+
+def test_a_score_that_is_that_of_the_most_frequent_class_is_said(tmp_path, capsys):
+    whole = {"max_train_samples": None, "num_train_epochs": 8}
+    record = digits(tmp_path, activation="relu", max_eval_samples=1, **whole)  # one sample is a class, and got right
+    assert record.last.score == 1
+    assert "accuracy 1.0000 is that of calling every sample the most frequent class" in capsys.readouterr().err
+    labels = torch.tensor([0, 1, 1, 1, 2])
+    rows = SimpleNamespace(eval=FeatureRows(torch.zeros(5, 1), labels))
+    scores = {score: replace(record, epochs=(EpochRecord(1, score),)) for score in (0.4, 0.6, 0.8)}
+    assert [is_majority(found, rows) for found in scores.values()] == [False, True, False]
 
 
 def test_a_run_that_was_never_evaluated_leaves_no_record(tmp_path):
@@ -360,6 +373,19 @@ def test_a_wrong_call_is_answered_with_one_line(line, message, capsys):
     assert message in told
     assert told.count("\n") == 1
     assert told.endswith("; --help lists the options\n")
+
+
+def test_help_has_the_projects_options_first(capsys):
+    with pytest.raises(SystemExit):
+        parse_command_line(["--help"])
+    own, heading, inherited = capsys.readouterr().out.partition("options of transformers' TrainingArguments:")
+    assert heading
+    assert own.startswith("usage: ")
+    assert own.count("\n") < 200
+    for option in ("--benchmark ", "--harden ", "--target_hardness", "--output_dir", "--temperature"):
+        assert option in own
+        assert option not in inherited
+    assert "--adam_beta1" in inherited
 
 
 @pytest.mark.parametrize("division", [{"max_train_samples": 300}, {"validation_fraction": 0.2}])
