@@ -6,7 +6,7 @@ would need one forward pass for each layer.
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,17 +115,12 @@ class Carrier:
         """The layers to refit, and the maps that cannot be refitted."""
         return self.trace.layers
 
-    @property
-    def steps_per_layer(self) -> int:
-        """The number of calls of `visit` for a layer, and one more for its refit."""
-        return sum(map(len, self._batches)) + 1
-
     @torch.no_grad()
-    def moments(self, index: int, visit: Callable[[], None] = lambda: None) -> list[Moments]:
+    def moments(self, index: int) -> list[Moments]:
         """The sums over the rows of a layer, one for each fold. Carries every batch on to the layer.
 
-        `visit` is called after each batch. The rows see the refitted weights of the layer before. Folds that the ridge
-        does not hold out in turn are added up: for a wide map, each fold is a large matrix.
+        The rows see the refitted weights of the layer before. Folds that the ridge does not hold out in turn are added
+        up: for a wide map, each fold is a large matrix.
         """
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
@@ -136,7 +131,6 @@ class Carrier:
             with same_randomness():
                 for trace, batch, values, behind in self._carried(index, fold):
                     total.add(self._rows(trace, batch, index, values, behind))
-                    visit()
             found = total.sums().reduce_over_processes()
             if len(sums) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in sums)):
                 sums[-1] += found

@@ -76,7 +76,6 @@ class Rung:
         effort: its word among the options.
         change: what it changes.
         made_by: "module:class" whose `make` gives its network, loaded when the rung is tried.
-        usual_time: what it took on the networks that it was tried on, as a multiple of the refit's time.
         moves_kinks: whether it needs a target whose kinks can be placed.
         starts_from_best: whether it begins with the nearest network so far, where others make all layers anew.
         takes_steps: whether it takes steps of Adam, which are not finite in float16.
@@ -90,7 +89,6 @@ class Rung:
     effort: str
     change: str
     made_by: str
-    usual_time: float = 1.0
     moves_kinks: bool = False
     starts_from_best: bool = False
     takes_steps: bool = False
@@ -104,12 +102,12 @@ RUNGS = {
         Rung("refit", "the maps behind the gates, by ridge", "hf_lgelu.refit.layerwise:Refit"),
         Rung(
             "place", "before that, each ReLU's kink and slope, and in a wider network what the units added are for",
-            "hf_lgelu.refit.place:Place", usual_time=1.3, moves_kinks=True,
+            "hf_lgelu.refit.place:Place", moves_kinks=True,
             on_the_card="the maps before the gates got the kink and the slope of each ReLU",
         ),
         Rung(
             "distill", "at last all blocks together, by Adam on the whole network's outputs",
-            "hf_lgelu.refit.distill:Distill", usual_time=4.0, starts_from_best=True, takes_steps=True,
+            "hf_lgelu.refit.distill:Distill", starts_from_best=True, takes_steps=True,
             standard_errors=2.0,
             on_the_card="these and the maps before the gates also took steps of Adam towards its outputs",
         ),

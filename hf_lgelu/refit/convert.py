@@ -7,6 +7,7 @@ The road: `convert_to_relu` reads samples, deals folds, plans the exchange, and 
 loop over the layers is `Refit.make` in `layerwise.py`.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ def convert_to_relu(
     tolerance: float | None = None,
     evaluation_data: Any = None,
     options: ConversionConfig | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Conversion:
     """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
@@ -91,7 +92,7 @@ def convert_to_relu(
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             What it has in common with `data` is counted in a warning.
         options: the other options, and those above where they are not given.
-        progress: show a progress bar.
+        progress: print a line a layer on stderr. By default where that is a terminal.
 
     Raises:
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of
@@ -133,7 +134,8 @@ def convert_to_relu(
         plan = plan_exchange(model, folds, config)
 
         with work_in(model, folds, plan, config) as work:
-            task = Task(model, folds, plan, config, work, progress and processes.is_main_process)
+            shown = sys.stderr.isatty() if progress is None else progress
+            task = Task(model, folds, plan, config, work, shown and processes.is_main_process)
             best, steps = climb(build_rungs(task), config, model)
 
         if not config.outputs:
@@ -160,8 +162,7 @@ def convert_to_relu(
             steps=steps,
             width_share=best.width_share,
             target=plan.target.title,
-            # What was restored took no time that says anything.
-            next_step=None if work.is_taken_up else next_rung(steps, possible_rungs(task)),
+            next_step=next_rung(steps, possible_rungs(task)),
             config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))

@@ -60,6 +60,7 @@ class Distill:
             work.restore(0, student)
         else:
             work.begin(student)
+            task.tell(f"{self.effort}: steps on the whole network")
             distill(
                 task.model, student, task.folds, config.outputs, names=best.moved, steps=config.distill_steps,
                 bf16=config.bf16,

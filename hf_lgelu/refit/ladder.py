@@ -108,17 +108,14 @@ def climb(
     return cast(Student, best), tuple(steps)  # there is one: the lowest rung has no deadline
 
 
-def next_rung(steps: Sequence[StepTaken], possible: Sequence[str]) -> tuple[str, float] | None:
-    """The first possible rung above those taken, and the seconds that it may take by what these took; None at the top.
+def next_rung(steps: Sequence[StepTaken], possible: Sequence[str]) -> str | None:
+    """The first possible rung above those taken; None at the top.
 
     >>> next_rung([StepTaken("refit", 0.1, True, 10.0)], ("refit", "place"))
-    ('place', 13.0)
+    'place'
     """
-    above = [effort for effort in possible if EFFORTS.index(effort) > max(EFFORTS.index(step.effort) for step in steps)]
-    refit = [step.seconds / RUNGS[step.effort].usual_time for step in steps]
-    if not above:
-        return None
-    return above[0], RUNGS[above[0]].usual_time * sum(refit) / len(refit)
+    highest = max(EFFORTS.index(step.effort) for step in steps)
+    return next((effort for effort in possible if EFFORTS.index(effort) > highest), None)
 
 
 class Metric:

@@ -9,13 +9,14 @@ import functools
 import itertools
 import math
 import operator
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
-from tqdm.auto import tqdm
 
+from hf_lgelu.formats import counted, significant
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.loading import forget_checkpoint
@@ -52,6 +53,11 @@ class Task:
     config: ConversionConfig
     work: Work
     progress: bool = False
+
+    def tell(self, line: str) -> None:
+        """Print a line on stderr, where progress is to be shown."""
+        if self.progress:
+            print(line, file=sys.stderr, flush=True)
 
     @functools.cached_property
     def programs(self) -> Programs:
@@ -134,31 +140,35 @@ class Refit:
         _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
         self.prepare(programs, program, found)
         work = task.work.rung(self.effort)
-        bar = tqdm(total=len(found.layers) * carrier.steps_per_layer, desc=self.effort, disable=not task.progress)
         done = [*_without_refit(found, names)]
-        with carrier, bar:
+        task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
+        with carrier:
             self.write_first(student)
             work.begin(student)
+            begun = last = time.perf_counter()
             for index, layer in enumerate(found.layers):
                 if deadline < math.inf and main_decides(time.perf_counter() > deadline):
                     raise OutOfTimeError
                 if index < work.done:  # an earlier call has fitted the layer
                     done += filter(None, [work.restore(index, student)])
-                    bar.update(carrier.steps_per_layer)
                     continue
                 if index == work.done:  # carry on behind the layers of that call
                     for before in range(index):
                         carrier.pass_by(before)
-                bar.set_postfix_str(layer.maps[0].name)
                 # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
-                moments = carrier.moments(index, bar.update)
+                moments = carrier.moments(index)
                 fit = _fitted(layer, moments)
                 total = functools.reduce(operator.add, moments)
                 write_refit(student, program, layer, fit, total)
                 self.write_behind(student, index)
                 done.append(_described(layer, fit, total, names, carrier.note(index)))
                 work.save(index, student, done[-1])
-                bar.update()
+                before, last = last, time.perf_counter()
+                left = (last - begun) / (index + 1 - work.done) * (len(found.layers) - index - 1)
+                task.tell(
+                    f"{index + 1}/{len(found.layers)} {layer.maps[0].name}  error {significant(fit.error_before)} → "
+                    f"{significant(fit.error_after)}  {last - before:.1f} s  {left:.0f} s left"
+                )
 
         written = [tuple(unit.parameters) for unit in find_gate_units(program)]
         written += [consumer.parameters for layer in found.layers for consumer in layer.maps]

@@ -202,8 +202,7 @@ class ConversionReport:
         width_share: hidden units of each block, as a share of the original's.
         target: what the gates became.
         kept: {name of a gate that stayed: its class}.
-        next_step: the next rung of the ladder, and the seconds that it may take; None at the top, or where no inputs
-            are held out for it.
+        next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
         repeated: samples of the second set whose inputs are also among the data that were fitted.
         config: the options, as `ConversionConfig.to_dict` gives them; empty in records from before 0.3.0.
 
@@ -233,7 +232,7 @@ class ConversionReport:
     width_share: float = 1.0
     target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
-    next_step: tuple[str, float] | None = None
+    next_step: str | None = None
     repeated: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -361,8 +360,7 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     is_left = report.held_out is not None and _ROUNDING <= report.held_out.refitted.distance < math.inf
     if report.next_step is None or not is_left:
         return ()
-    effort, seconds = report.next_step
-    return (f"The next rung, `{effort}`, may take about {seconds:.0f} s.",)
+    return (f"The next rung, `{report.next_step}` (effort, --effort), may bring it nearer.",)
 
 
 def _in_one_line(title: str, evaluation: Evaluation) -> str:

@@ -87,14 +87,10 @@ class Work:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self.is_taken_up = False
-        """Whether an earlier call has done a part of the work."""
 
     def rung(self, effort: str) -> "RungWork":
         """The finished layers of a rung."""
-        rung = RungWork(self._folder, effort)
-        self.is_taken_up |= rung.done > 0
-        return rung
+        return RungWork(self._folder, effort)
 
 
 @contextmanager

@@ -113,12 +113,12 @@ def require_comparable(
 
 def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
     """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _why_not_good(report, config)
+    reason = _why_not_good(report, model, config)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
 
-def _why_not_good(report: ConversionReport, config: ConversionConfig) -> str | None:
+def _why_not_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> str | None:
     """The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`."""
     if report.held_out is not None:
         direct, refitted = report.held_out.direct, report.held_out.refitted
@@ -133,7 +133,7 @@ def _why_not_good(report: ConversionReport, config: ConversionConfig) -> str | N
     if config.tolerance is not None:
         best = next((step for step in reversed(report.steps) if step.is_kept), None)
         if best is None or best.gap is None or not best.gap <= config.tolerance:
-            return _not_reached(report, best, config, config.tolerance)
+            return _not_reached(report, model, best, config.tolerance, config)
     if config.strict:
         bound = config.max_kl
         measured = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
@@ -146,19 +146,23 @@ def _why_not_good(report: ConversionReport, config: ConversionConfig) -> str | N
     return None
 
 
-def _not_reached(report: ConversionReport, best: StepTaken | None, config: ConversionConfig, tolerance: float) -> str:
+def _not_reached(
+    report: ConversionReport, model: nn.Module, best: StepTaken | None, tolerance: float, config: ConversionConfig
+) -> str:
     """How near the nearest rung came, and what else these options allow."""
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
     advice = ["more inputs"]
-    if config.gate.can_be_placed:
+    refitted = {name for layer in report.layers for name in layer.layers}
+    ranks = [weight.ndim for name, weight in model.named_parameters() if name.rpartition(".")[0] in refitted]
+    if config.gate.can_be_placed and max(ranks, default=0) <= 2:  # no convolution takes more units
         advice.append("a width above 1" if report.width_share == 1 else "a larger width")
     untried = set(config.rungs) - {step.effort for step in report.steps}
     if any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried):
         advice.append("more seconds")
     elif report.next_step is not None:
-        advice.append(f"effort={report.next_step[0]!r}")
+        advice.append(f"effort={report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
     return (
         f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "

@@ -1,5 +1,7 @@
 """What a conversion says of outputs, labels and parts of a model that are not what they look like."""
 
+import re
+
 import pytest
 import torch
 from networks import convert_with
@@ -296,3 +298,24 @@ def test_what_is_advised_is_not_refused(blocks, options, said, unsaid):
         convert_with(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
     assert all(text in str(caught.value) for text in said)
     assert not any(text in str(caught.value) for text in unsaid)
+
+
+def test_more_units_are_not_advised_where_they_would_be_refused():
+    with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
+        convert_with(Maps().eval(), torch.randn(200, 4, 6), tolerance=1e-12, max_kl=None, effort="refit")
+    assert "width" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("progress", "is_terminal"), [(None, True), (None, False), (True, False), (False, True)])
+def test_progress_is_a_line_a_layer_where_stderr_is_a_terminal(progress, is_terminal, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    report = convert_to_relu(scores(), torch.randn(400, 8), progress=progress).report
+    said = capsys.readouterr().err.splitlines()
+    if progress is False or (progress is None and not is_terminal):
+        assert not said
+        return
+    assert said[0] == "refit: 2 layers"
+    for number, (line, layer) in enumerate(zip(said[1:], report.layers, strict=True), start=1):
+        error = f"{layer.error_before:.3g} → {layer.error_after:.3g}"
+        assert re.fullmatch(rf"{number}/2 {layer.layers[0]}  error {error}  \d+\.\d s  \d+ s left", line)
+    assert said[-1].endswith(" 0 s left")

@@ -50,7 +50,7 @@ def test_numbers_of_the_layers():
 
 
 def test_a_report_comes_back_from_json():
-    for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step=("place", 12.4))):
+    for report in (REPORT, SMALL, dataclasses.replace(REPORT, next_step="place")):
         steps = (StepTaken("refit", 0.5, True, 1.5), StepTaken("place", None, False, 2.0, 0.25))
         report = dataclasses.replace(report, steps=steps, kept={"h.2.mlp.act": "gelu_new"}, outputs=("logits",))
         assert ConversionReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
