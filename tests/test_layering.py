@@ -15,6 +15,7 @@ ALLOWED = {
     "activation": set(),
     "models": {"activation"},
     "training": {"activation", "models"},
+    "evaluate": {"models"},
     "refit": {"activation", "models"},
     "export": {"activation", "models", "refit.page", "refit.report", "refit.config", "refit.compare"},
     "cli": {"activation", "models", "training", "refit", "export"},

@@ -149,15 +149,21 @@ def initialize_hardness(
     require_values_here(owners)
     require_unflattened(owners)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
-    for (_, module), value in zip(owners, values, strict=True):
-        if temperature is not None:
-            torch.nn.init.constant_(module.temperature, check_temperature(temperature))
-        raw_hardness = raw_from_hardness(value, float(module.temperature))
-        if raw_parameters(module)[0] is module.raw_hardness:
-            torch.nn.init.constant_(module.raw_hardness, raw_hardness)
-        else:  # parametrized: assigned, it goes back through the parametrization
-            module.raw_hardness = torch.full_like(module.raw_hardness, raw_hardness)
-        torch.nn.init.zeros_(module.hardness_override)
+    before = [(tensor, tensor.clone()) for _, module in owners for tensor in module.state_dict().values()]
+    try:
+        for (_, module), value in zip(owners, values, strict=True):
+            if temperature is not None:
+                torch.nn.init.constant_(module.temperature, check_temperature(temperature))
+            raw_hardness = raw_from_hardness(value, float(module.temperature))
+            if raw_parameters(module)[0] is module.raw_hardness:
+                torch.nn.init.constant_(module.raw_hardness, raw_hardness)
+            else:  # parametrized: assigned, it goes back through the parametrization
+                module.raw_hardness = torch.full_like(module.raw_hardness, raw_hardness)
+            torch.nn.init.zeros_(module.hardness_override)
+    except Exception:  # a t with which float32 cannot hold s, or a parametrization that has no inverse
+        for tensor, value in before:
+            tensor.copy_(value)
+        raise
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 

@@ -97,7 +97,9 @@ class LambdaGELUTrainingArguments(TrainingArguments):
     )
     log_hardness: bool = field(
         default=True,
-        metadata={"help": "Add every layer's λ, their mean and the learning rate of s to the training logs."},
+        metadata={
+            "help": "Log every layer's λ, their mean and the learning rate of s, and draw the curves of λ at the end."
+        },
     )
     report_substitution: bool = field(
         default=True,

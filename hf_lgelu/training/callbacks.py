@@ -4,6 +4,8 @@ What HardeningCallback does follows from the trainer's position and the model al
 checkpoint goes on as if it had never stopped.
 """
 
+import math
+import os
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
@@ -24,7 +27,7 @@ from hf_lgelu.models.hardening import (
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.models.schedules import hardening_progress, switch_position
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu, short_names
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import (
     largest_override,
@@ -37,6 +40,8 @@ from hf_lgelu.training.refusals import (
 )
 
 logger = logging.get_logger(__name__)
+
+_PREFIX, _MEAN = "hardness/", "hardness/mean"  # of the log's keys
 
 
 class HardeningCallback(TrainerCallback):
@@ -209,13 +214,15 @@ def _epoch_in(state: TrainerState) -> int:
 
 
 class HardnessLogCallback(TrainerCallback):
-    """Adds to every training log: each site's λ, their mean, and the learning rate of s.
+    """Adds to every training log each gate's λ, their mean and the learning rate of s, and draws the curves of λ.
 
-    Evaluations get the same in the trainer's `state.log_history`. Keys: `hardness/<module name>`,
-    `hardness/mean`, `hardness_learning_rate`. A warning names the gates
-    that the first step has no gradient for. LambdaGELUTrainer has the callback by default. It must run before
-    the reporters (tensorboard, trackio, wandb), and callbacks that are passed to a plain Trainer run
-    after them: add it there with `HardnessLogCallback.add_to(trainer)`.
+    Keys: `hardness/<short name>` (`short_names`: "layer.3" for a BERT's gates), `hardness/mean`,
+    `hardness_learning_rate`. Evaluations get the same in the trainer's `state.log_history`. At the end of a training,
+    the curves of λ over the epochs are hardness.png in `output_dir`. A warning names the gates that the first step has
+    no gradient for.
+
+    LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb).
+    Callbacks that are passed to a plain Trainer run after them: call `HardnessLogCallback.add_to(trainer)` there.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -230,7 +237,7 @@ class HardnessLogCallback(TrainerCallback):
     >>> _ = trainer.train()  # doctest: +ELLIPSIS
     {...}
     >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
-    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
+    ['hardness/layers.0', 'hardness/layers.1', 'hardness/mean']
     """
 
     def __init__(self) -> None:
@@ -288,14 +295,47 @@ class HardnessLogCallback(TrainerCallback):
         if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
             return
         profile = hardness_profile(model)
-        added = {f"hardness/{name}": value for name, value in profile.items()}
-        added["hardness/mean"] = sum(profile.values()) / len(profile)
+        added = {f"{_PREFIX}{short}": profile[name] for name, short in short_names(profile).items()}
+        added[_MEAN] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:
             added["hardness_learning_rate"] = float(self._learning_rate)
         if state.log_history:
             state.log_history[-1].update(added)
         if not evaluated:  # the reporters have this step's λ from its training log already
             logs.update(added)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero:
+            draw_curves(os.path.join(args.output_dir, "hardness.png"), state.log_history)
+
+
+def draw_curves(path: str, log_history: list[dict[str, Any]]) -> None:
+    """Write a PNG of every gate's λ over the epochs of a trainer's log, unless the log has fewer than two of each."""
+    curves: dict[str, dict[float, float]] = {}
+    for entry in log_history:
+        for name, value in entry.items():
+            if name.startswith(_PREFIX) and name != _MEAN:
+                curves.setdefault(name.removeprefix(_PREFIX), {})[entry["epoch"]] = value
+    if max(map(len, curves.values()), default=0) < 2:
+        return
+    import matplotlib  # not with the package: it takes half a second
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.6))
+    figure.subplots_adjust(left=0.1, right=0.8, bottom=0.15)  # a layout that is computed takes three times as long
+    axis = figure.subplots()
+    for index, (name, values) in enumerate(curves.items()):
+        is_named = index % math.ceil(len(curves) / 12) == 0
+        color = matplotlib.colormaps["viridis"](0.9 * index / max(1, len(curves) - 1))  # dark is near the input
+        axis.plot(list(values), list(values.values()), color=color, label=name if is_named else None)
+    axis.set(xlabel="epoch", ylabel="λ", title="Hardness of each gate")
+    if axis.get_ylim()[1] > 10:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
+    save_picture(figure, path, 120)
 
 
 def without_hardness(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:

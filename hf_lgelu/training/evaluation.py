@@ -24,6 +24,7 @@ from hf_lgelu.models.outputs import (
     classes_last,
     difference,
     has_classes,
+    labels_of_predictions,
     named_tensors,
     same_classes,
 )
@@ -135,6 +136,26 @@ def metrics_of_both(
         return {**as_it_is, **{f"relu_{name}": value for name, value in substituted.items()}}
 
     return compute_both
+
+
+def metrics_of_module(
+    module: Any, model: nn.Module, prediction: EvalPrediction, compute_result: bool
+) -> dict[str, float] | None:
+    """What a module of `evaluate` says of predictions and labels: of predicted classes where labels are integers.
+
+    Labels of −100 do not count, and those of a causal language model stand where they are predicted.
+    `compute_result` is Trainer's, with `batch_eval_metrics`: false before the last batch.
+    """
+    found, labels = (
+        torch.as_tensor(given[0] if isinstance(given, tuple | list) else given)
+        for given in (prediction.predictions, prediction.label_ids)
+    )
+    labels = labels_of_predictions(labels, model)
+    if found.shape != labels.shape:
+        found = found.view_as(labels) if labels.is_floating_point() else found.argmax(-1)
+    counted = labels != IGNORED_LABEL
+    module.add_batch(predictions=found[counted], references=labels[counted])
+    return module.compute() if compute_result else None
 
 
 def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]:

@@ -2,24 +2,62 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
 from safetensors import safe_open
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 from transformers.utils import (
     CONFIG_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     WEIGHTS_INDEX_NAME,
     WEIGHTS_NAME,
+    logging,
 )
 
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
+
+logger = logging.get_logger(__name__)
+
+
+def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
+    """The checkpoint that a run goes on from: `folder` (True: the last of `output_dir`), or a whole one before it.
+
+    Trainer writes trainer_state.json last: where that cannot be read, the run was stopped while it saved.
+    Raises ValueError where no checkpoint is whole.
+    """
+    given = get_last_checkpoint(output_dir) if isinstance(folder, bool) else folder
+    if given is None:
+        return folder  # Trainer says so
+    last = str(Path(given))
+    before = sort_checkpoints(os.path.dirname(last))
+    before = before[: before.index(last)] if last in before else []
+    broken: list[str] = []
+    for checkpoint in (last, *reversed(before)):
+        state = os.path.join(checkpoint, TRAINER_STATE_NAME)
+        try:
+            TrainerState.load_from_json(state)
+        except (OSError, TypeError, ValueError):
+            broken.append(state)
+            continue
+        if broken:
+            logger.warning(
+                f"{', '.join(broken)}: absent, empty or damaged, as where a run is stopped while it saves. Training "
+                f"goes on from {checkpoint}, the last whole checkpoint before"
+            )
+        return checkpoint
+    raise ValueError(
+        f"{broken[0]} is absent, empty or damaged, and no whole checkpoint is before it. Begin the run anew, or from "
+        f"the weights, if {last} has them: from_pretrained(...) of that folder"
+    )
 
 
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:

@@ -37,11 +37,12 @@ from hf_lgelu.training.evaluation import (
     comparison_metrics,
     copied,
     metrics_of_both,
+    metrics_of_module,
     objective_as_it_is,
     random_state_kept,
 )
 from hf_lgelu.training.refusals import refuse_with_gates, warn_frozen, warn_held, warn_ungrouped
-from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed
+from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed, whole_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -59,8 +60,8 @@ class LambdaGELUTrainer(Trainer):
       substituted is what `substitute_relu` would exchange: every λ-GELU. In a model without any, it is
       every smooth gate (the direct swap).
 
-    Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments. A model without λ-GELU raises
-    unless `args.require_lambda_gelu` is off.
+    Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
+    `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
 
     What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
     refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
@@ -112,6 +113,10 @@ class LambdaGELUTrainer(Trainer):
                 f"{', '.join(given)} would do nothing, since harden is off: give harden=True, or leave them out (a "
                 "HardeningCallback of your own has its own options)"
             )
+        if hasattr(module := options.get("compute_metrics"), "compute"):  # evaluate.load("accuracy"), or combined ones
+            options["compute_metrics"] = lambda prediction, compute_result=True: metrics_of_module(
+                module, self.model, prediction, compute_result
+            )
         super().__init__(model, args, *others, **options)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
@@ -123,6 +128,12 @@ class LambdaGELUTrainer(Trainer):
         if args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
         self._prepare_training()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
+        """As Trainer's. A checkpoint that was not written to its end is left for the last whole one before it."""
+        if resume_from_checkpoint:
+            resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
+        return super().train(resume_from_checkpoint, *others, **options)
 
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any

@@ -150,6 +150,24 @@ def test_wrappers_in_module_names_are_no_difference(checkpoint):
     check_checkpoint_activations(checkpoint, wrapped)
 
 
+def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, caplog):
+    states = {"1": None, "2": '{"train_batch_size": 4}', "10": "", "11": '{"epoch": 3.'}
+    for kind, text in states.items():
+        (tmp_path / f"checkpoint-{kind}").mkdir()
+        if text is not None:
+            (tmp_path / f"checkpoint-{kind}" / "trainer_state.json").write_text(text)
+    tiny_model(seed=5).save_pretrained(tmp_path / "checkpoint-2")
+    for given in (True, str(tmp_path / "checkpoint-10")):
+        caplog.clear()
+        trainer = tiny_trainer(tmp_path, learning_rate=0.0)
+        trainer.train(resume_from_checkpoint=given)
+        assert_same_state(state_of(trainer.model), state_of(tiny_model(seed=5)))
+        assert str(tmp_path / "checkpoint-10" / "trainer_state.json") in caplog.text
+        assert f"goes on from {tmp_path / 'checkpoint-2'}" in caplog.text
+    with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state.json is absent, .* no whole checkpoint"):
+        tiny_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
 def test_a_run_resumed_with_larger_batches_ends_at_the_target(tmp_path):
     """5 steps an epoch, then 2: Trainer goes on in a later epoch than its state says."""
     options = {"train": rows(20), "num_train_epochs": 8, "harden": True}

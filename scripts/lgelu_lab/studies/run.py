@@ -4,7 +4,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import smallest_by_site
 from hf_lgelu.models.schedules import hardening_progress
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import find_sites, short_names
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
@@ -407,7 +407,7 @@ def _record(
         metric=benchmark.metric,
         greater_is_better=benchmark.greater_is_better,
         initial_hardness=initial_hardness,
-        epochs=tuple(_epoch(entry, benchmark.metric) for entry in evaluations),
+        epochs=tuple(_epoch(entry, benchmark.metric, initial_hardness) for entry in evaluations),
         versions=software_versions(),
         hardware=hardware(processes),
         failure=failure,
@@ -465,8 +465,8 @@ def _describe(model: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def _epoch(entry: dict[str, Any], metric: str) -> EpochRecord:
-    prefix = "hardness/"
+def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRecord:
+    keys = {site: f"hardness/{short}" for site, short in short_names(sites).items()}
     return EpochRecord(
         epoch=entry["epoch"],
         score=entry[f"eval_{metric}"],
@@ -475,9 +475,5 @@ def _epoch(entry: dict[str, Any], metric: str) -> EpochRecord:
         relu_loss=entry.get("eval_relu_loss"),
         relu_max_logit_change=entry.get("eval_relu_max_logit_change"),
         relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
-        hardness={
-            name.removeprefix(prefix): value
-            for name, value in entry.items()
-            if name.startswith(prefix) and name != f"{prefix}mean"
-        },
+        hardness={site: entry[key] for site, key in keys.items() if key in entry},
     )
