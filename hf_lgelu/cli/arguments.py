@@ -52,7 +52,30 @@ class CheckpointArguments:
 
 
 @dataclass(kw_only=True)
-class InputArguments(CheckpointArguments):
+class RowArguments(CheckpointArguments):
+    """How rows of a data set become inputs of a checkpoint."""
+
+    column: str | None = _option("Column of texts, images or features. Left out: the only one there is.", None)
+    pair_column: str | None = _option(
+        "Column of the second texts of a network of pairs (a cross-encoder, inference, paraphrase); the first are "
+        "those of --column. Left out: every text stands alone.",
+        None,
+    )
+    label_column: str | None = _option(
+        "Column of a classifier's classes, for scores alone. Left out: label or labels, if there is one.", None
+    )
+    sequence_length: int | None = _option("Tokens of a sequence. Left out: what the model takes, at most 1,024.", None)
+    seed: int = _option("Of the choice of the inputs. Left out: 0.", 0)
+    disable_tqdm: bool = _option("No progress bars.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require(self, "seed", 0 <= self.seed < 2**32, "from 0 to below 2**32")
+        _require(self, "sequence_length", self.sequence_length is None or self.sequence_length >= 2, "2 or more")
+
+
+@dataclass(kw_only=True)
+class InputArguments(RowArguments):
     """The inputs on which networks are compared, and how a data set becomes inputs."""
 
     evaluation: str | None = _option(
@@ -67,26 +90,12 @@ class InputArguments(CheckpointArguments):
         "32,768 tokens.",
         None,
     )
-    column: str | None = _option("Column of texts, images or features. Left out: the only one there is.", None)
-    pair_column: str | None = _option(
-        "Column of the second texts of a network of pairs (a cross-encoder, inference, paraphrase); the first are "
-        "those of --column. Left out: every text stands alone.",
-        None,
-    )
-    label_column: str | None = _option(
-        "Column of a classifier's classes, for scores alone. Left out: label or labels, if there is one.", None
-    )
-    sequence_length: int | None = _option("Tokens of a sequence. Left out: what the model takes, at most 1,024.", None)
-    seed: int = _option("Of the choice of the inputs. Left out: 0.", 0)
     batch_size: int | None = _option(
         "Inputs computed at once. Left out: 1,024 rows of features, 2,048 tokens or 32 images.", None
     )
-    disable_tqdm: bool = _option("No progress bars.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "seed", 0 <= self.seed < 2**32, "from 0 to below 2**32")
-        _require(self, "sequence_length", self.sequence_length is None or self.sequence_length >= 2, "2 or more")
         unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
         if unread:
             raise ValueError(f"nothing reads {' and '.join(unread)} without a set that --evaluation names")
@@ -151,6 +160,12 @@ class ConvertArguments(OutputArguments):
         "stays. Left out: units are as loud as they were fitted.",
         False,
     )
+    compare: bool = _option(
+        "At the end print both networks beside each other: score, distance, milliseconds, megabytes. Left out: that is "
+        "`hf-lgelu compare`.",
+        False,
+    )
+    int8: bool = _option("With --compare: both networks in int8 as well, by ONNX. Left out: in float32.", False)
     resume: bool = _option(
         "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on from "
         "there. Left out: a call that was killed begins anew.",
@@ -161,6 +176,7 @@ class ConvertArguments(OutputArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self, "keep", bool(named(self.keep)), "a number, or names with commas between")
+        _require(self, "int8", self.compare or not self.int8, "left out without --compare")
         self.config()  # raises where options do not go together
         if self.equalize and self.target.partition(":")[0] not in ("relu", "leaky_relu"):
             raise ValueError(f"--equalize: units of {self.target} cannot be rescaled, those of relu and leaky_relu can")
@@ -205,6 +221,23 @@ class CheckArguments(InputArguments):
 
 
 @dataclass(kw_only=True)
+class CompareArguments(RowArguments):
+    """Of `hf-lgelu compare`."""
+
+    model: str = _option("Folder or Hub id of the original: the first word, or this.")
+    converted: str = _option("Folder or Hub id of the other network: the second word, or this.")
+    data: str = _option(f"Inputs of both, best such that the other was not fitted to them: {_DATA}.")
+    data_split: str | None = _option("Which split. Left out: validation or test, else its only one.", None)
+    data_config: str | None = _option("Which of its configurations. Left out: its only one.", None)
+    max_samples: int | None = _option(
+        "At most so many of its inputs. Left out: 8,192 rows of features, 1,024 images, or sequences of together "
+        "32,768 tokens.",
+        None,
+    )
+    int8: bool = _option("Both networks in int8 as well, by ONNX. Left out: in float32, by torch.", False)
+
+
+@dataclass(kw_only=True)
 class ProfileArguments(CheckpointArguments):
     """Of `hf-lgelu profile`."""
 
@@ -219,13 +252,17 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `hf-lgelu`: `run` is "module:function", called with the `arguments`; `examples` are two calls."""
+    """One word after `hf-lgelu`: `run` is "module:function", called with the `arguments`; `examples` are two calls.
+
+    `positional` are the options that a call may give without their names, before all others.
+    """
 
     name: str
     summary: str
     run: str
     arguments: type[CheckpointArguments]
     examples: tuple[str, str]
+    positional: tuple[str, ...] = ("model",)
 
 
 COMMANDS: dict[str, Command] = {
@@ -250,6 +287,17 @@ COMMANDS: dict[str, Command] = {
                 "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
                 "hf-lgelu export runs/soft --to gelu --output_dir out/gelu",
             ),
+        ),
+        Command(
+            "compare",
+            "two checkpoints beside each other: score, distance, milliseconds, megabytes; nothing is written",
+            "hf_lgelu.cli.compare:compare",
+            CompareArguments,
+            (
+                "hf-lgelu compare runs/tabular out/relu --data test.csv",
+                "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
+            ),
+            positional=("model", "converted"),
         ),
         Command(
             "check",

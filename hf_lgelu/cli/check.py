@@ -14,18 +14,21 @@ from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     read_checkpoint,
 )
-from hf_lgelu.cli.comparison import compare, in_words
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
+from hf_lgelu.formats import percent
+from hf_lgelu.formats import score as shown
+from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
-from hf_lgelu.models.outputs import compare_models, task_outputs
+from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu, require_substitutable
+from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers
@@ -114,22 +117,29 @@ def _swap(examined: Examined) -> Iterator[str]:
             f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
             f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"
         )
-    if evaluation is not None:
-        asked = examined.arguments
-        found = compare(
-            network, network, evaluation, outputs=named(asked.outputs), batch_size=asked.batch_size,
-            progress=not asked.disable_tqdm,
-        )  # fmt: skip
-        words = in_words(found.direct, dict(found.original_metrics))
-        yield f"On {evaluation.description}, {found.samples:,} inputs, swapped without a refit: {words}"
-        if found.direct.kl is not None and not found.direct.kl <= FAR_KL:
-            yield f"That is far from the original: KL {found.direct.kl:.3g} of {FAR_KL} nat a prediction"
-        yield from _dearest(examined)
-        return
     swapped = copy.deepcopy(network)
     put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
-    yield f"On random inputs, swapped without a refit: {compare_models(network, swapped, examined.inputs)}"
-    yield "Random inputs say little: --evaluation DATA takes real ones."
+    if evaluation is None:
+        yield f"On random inputs, swapped without a refit: {compare_models(network, swapped, examined.inputs)}"
+        yield "Random inputs say little: --evaluation DATA takes real ones."
+        return
+    asked, outputs = examined.arguments, named(examined.arguments.outputs)
+    score, found = compare_networks_on(
+        network,
+        {"swapped": lambda inputs: compared_outputs(swapped, inputs, outputs)},
+        cut_batches(read_batches(evaluation.batches("evaluation", progress=not asked.disable_tqdm)), asked.batch_size),
+        outputs,
+    )
+    change = found["swapped"].change
+    scores = [
+        f"{name} {shown(name, value)}, {shown(name, score.values[name])} as it is"
+        for name, value in change.metrics.items()
+    ]
+    words = "; ".join([*scores, change.in_words, f"{percent(change.agreement)} of the predictions unchanged"])
+    yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit: {words}"
+    if change.kl is not None and not change.kl <= FAR_KL:
+        yield f"That is far from the original: KL {change.kl:.3g} of {FAR_KL} nat a prediction"
+    yield from _dearest(examined)
 
 
 def _conversion(examined: Examined) -> Iterator[str]:

@@ -53,12 +53,12 @@ def parser_of(command: Command) -> Any:
             raise _WrongCallError(message.removeprefix("argument "))
 
     required = [entry for entry in dataclasses.fields(command.arguments) if entry.default is dataclasses.MISSING]
-    words = [f"--{entry.name} {entry.name.upper()}" for entry in required if entry.name != "model"]
+    words = [f"--{entry.name} {entry.name.upper()}" for entry in required if entry.name not in command.positional]
     examples = "\n".join(f"  {example}" for example in command.examples)
     return Parser(
         command.arguments,
         prog=f"hf-lgelu {command.name}",
-        usage=" ".join([f"hf-lgelu {command.name} MODEL", *words, "[OPTIONS]"]),
+        usage=" ".join(["hf-lgelu", command.name, *map(str.upper, command.positional), *words, "[OPTIONS]"]),
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,8 +119,12 @@ def _arguments(command: Command, words: Sequence[str]) -> CheckpointArguments | 
         return None
     if "" in words:
         raise _WrongCallError(f"{command.name}: one of its arguments is empty; hf-lgelu {command.name} --help")
-    if words and not words[0].startswith("-"):
-        words = ["--model", *words]
+    named: list[str] = []
+    for name in command.positional:
+        if words and not words[0].startswith("-"):
+            named += [f"--{name}", words[0]]
+            words = words[1:]
+    words = [*named, *words]
     known = [f"--{entry.name}" for entry in dataclasses.fields(command.arguments)]
     # argparse would speak first of what is missing: of --dta as of a --data that was left out.
     for word in words:

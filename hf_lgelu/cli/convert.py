@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import PartialState
 from torch import nn
 
-from hf_lgelu.cli.arguments import ConvertArguments
+from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.checkpoint import (
     GivenCheckpoint,
     push,
@@ -24,7 +24,7 @@ from hf_lgelu.cli.checkpoint import (
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
-from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.environment import hardware, package_versions, require
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
 from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id
 from hf_lgelu.files import whole_folder
@@ -59,6 +59,8 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
     folder, state = Path(arguments.output_dir), _processes()
+    if arguments.int8:
+        require("onnxruntime", "onnx")
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
     tell = say if state.is_main_process else _say_nothing
@@ -86,6 +88,13 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
+        if arguments.compare:
+            from hf_lgelu.cli.compare import print_table  # for --compare alone
+
+            print_table(
+                given.network, converted, evaluation or data, int8=arguments.int8, outputs=named(arguments.outputs),
+                is_fitted=evaluation is None, progress=progress,
+            )  # fmt: skip
     wait_for_all()
     return report
 

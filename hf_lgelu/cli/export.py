@@ -12,7 +12,7 @@ from hf_lgelu.cli.checkpoint import (
     require_other_folder,
 )
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.comparison import compare, in_words
+from hf_lgelu.cli.compare import print_table
 from hf_lgelu.cli.inputs import evaluation_set
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.targets import EXPORT_TARGETS
@@ -61,9 +61,7 @@ def export(arguments: ExportArguments) -> Any:
             say("  these inputs are random; --evaluation DATA takes real ones")
         if target.is_checkpoint and evaluation is not None:
             exported = read_checkpoint(str(new), progress=progress).network
-            found = compare(given.network, exported, evaluation, batch_size=arguments.batch_size, progress=progress)
-            changed = in_words(found.refitted, dict(found.original_metrics))
-            say(f"{evaluation.description}, {found.samples:,} inputs: {changed}")
+            print_table(given.network, exported, evaluation, int8=False, progress=progress)
         if target.is_checkpoint:
             write_card(
                 given.model, new, form=target.name, change=report.change, license=arguments.license,

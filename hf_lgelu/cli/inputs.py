@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.arguments import ConvertArguments, InputArguments
+from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, local, require_there
 from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
@@ -54,6 +54,16 @@ def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
     return _read(arguments, given, arguments.data, arguments.data_config, split, splits, arguments.max_samples)
 
 
+def compared_set(arguments: CompareArguments, given: GivenCheckpoint) -> InputSet:
+    """The inputs that --data of `hf-lgelu compare` names. Raises as `data_set`, and where a split must be named."""
+    name, config = arguments.data, arguments.data_config
+    splits = load_splits(name, config, progress=not arguments.disable_tqdm)
+    split = arguments.data_split or _second_split(list(splits))
+    if split is None:
+        raise ValueError(f"{name} has several splits; give --data_split, of {', '.join(splits)}")
+    return _read(arguments, given, name, config, split, splits, arguments.max_samples)
+
+
 def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
     """The inputs that --evaluation names; left out, another split of --data for the command that has --data.
 
@@ -71,8 +81,7 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
         here, there = local(name), local(of_data.data)
         is_data = name == of_data.data if here is None or there is None else here.samefile(there)
     taken = of_data.data_split if of_data is not None and is_data else None
-    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
-    split = arguments.evaluation_split or next((split for split in usual if split != taken), None)
+    split = arguments.evaluation_split or _second_split(list(splits), taken)
     if split is None and arguments.evaluation is None:
         unused = [
             option for option in ("evaluation_config", "max_eval_samples") if getattr(arguments, option) is not None
@@ -88,8 +97,14 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
     return _read(arguments, given, name, config, split, splits, arguments.max_eval_samples)
 
 
+def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None:
+    """The split that networks are compared on where none is named: validation or test, else the only split."""
+    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
+    return next((split for split in usual if split != taken), None)
+
+
 def _read(
-    arguments: InputArguments,
+    arguments: RowArguments,
     given: GivenCheckpoint,
     name: str,
     config: str | None,

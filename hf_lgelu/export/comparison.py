@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -152,6 +153,8 @@ def compare_networks(
         >>> [(row.network, row.precision) for row in comparison.rows]
         [('original', 'float32'), ('converted', 'float32')]
     """
+    if int8:
+        require("onnxruntime", "onnx")
     networks = {ORIGINAL: _in_float32(original), CONVERTED: _in_float32(converted)}
     read = for_decoder(networks[ORIGINAL], read_batches(data))
     batches = [

@@ -42,8 +42,12 @@ def evaluate_conversion(
             return compared_outputs(original, inputs, outputs)
 
     runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs)}
-    score, found = compare_networks_on(original, runs, batches, outputs)
+    (score, found), *elsewhere = each_has(compare_networks_on(original, runs, batches, outputs))
     direct, refitted = found["direct"], found["refitted"]
+    for other_score, other_found in elsewhere:
+        score += other_score
+        direct.merge(other_found["direct"])
+        refitted.merge(other_found["refitted"])
     if not refitted.rows:
         return None, ()
     evaluation = Evaluation(refitted.rows, len(refitted.gaps), score.values, direct.change, refitted.change)
@@ -61,7 +65,7 @@ def compare_networks_on(
     Args:
         original: the network that counts as right.
         others: {name: what the network gives for a batch's inputs}.
-        batches: of this process; every process must call.
+        batches: on which the networks are compared.
         outputs: names of the outputs that count.
     """
     score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
@@ -70,11 +74,6 @@ def compare_networks_on(
         score += Score.of(reference, batch, causal)
         for name, run in others.items():
             found[name].add(batch, reference, run(batch.inputs), causal)
-    (score, found), *elsewhere = each_has((score, found))
-    for other_score, other_found in elsewhere:
-        score += other_score
-        for name, other in other_found.items():
-            found[name].merge(other)
     return score, found
 
 

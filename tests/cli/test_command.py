@@ -22,7 +22,11 @@ def test_help_has_two_examples_that_are_right_calls(command, call):
         assert f"\n  {example}\n" in said
         name, *words = shlex.split(example)[1:]
         assert name == command.name
-        parsed = parser_of(command).parse_args_into_dataclasses(["--model", *words], look_for_args_file=False)
+        first = [
+            part for option, word in zip(command.positional, words, strict=False) for part in (f"--{option}", word)
+        ]
+        words = [*first, *words[len(command.positional) :]]
+        parsed = parser_of(command).parse_args_into_dataclasses(words, look_for_args_file=False)
         assert isinstance(parsed[0], command.arguments)
 
 
@@ -33,7 +37,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "give a command: convert, export, check, profile"),
+        ((), "give a command: convert, export, compare, check, profile"),
         (("convrt",), "there is no command 'convrt' (did you mean convert?)"),
         (("harden", "m"), "there is no command 'harden': a hardened checkpoint is exported, by hf-lgelu export"),
         (("convert", "m", "--dta", "x"), "convert: there is no option --dta (did you mean --data?)"),
@@ -70,6 +74,9 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*EXPORT, "--batch_size", "9"), "nothing reads --batch_size without a set"),
         (("check", "m", "--evaluation_split", "test", "--column", "x"), "--evaluation_split and --column without"),
         (("check", "a", "b"), "check: nothing takes 'b'"),
+        (("compare", "a", "--data", "x"), "compare: the following arguments are required: --converted"),
+        (("compare", "a", "b", "c", "--data", "x"), "compare: nothing takes 'c'"),
+        ((*CONVERT, "--int8"), "--int8 must be left out without --compare"),
         (("check", "a", "--evaluation", ""), "check: one of its arguments is empty"),
         (("profile", "m", "--figure"), "--figure: expected one argument"),
     ],

@@ -89,10 +89,10 @@ def test_weights_of_seven_bits_are_right_on_every_processor(tmp_path):
     path = write_network(tmp_path / "float.onnx", "Relu", layers=1)
     report = quantize_onnx(path, tmp_path / "int8.onnx", [{"x": INPUTS}], reduce_range=True)
     assert report.weight_bits == 7
-    assert report.relative_error < 0.05
+    assert report.relative_error < 0.0025
     if products_saturate():
         with pytest.raises(RuntimeError, match="relative error"):
-            quantize_onnx(path, tmp_path / "eight.onnx", [{"x": INPUTS}], reduce_range=False, max_relative_error=0.05)
+            quantize_onnx(path, tmp_path / "eight.onnx", [{"x": INPUTS}], reduce_range=False, max_relative_error=0.0025)
 
 
 def test_weights_have_a_scale_for_each_channel(files):
@@ -201,12 +201,12 @@ def test_the_report_says_how_far_int8_is_from_float(files, activation):
     report = files[activation][2]
     wanted, found = (OnnxModel(path)({"x": INPUTS})[0].astype(np.float64) for path in files[activation][:2])
     unexplained = np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum()
-    assert report.relative_error == pytest.approx(np.sqrt(unexplained), rel=1e-6)
+    assert report.relative_error == pytest.approx(unexplained, rel=1e-6)
     assert report.change.max_change == pytest.approx(np.abs(found - wanted).max())
     assert report.change.largest_output == pytest.approx(np.abs(wanted).max())
     same = (found.argmax(1) == wanted.argmax(1)).mean()
     assert (report.change.unchanged_predictions, report.change.rows) == (same, 64)
-    assert 0 < report.relative_error < 0.1
+    assert 0 < report.relative_error < 0.01
     assert report.large_number_operations == 0
 
 
@@ -226,7 +226,7 @@ def test_nan_in_any_output_is_never_near_enough(tmp_path, broken):
 def test_a_file_too_far_from_float_is_not_kept(files, tmp_path):
     path, _, report = files["Relu"]
     out = tmp_path / "int8.onnx"
-    with pytest.raises(RuntimeError, match=r"something else: relative error 0\.0.*It is not kept.*operations='layers'"):
+    with pytest.raises(RuntimeError, match=r"something else: relative error .*It is not kept.*operations='layers'"):
         quantize_onnx(path, out, INPUTS, max_relative_error=report.relative_error / 2)
     with pytest.raises(RuntimeError, match=r"It is not kept\. Give more rows"):  # "layers" is what was given
         quantize_onnx(path, out, INPUTS, operations="layers", max_relative_error=1e-9)
@@ -260,7 +260,7 @@ def test_masks_and_the_softmax_behind_them_stay_in_float(tmp_path, mask, left):
     rows = {"x": x, "m": m.astype(np.float32)}
     report = quantize_onnx(tmp_path / "a.onnx", tmp_path / "int8.onnx", rows, operations="all")
     assert report.large_number_operations == left
-    assert report.relative_error < 0.1
+    assert report.relative_error < 0.01
     operations = report.counts.operations
     assert operations.get("Softmax", 0) == (1 if left else 0)
     assert report.counts.integer_layers == 3
@@ -301,7 +301,7 @@ def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp
     rows = torch.randn(64, 2) * network.std + network.mean
     export_onnx(network, tmp_path / "float.onnx", rows[:4])
     report = quantize_onnx(tmp_path / "float.onnx", tmp_path / "int8.onnx", rows)
-    assert report.relative_error < 0.05
+    assert report.relative_error < 0.0025
     assert (report.large_number_operations, report.counts.integer_layers) == (2, 2)
     assert "  2 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
@@ -339,7 +339,7 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     ]
     assert scores[0] > 0.9
     assert abs(scores[1] - scores[0]) <= 0.01  # without the masks in float a quarter of the predictions changes
-    assert report.relative_error < 0.1
+    assert report.relative_error < 0.01
     assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
     assert report.counts.operations["Softmax"] == 1

@@ -14,7 +14,6 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 """
 
 import functools
-import math
 import os
 import tempfile
 from collections.abc import Iterable
@@ -47,9 +46,9 @@ from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
 
-MAX_RELATIVE_ERROR = 0.5
+MAX_RELATIVE_ERROR = 0.25
 """How far an int8 file may be from its float twin (`Int8Report.relative_error`). Networks that still do their task stay
-below 0.2; at 1 the outputs say no more of an input than their mean does."""
+below 0.04; at 1 the outputs say no more of an input than their mean does."""
 
 LARGE = 1e4
 """No trained scale is as large; masks are −1e4 (for float16), −1e9 or the lowest float32."""
@@ -89,10 +88,10 @@ class Int8Report:
     operation's integers are clipped, `integer_activations` have an operation on integers of their own, and
     `float_activations` still are computed in float. `counts` is the graph that really runs.
 
-    `change` compares the first outputs. `relative_error` is √(Σ(int8 − float)² / Σ(float − mean)²), the mean over rows
-    and positions of each of the last axis' entries, and the largest of all outputs: 0 is no error, and 1 that of a file
-    that gives the mean for every row. `NetChange.relative_error` is without the root: the square of this one compares
-    with it. Positions that an attention_mask of zeros marks as padding do not count.
+    `change` compares the first outputs. `relative_error` is Σ(int8 − float)² / Σ(float − mean)², the share of squares
+    that a conversion's report names too, the largest of all outputs; the mean is of rows and positions. 0 is no error,
+    and 1 that of a file that gives the mean for every row. Positions that an attention_mask of zeros marks as padding
+    do not count.
     `large_number_operations` are the nodes that were left in float because numbers of at least 1e4 flow through them,
     as attention masks do. `weight_bits` is 8, or 7 for processors whose products saturate.
     """
@@ -245,7 +244,7 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     # torch's maximum, unlike Python's, is NaN where one of them is.
     errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
-    return first.change, math.sqrt(errors.max().item())
+    return first.change, errors.max().item()
 
 
 @functools.cache

@@ -1,0 +1,45 @@
+"""`hf-lgelu compare`: two checkpoints beside each other, in what decides which of them is shipped."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from hf_lgelu.cli.arguments import CompareArguments
+from hf_lgelu.cli.checkpoint import read_checkpoint
+from hf_lgelu.cli.command import say
+from hf_lgelu.cli.inputs import compared_set
+from hf_lgelu.cli.rows import InputSet
+from hf_lgelu.export.comparison import compare_networks
+from hf_lgelu.refit.report import REPORT_FILE
+
+
+def compare(arguments: CompareArguments) -> None:
+    """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
+    progress = not arguments.disable_tqdm
+    original, converted = (read_checkpoint(name, progress=progress) for name in (arguments.model, arguments.converted))
+    data = compared_set(arguments, original)
+    try:
+        report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))
+        is_fitted = report["provenance"]["data"] == data.description
+    except (OSError, ValueError, LookupError, TypeError):  # not the folder of a conversion
+        is_fitted = False
+    print_table(original.network, converted.network, data, int8=arguments.int8, is_fitted=is_fitted, progress=progress)
+
+
+def print_table(
+    original: nn.Module,
+    converted: nn.Module,
+    data: InputSet,
+    *,
+    int8: bool,
+    progress: bool,
+    is_fitted: bool = False,
+    outputs: Sequence[str] | None = None,
+) -> None:
+    """Compare two networks on `data`, and print the table; `is_fitted` where the conversion was fitted to these."""
+    batches = data.batches("comparison", progress=progress)
+    say(f"{data.description}:\n{compare_networks(original, converted, batches, int8=int8, outputs=outputs)}")
+    if is_fitted:
+        say("The conversion was fitted to inputs of this set: on other inputs the distance is larger.")

@@ -1,0 +1,61 @@
+"""hf-lgelu compare, and the table at the end of hf-lgelu convert, end to end on a small trained MLP."""
+
+import pytest
+
+from hf_lgelu.models.checkpoint import load_checkpoint
+
+
+@pytest.fixture(scope="module")
+def relu(place, tmp_path_factory):
+    """The folder of the converted network, and what the command said."""
+    import contextlib
+    import io
+
+    from hf_lgelu.cli.command import main
+
+    folder, said = tmp_path_factory.mktemp("compare") / "relu", io.StringIO()
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", folder, "--compare")
+    with contextlib.redirect_stdout(said):
+        assert main([str(word) for word in (*words, "--evaluation", place / "test.csv", "--disable_tqdm")]) == 0
+    return folder, said.getvalue()
+
+
+def accuracy(folder, test_rows):
+    features, labels = test_rows
+    return (load_checkpoint(folder)(features).logits.argmax(-1) == labels).double().mean().item()
+
+
+def cells(said, line):
+    return said[said.index("test.csv:\n") :].splitlines()[1 + line].split()
+
+
+def test_the_table_of_two_checkpoints(place, relu, test_rows, call):
+    status, said, errors = call("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--disable_tqdm")
+    assert (status, errors) == (0, "")
+    for line, (name, folder) in enumerate((("original", place / "gelu"), ("converted", relu[0])), start=1):
+        assert cells(said, line)[:3] == [name, "float32", f"{accuracy(folder, test_rows):.4f}"]
+    assert "int8" not in said
+    assert "was fitted to" not in said
+
+
+def test_inputs_that_were_fitted_are_named(place, relu, call):
+    said = call(
+        "compare", place / "gelu", relu[0], "--data", place / "rows.csv", "--max_samples", "40", "--disable_tqdm"
+    )[1]
+    assert "On 40 inputs" in said
+    assert "The conversion was fitted to inputs of this set" in said
+
+
+def test_int8_beside_float32(place, relu, call):
+    pytest.importorskip("onnxruntime")
+    words = ("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--int8", "--disable_tqdm")
+    status, said, errors = call(*words)
+    assert (status, errors) == (0, "")
+    assert [cells(said, line)[:2] for line in (3, 4)] == [["original", "int8"], ["converted", "int8"]]
+    assert "ranges of 25 other inputs" in said
+
+
+def test_convert_prints_the_same_table_at_its_end(place, relu, test_rows):
+    folder, said = relu
+    assert said.index(f"Saved in {folder}") < said.index("test.csv:\n")
+    assert cells(said, 2)[:3] == ["converted", "float32", f"{accuracy(folder, test_rows):.4f}"]
