@@ -199,12 +199,15 @@ class ExportArguments(OutputArguments):
 
     to: str = _option(f"{_TARGETS}. Left out: relu.", "relu", choices=tuple(EXPORT_TARGETS))
     allow_soft: bool = _option("Put ReLU in even where gates are soft. Left out: that is refused.", False)
+    opset: int | None = _option("Version of ONNX's operations, 11 to 25. Left out: 20.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         target = EXPORT_TARGETS[self.to]
         if self.allow_soft and not target.is_relu:
             raise ValueError(f"--allow_soft: --to {self.to} takes soft gates as they are, and does not ask")
+        if self.opset is not None and target.is_checkpoint:
+            raise ValueError(f"--opset: of an ONNX file, and --to {self.to} writes none")
         of_a_card = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
         given = [f"--{name}" for name in of_a_card if getattr(self, name) is not None]
         if given and not target.is_checkpoint:

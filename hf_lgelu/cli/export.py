@@ -36,19 +36,16 @@ def export(arguments: ExportArguments) -> Any:
         given = read_checkpoint(arguments.model, progress=progress)
         if target.is_checkpoint:
             require_hardness(given)
-        elif given.embeds:
-            raise ValueError(
-                f"{given.name} is a checkpoint of sentence-transformers, and its encoder alone, --to {target.name}, "
-                "would lack the pooling: its embeddings would be others. Export --to relu, then use "
-                "SentenceTransformer(..., backend='onnx')"
-            )
         evaluation = evaluation_set(arguments, given)
         inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-        soft = {"allow_soft": arguments.allow_soft} if target.is_relu else {}
+        options: dict[str, Any] = {"allow_soft": arguments.allow_soft} if target.is_relu else {}
+        if arguments.opset is not None:
+            options["opset"] = arguments.opset
         sentences = given.sentences if target.is_checkpoint else None
         place = new if sentences is None else new / sentences.encoder
         place.mkdir(exist_ok=True)
-        report = target.export(given.model, place, source=given.processors, inputs=inputs, **soft)
+        network = given.model if target.is_checkpoint else given.network  # of a sentence encoder with its pooling
+        report = target.export(network, place, source=given.processors, inputs=inputs, **options)
         if sentences is not None:
             sentences.copy_rest(new)
         # With the folder's own name, instead of that under which it is written.

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, Modern
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
+from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.hardening import anneal_hardness, hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -197,9 +198,15 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     assert hardened[1].get_config_dict()["pooling_mode"] == "cls"
     assert "from sentence_transformers import" in (tmp_path / "relu" / "README.md").read_text()
-    status, _, errors = call("export", tmp_path / "lambda", "--output_dir", tmp_path / "onnx", "--to", "onnx")
-    assert status == 1
-    assert "would lack the pooling" in errors
+    words = ("export", tmp_path / "relu", "--output_dir", tmp_path / "onnx", "--to", "onnx", "--opset", "12")
+    status, said, errors = call(*words, "--evaluation", texts, "--disable_tqdm")
+    assert status == 0, errors
+    assert "→ sentence_embedding" in said
+    lines = texts.read_text().splitlines()[:5]
+    tokens = {name: value for name, value in hardened.preprocess(lines).items() if isinstance(value, torch.Tensor)}
+    (found,) = OnnxModel(tmp_path / "onnx" / "model.onnx")(tokens)
+    torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(hardened.encode(lines)), rtol=0, atol=1e-5)
+    assert (tmp_path / "onnx" / "tokenizer.json").exists()
 
 
 def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path, call):

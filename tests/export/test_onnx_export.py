@@ -8,7 +8,16 @@ import onnx
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, YolosConfig, YolosForObjectDetection
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    BertTokenizerFast,
+    GPT2Config,
+    GPT2LMHeadModel,
+    YolosConfig,
+    YolosForObjectDetection,
+)
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
 from hf_lgelu.export.onnx import onnx_export
@@ -123,11 +132,33 @@ def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, expo
     assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
 
 
-@pytest.mark.parametrize("opset", [18, pytest.param(25, marks=pytest.mark.slow)])
-def test_the_file_has_the_opset_that_was_asked_for(tmp_path, opset):
-    report = export_onnx(mlp("gelu"), tmp_path / "a.onnx", torch.randn(2, 5), opset=opset)
+@pytest.mark.parametrize("opset", [11, 13, 17, 18, pytest.param(25, marks=pytest.mark.slow)])
+def test_the_file_has_the_opset_that_was_asked_for(gpt2, tmp_path, opset):
+    """Below 18 it is torch's older exporter, and below 14 attention in the operations that it is made of."""
+    ids = torch.randint(31, (3, 8))
+    tokens = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    network, inputs = (mlp("gelu"), torch.randn(2, 5)) if opset >= 18 else (gpt2, tokens)
+    report = export_onnx(network, tmp_path / "a.onnx", inputs, opset=opset)
     (version,) = {entry.version for entry in onnx.load(tmp_path / "a.onnx").opset_import if not entry.domain}
     assert version == report.opset == opset
+    assert b".py" not in (tmp_path / "a.onnx").read_bytes()
+    if opset < 18:
+        assert (report.activations, gpt2.config._attn_implementation) == (1, "sdpa")
+        longer = {name: torch.cat((value, value), 1)[:2, :11] for name, value in tokens.items()}
+        wanted = gpt2.double().eval()(**longer, use_cache=False).logits.detach()
+        gpt2.float()
+        (found,) = OnnxModel(tmp_path / "a.onnx")(longer)
+        torch.testing.assert_close(torch.from_numpy(found), wanted.float(), rtol=0, atol=1e-4)
+
+
+def test_what_the_older_exporter_cannot_write_is_told_so(tmp_path):
+    class Spectrum(nn.Module):
+        def forward(self, x):
+            return torch.linalg.svdvals(x)
+
+    with pytest.raises(ValueError, match=r"cannot write Spectrum at opset 17 .*svdvals.*from 18 on"):
+        export_onnx(Spectrum(), tmp_path / "a.onnx", torch.randn(2, 3, 3), opset=17)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("kept", [0, 10, -20])
@@ -217,8 +248,8 @@ REFUSED = [
     (lambda: mlp("relu").half(), ROWS, {}, TypeError, r"must be float32, got torch\.float16"),
     (lambda: mlp("relu"), ROWS, {"dynamic_axes": {"x": {0: "batch"}}}, ValueError, "no input; inputs: features"),
     (Pair, WIDE, {}, ValueError, "'batch' must have one size"),
-    (lambda: mlp("relu"), ROWS, {"opset": 17}, ValueError, "opset must be 18 to 25, .*got 17"),
-    (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset must be 18 to 25, .*got 26"),
+    (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset must be 11 to 25, .*got 10"),
+    (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset must be 11 to 25, .*got 26"),
     (lambda: "model.onnx", ROWS, {}, TypeError, "model must be a torch module, got str"),
     (lambda: mlp("relu"), ROWS.to("meta"), {}, TypeError, "dense tensors of numbers"),
     (lambda: mlp("relu"), ROWS.to_sparse(), {}, TypeError, "dense tensors of numbers"),
@@ -300,15 +331,30 @@ def test_sizes_that_the_network_does_not_take_are_not_tried_on_it(tmp_path):
     assert not (tmp_path / "two.onnx").exists()
 
 
-def test_a_network_that_takes_a_mapping_whole_is_refused(tmp_path):
-    class Pooling(nn.Module):
-        def forward(self, features):
-            return {"embedding": features["x"].mean(1)}
-
-    class Own(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x)
-
-    assert export_onnx(Own(nn.Linear(4, 2)), tmp_path / "own.onnx", torch.randn(2, 4)).outputs == ("logits",)
-    with pytest.raises(TypeError, match=r"takes its inputs as one mapping \(x\).*backend='onnx'"):
-        export_onnx(nn.Sequential(Pooling()), tmp_path / "s.onnx", {"x": torch.randn(2, 3, 4)})
+@pytest.mark.parametrize(
+    ("name", "encoder", "output"),
+    [
+        ("SentenceTransformer", BertModel, "sentence_embedding"),
+        ("CrossEncoder", BertForSequenceClassification, "scores"),
+    ],
+)
+def test_a_model_of_sentence_transformers_goes_whole_in_one_call(tmp_path, name, encoder, output):
+    package = pytest.importorskip("sentence_transformers")
+    words = ("the", "a", "cat", "dog", "saw", "ate")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    torch.manual_seed(0)
+    encoder(BertConfig(vocab_size=11, max_position_embeddings=32, num_labels=1, **sizes)).save_pretrained(
+        tmp_path / "bert"
+    )
+    model = getattr(package, name)(str(tmp_path / "bert"), device="cpu")
+    texts = ["the cat", "a dog saw the cat", "the dog ate"]
+    data = texts if name == "SentenceTransformer" else [(text, "a cat") for text in texts]
+    report = export_onnx(model, tmp_path / "model.onnx", data, opset=12)
+    assert (report.outputs, report.opset) == ((output,), 12)
+    given = {key: value for key, value in model.preprocess(data[::-1]).items() if isinstance(value, torch.Tensor)}
+    with torch.no_grad():
+        wanted = model.double()(dict(given))[output]
+    (found,) = OnnxModel(tmp_path / "model.onnx")(given)
+    torch.testing.assert_close(torch.from_numpy(found), wanted.float(), rtol=0, atol=1e-5)

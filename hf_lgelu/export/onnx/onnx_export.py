@@ -3,9 +3,10 @@
 import inspect
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +33,14 @@ ONNX_FILE = "model.onnx"
 OPSET = 20
 """The first with Gelu."""
 
-MIN_OPSET = 18
-"""The first that torch's exporter writes; asked for an older one, it writes this."""
+MIN_OPSET = 11
+"""The first at which onnxruntime runs what torch's older exporter writes of transformers."""
+
+DYNAMO_OPSET = 18
+"""The first that torch's exporter writes; what is older, its older exporter (TorchScript) does."""
+
+FUSED_ATTENTION_OPSET = 14
+"""The first at which the older exporter writes torch's fused attention."""
 
 MAX_OPSET = 25
 """The newest to which the exporter converts every graph; asked for a newer one, it may write another."""
@@ -82,7 +89,7 @@ class OnnxReport:
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike,
-    inputs: Inputs,
+    inputs: Inputs | Sequence[Any],
     *,
     dynamic_axes: DynamicAxes | None = None,
     opset: int = OPSET,
@@ -94,8 +101,9 @@ def export_onnx(
     The inputs have the names of the arguments of the model's forward. The output is "logits" where the model gives
     one tensor; of an output with `logits` there are all that the task reads, "logits" first (of a detector also
     "pred_boxes"), and no hidden states; otherwise as many as it gives, by their names, of a tuple "output_0" and so on,
-    and "name.0" for those inside another. A cache is switched off where there is one. The model is left as it was. The
-    file holds no stack traces and no paths.
+    and "name.0" for those inside another. Of a SentenceTransformer it is "sentence_embedding", behind pooling and
+    normalization, of a CrossEncoder "scores". A cache is switched off where there is one. The model is left as it was.
+    The file holds no stack traces and no paths.
 
     The first axis of every input is the batch and, of integer and boolean inputs, the second is the sequence; both
     may vary. The comparison is made on the example inputs and on batches of other sizes and lengths, made of them;
@@ -104,9 +112,10 @@ def export_onnx(
     Args:
         model: float32. On another device than the CPU, a copy is exported.
         path: the file to be, ".onnx" as a rule.
-        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out.
+        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out. Of a model of
+            sentence-transformers also a list of texts.
         dynamic_axes: which axes may vary instead, e.g. {"pixel_values": {0: "batch"}}; {} for none.
-        opset: version of ONNX's operations, 18 to 25.
+        opset: version of ONNX's operations, 11 to 25; below 18 by torch's older exporter.
         tolerance: largest difference allowed, relative to the largest |output| or to 1 if that is larger.
         overwrite: replace a file that is there.
 
@@ -141,14 +150,11 @@ def export_onnx(
             "export it with torch.onnx.export(..., dynamo=True, external_data=True), which writes a second file"
         )
     if not MIN_OPSET <= opset <= MAX_OPSET:
-        raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporter writes, got {opset}")
+        raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporters write, got {opset}")
     model = uncompiled(model)  # whose forward names its arguments
+    if hasattr(model, "preprocess") and not isinstance(inputs, Mapping):  # of sentence-transformers
+        inputs = {name: value for name, value in model.preprocess(inputs).items() if isinstance(value, Tensor)}
     inputs = named_inputs(model, inputs)
-    if isinstance(model, nn.Sequential) and not inputs.keys() <= inspect.signature(model.forward).parameters.keys():
-        raise TypeError(
-            f"{type(model).__name__} takes its inputs as one mapping ({', '.join(inputs)}), for which an ONNX file has "
-            "no form. Of a SentenceTransformer save the model, and load it with backend='onnx'"
-        )
     axes = choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in tensors):
         model = independent_copy(model).cpu()
@@ -175,15 +181,16 @@ def export_onnx(
 
 
 def save_onnx(
-    model: PreTrainedModel,
+    model: Any,
     folder: str | os.PathLike,
     *,
     source: str | os.PathLike | None = None,
     inputs: Inputs | None = None,
+    opset: int = OPSET,
 ) -> OnnxReport:
     """`export_onnx` of a copy in float32 into a folder that is there, with its config and what prepares its inputs."""
     inputs = in_dtype(random_inputs(model) if inputs is None else inputs, torch.float32)
-    report = export_onnx(independent_copy(model).float(), Path(folder) / ONNX_FILE, inputs)
+    report = export_onnx(independent_copy(model).float(), Path(folder) / ONNX_FILE, inputs, opset=opset)
     model.config.save_pretrained(folder)
     if source is not None:
         copy_processor_files(source, Path(folder))
@@ -191,16 +198,20 @@ def save_onnx(
 
 
 class _NamedOutputs(nn.Module):
-    """`model` called with keyword arguments, giving a tuple of tensors."""
+    """`model` called with keyword arguments, or one mapping where it takes that, giving a tuple of tensors."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
         self.model, self.names = model, names
         accepted = inspect.signature(model.forward).parameters
         self.fixed = {"use_cache": False} if "use_cache" in accepted else {}
+        self.takes_mapping = isinstance(model, nn.Sequential) and not set(names) <= accepted.keys()
 
     def named(self, *inputs: Tensor) -> dict[str, Tensor]:
-        output = self.model(**dict(zip(self.names, inputs, strict=True)), **self.fixed)
+        given = dict(zip(self.names, inputs, strict=True))
+        if self.takes_mapping:
+            return task_outputs(self.model(given))
+        output = self.model(**given, **self.fixed)
         if isinstance(output, Tensor):
             return {"logits": output}
         if getattr(output, "logits", None) is not None:
@@ -229,19 +240,18 @@ def _write(
 ) -> None:
     # The exporter takes an axis of size 1 for one that is always 1.
     traced = _copies(resize(inputs, axes, {axis: max(2, size) for axis, size in axis_sizes(inputs, axes).items()}))
-    with silence_python("torch.onnx"):  # the exporter warns of itself and prints its progress
-        program = torch.onnx.export(
-            network,
-            tuple(traced.values()),
-            dynamo=True,
-            opset_version=opset,
-            input_names=list(traced),
-            output_names=list(outputs),
-            dynamic_shapes=(tuple(dict(axes.get(name, {})) for name in traced),),
-            external_data=False,
-            verbose=False,
-        )
-    proto = program.model_proto
+    named: dict[str, Any] = {"opset_version": opset, "input_names": list(traced), "output_names": list(outputs)}
+    with silence_python("torch.onnx"):  # the exporters warn of themselves and print their progress
+        if opset >= DYNAMO_OPSET:
+            shapes = (tuple(dict(axes.get(name, {})) for name in traced),)
+            program = torch.onnx.export(
+                network, tuple(traced.values()), dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+                **named,
+            )  # fmt: skip
+            proto = program.model_proto
+        else:
+            _write_older(network, tuple(traced.values()), axes, file, named)
+            proto = read_onnx(file)
     strip_metadata(proto)
     del proto.graph.value_info[:]  # shapes are inferred again, and onnxruntime's quantizer trips over stale ones
     onnx = require("onnx", "onnx")
@@ -250,6 +260,28 @@ def _write(
         raise RuntimeError(f"torch wrote opset {versions.get('')} where {opset} was asked for; give another opset")
     onnx.checker.check_model(proto)
     onnx.save(proto, os.fspath(file))
+
+
+def _write_older(
+    network: _NamedOutputs, traced: tuple[Tensor, ...], axes: DynamicAxes, file: Path, named: Mapping[str, Any]
+) -> None:
+    """Write the file by torch's older exporter, with attention in plain operations where the opset has no other."""
+    opset = named["opset_version"]
+    models = [part for part in network.modules() if isinstance(part, PreTrainedModel) and opset < FUSED_ATTENTION_OPSET]
+    fused = [part for part in models if part.config._attn_implementation == "sdpa"]
+    for part in fused:
+        part.set_attn_implementation("eager")
+    try:
+        varying = {name: dict(axis_names) for name, axis_names in axes.items()}
+        torch.onnx.export(network, traced, os.fspath(file), dynamo=False, dynamic_axes=varying, **named)
+    except torch.onnx.OnnxExporterError as error:
+        raise ValueError(
+            f"torch's older exporter cannot write {type(network.model).__name__} at opset {opset} ({error}); its newer "
+            f"one, from {DYNAMO_OPSET} on, may. Of a transformers model give the attention_mask, too"
+        ) from error
+    finally:
+        for part in fused:
+            part.set_attn_implementation("sdpa")
 
 
 def _compare(

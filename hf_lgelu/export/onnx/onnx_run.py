@@ -107,7 +107,7 @@ def find_activations(model: Any) -> list[Any]:
     """The nodes of an ONNX model that stand for an activation, one each, fused into another node or not.
 
     Of λ-GELU, which has no operation of its own, that is the Erf; of a squared ReLU the square. A Clip is one where it
-    begins at 0.
+    begins at 0. What is computed of constants (λ of its parameter) is none.
     """
     nodes = all_nodes(model)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -118,7 +118,11 @@ def find_activations(model: Any) -> list[Any]:
     found = [
         node
         for node in nodes
-        if (node.op_type in ACTIVATION_OPERATIONS and (node.op_type != "Clip" or _begins_at_zero(node, constants)))
+        if (
+            node.op_type in ACTIVATION_OPERATIONS
+            and not constants.keys() >= set(node.input)
+            and (node.op_type != "Clip" or _begins_at_zero(node, constants))
+        )
         or any(attribute.name == "activation" and attribute.s for attribute in node.attribute)
     ]
     return [node for node in found if not squared.intersection(node.output)] + squares
