@@ -87,18 +87,18 @@ def output(model: nn.Module, inputs: dict) -> torch.Tensor:
 
 
 def int8_error(layer: nn.Linear, inputs: torch.Tensor) -> float:
-    """√(Σ(int8 - float)²/Σfloat²) of a layer's outputs, one after the other, in float64."""
+    """Σ(int8 - float)²/Σ(float - mean)² of a layer's outputs, one after the other, in float64."""
     x = inputs.detach().double().numpy()
     least, most = min(x.min(), 0.0), max(x.max(), 0.0)
     step = (most - least) / 255
     zero = round(-least / step)
     coarse = (np.clip(np.rint(x / step), -zero, 255 - zero)) * step
     wrong = total = 0.0
-    for row, bias in zip(layer.weight.double().numpy(), layer.bias.double().numpy(), strict=True):
+    for row in layer.weight.double().numpy():
         size = np.abs(row).max() / 127
         wrong += ((coarse @ (np.rint(row / size) * size) - x @ row) ** 2).sum()
-        total += ((x @ row + bias) ** 2).sum()
-    return (wrong / total) ** 0.5
+        total += (x @ row).var() * len(x)
+    return wrong / total
 
 
 @pytest.mark.parametrize(("make", "layers"), [(bert, 2), (gpt2, 2), (llama, 2), (convolutions, 2)])
@@ -125,7 +125,7 @@ def test_errors_of_the_report_are_those_of_a_plain_loop():
         loudest = model[:2](x).amax(0)
     assert (layer.name, layer.gate) == ("2", "1")
     assert layer.error == pytest.approx((before, after), rel=1e-3)
-    assert after < before / 3
+    assert after < before / 9
     assert layer.loudness[1] == pytest.approx(float(loudest.max() / loudest[loudest > 0].median()), rel=1e-5)
 
 
@@ -196,7 +196,6 @@ class BehindSum(nn.Module):
     [
         (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), "has no ReLU module"),
         (BehindSum(), "no units of BehindSum can be rescaled:\n  act: its input is a sum"),
-        (nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).half(), "float16 may leave its range"),
     ],
 )
 def test_what_has_no_units_to_rescale_is_refused_as_it_was(model, said):
@@ -271,7 +270,7 @@ def test_weights_that_do_two_things_are_refused_as_they_were(model, inputs, said
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("2.weight", r"2\.weight holds NaN"), ("0.weight", "1 gives NaN or infinity")]
+    ("name", "said"), [("2.weight", r"2\.weight holds some"), ("0.weight", "1 gives NaN or infinity")]
 )
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
 def test_weights_that_are_not_finite_are_named(name, said, number):

@@ -366,7 +366,6 @@ BAD[3, 2] = np.nan
     ("data", "options", "error", "said"),
     [
         (INPUTS, {"operations": "some"}, ValueError, "operations must be one of all, layers, got 'some'"),
-        (INPUTS, {"max_relative_error": float("nan")}, ValueError, "max_relative_error must be a number above 0"),
         ([], {}, ValueError, "data holds no rows"),
         ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no rows"),
         ([{"y": INPUTS}], {}, ValueError, "must hold x; it lacks x"),

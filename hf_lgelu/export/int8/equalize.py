@@ -12,7 +12,7 @@ powers of two, so that floating-point numbers keep all their digits, and the net
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,11 +26,11 @@ from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
 from hf_lgelu.models.batches import for_decoder, read_batches
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
-from hf_lgelu.models.example_run import Inputs, forward_pre_hooks, run_example
+from hf_lgelu.models.example_run import forward_pre_hooks, run_example
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.outputs import allowed_rounding
-from hf_lgelu.models.sites import ActivationSite, find_relu_sites
+from hf_lgelu.models.outputs import OutputComparison, allowed_rounding
+from hf_lgelu.models.sites import find_relu_sites
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
 _EXPONENTS = tuple(itertools.product((0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))  # a and b
@@ -43,10 +43,10 @@ _UNSIGNED, _SIGNED = 255, 127
 class EqualizedLayer:
     """A layer behind ReLU units, with its ranges and its error in int8 before and after.
 
-    `name` is the layer's, `gate` that of the activation before it. `loudness` is the largest value of the loudest unit
-    over that of the median one, before and after; `error` the relative error of the layer's output,
-    √(Σ(int8 - float)² / Σfloat²), with inputs and weights in int8, before and after, on the rows given: a root, and
-    against the size. `NetChange.relative_error` is without the root, and against what varies over the rows.
+    `name` is the layer's, `gate` that of the activation before the layer. `loudness` is the largest value of the
+    loudest unit over that of the median unit, before and after. `error` is the relative error of the layer's output
+    with inputs and weights in int8, before and after, on the rows given: a share of squares, as
+    `NetChange.relative_error`.
     """
 
     name: str
@@ -90,9 +90,9 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
 
     Raises:
         TypeError: no module, or data that are no tensors.
-        ValueError: no ReLU in the model, none whose units can be rescaled, weights in float16, whose range is too
-            small for it, or that share memory without being one parameter; no rows, NaN or infinity, in the weights
-            either; or a model that torch.export cannot trace. The model is then as it was.
+        ValueError: no ReLU in the model, none whose units can be rescaled, or weights that share memory without being
+            one parameter; no rows, NaN or infinity, in the weights either; or a model that torch.export cannot trace.
+            The model is then as it was.
 
     Example:
         >>> import torch
@@ -112,64 +112,48 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
             f"{type(model).__name__} has no ReLU module, and units of a smooth gate cannot be rescaled: that would "
             "change what they compute. convert_to_relu(model, data) makes a ReLU network of it"
         )
-    if any(parameter.dtype == torch.float16 for parameter in model.parameters()):
-        raise ValueError("weights in float16 may leave its range when they are rescaled; give the model in float32")
-    batches = (batch.inputs for batch in for_decoder(model, read_batches(data)))
+    batches = (batch.inputs for batch in for_decoder(model, filter(len, read_batches(data))))
     first = next(batches, None)
     if first is None:
         raise ValueError("data is empty; give at least one batch of rows")
     flow = trace_sites(model, sites, first)
-    found, left = _rescalable(model, sites, flow, first)
+    found: list[_Units] = []
+    left: dict[str, str] = {}
+    shapes = site_input_shapes(model, [site for index, site in enumerate(sites) if index in flow.calls], first)
+    for index, site in enumerate(sites):
+        shape, axis = shapes.get(site.name, ((), None))
+        if axis is None:
+            which = f"which axis of its input, of shape {shape}, counts units cannot be told"
+            left[site.name] = which if site.name in shapes else "no output depends on it"
+            continue
+        ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis)], dtype=torch.float64)
+        # Of scales that differ: a weight with several calls may want one scale in one and its inverse in the other.
+        plan = plan_scaling(model, flow, {index: 1 + ones.cumsum(0)})
+        name = plan.after[index][0].rpartition(".")[0] if plan.after[index] else ""
+        if index in plan.reasons:
+            left[site.name] = plan.reasons[index]
+        elif not isinstance(model.get_submodule(name), _LAYERS):
+            left[site.name] = f"{name} is no linear layer or convolution"
+        else:
+            found.append(_Units(index, site.name, name, model, flow, ones))
     if not found:
         reasons = "".join(f"\n  {name}: {reason}" for name, reason in left.items())
         raise ValueError(f"no units of {type(model).__name__} can be rescaled:{reasons}")
     with ExitStack() as hooks:
         for units in found:
-            hooks.enter_context(forward_pre_hooks([model.get_submodule(units.layer)], units.see))
+            hooks.enter_context(forward_pre_hooks([units.module], units.see))
         for batch in itertools.chain([first], batches):
             run_example(model, batch)
     left |= {units.gate: f"{units.layer} does not run as a module of its own" for units in found if not units.sample}
-    for units in found:
-        units.require_finite(model)
     seen = [units for units in found if units.sample]
-    chosen = {units.index: units.best_scale(model, flow) for units in seen}
-    layers = tuple(units.described(model, flow, chosen[units.index]) for units in seen)
+    chosen = {units.index: units.best_scale() for units in seen}
+    layers = tuple(units.described(chosen[units.index]) for units in seen)
     planned = plan_scaling(model, flow, chosen).factors
     factors = {name: factor for name, factor in planned.items() if bool((factor != 1).any())}
     scale_parameters(model, factors, first, allowed=allowed_rounding, changed="with its units rescaled")
     if factors:
         forget_checkpoint(model)
     return EqualizationReport(layers, left)
-
-
-def _rescalable(
-    model: nn.Module, sites: Sequence[ActivationSite], flow: DataFlow, inputs: Inputs
-) -> tuple[list["_Units"], dict[str, str]]:
-    """The gates whose units can be scaled one by one, and the reasons for the other gates."""
-    found, left = [], {}
-    running = [site for index, site in enumerate(sites) if index in flow.calls]
-    shapes = site_input_shapes(model, running, inputs)
-    for index, site in enumerate(sites):
-        if site.name not in shapes:
-            left[site.name] = "no output depends on it"
-            continue
-        shape, axis = shapes[site.name]
-        if axis is None:
-            left[site.name] = f"which axis of its input, of shape {shape}, counts units cannot be told"
-            continue
-        ones = torch.ones([shape[axis], *[1] * (len(shape) - 1 - axis)], dtype=torch.float64)
-        # Of scales that differ: a weight with several calls may want one scale in one and its inverse in the other.
-        plan = plan_scaling(model, flow, {index: 1 + ones.cumsum(0)})
-        name = plan.after[index][0].rpartition(".")[0] if plan.after[index] else ""
-        if shape[axis] == 1:
-            left[site.name] = "it is of one unit"
-        elif index in plan.reasons:
-            left[site.name] = plan.reasons[index]
-        elif not isinstance(model.get_submodule(name), _LAYERS):
-            left[site.name] = f"{name} is no linear layer or convolution"
-        else:
-            found.append(_Units(index, site.name, name, ones))
-    return found, left
 
 
 @dataclass
@@ -179,6 +163,8 @@ class _Units:
     index: int
     gate: str
     layer: str
+    model: nn.Module
+    flow: DataFlow
     ones: Tensor
     least: Tensor = field(init=False)
     most: Tensor = field(init=False)
@@ -186,107 +172,92 @@ class _Units:
     values: int = 0
 
     @property
-    def _ranges(self) -> Tensor:
+    def module(self) -> Any:
+        """The layer behind the units."""
+        return self.model.get_submodule(self.layer)
+
+    @property
+    def ranges(self) -> Tensor:
         """The largest absolute value of each unit, float64."""
-        return torch.maximum(-self.least, self.most).double()
+        return torch.maximum(-self.least, self.most).double().cpu()
 
     def see(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         """Record the range, and a sample, of the layer's inputs."""
         if not arguments:
             return
-        inputs: Tensor = arguments[0]
-        if not inputs.numel():
-            raise ValueError("a batch of data has no rows")
+        inputs: Tensor = arguments[0].detach()
         axis = _channel_axis(layer, inputs)
-        rows = inputs.detach().movedim(axis, -1).reshape(-1, inputs.shape[axis])
+        rows = inputs.movedim(axis, -1).reshape(-1, inputs.shape[axis])
         least, most = rows.amin(0), rows.amax(0)
         self.least = torch.minimum(self.least, least) if self.sample else least
         self.most = torch.maximum(self.most, most) if self.sample else most
         if self.values < _SAMPLE_VALUES:
-            kept = inputs.detach()
-            kept = kept[: max(1, (_SAMPLE_VALUES - self.values) * len(kept) // kept.numel())].clone()
+            kept = inputs[: max(1, (_SAMPLE_VALUES - self.values) * len(inputs) // inputs.numel())].clone()
             self.sample.append(kept)
             self.values += kept.numel()
 
-    def require_finite(self, model: nn.Module) -> None:
-        """Raise ValueError for NaN or infinity in what the layer takes or in its weight: no scale could be chosen."""
-        if self.sample and not (self.least.isfinite().all() and self.most.isfinite().all()):
-            raise ValueError(f"{self.gate} gives NaN or infinity on these data; look at them and at the weights")
-        if not model.get_parameter(f"{self.layer}.weight").isfinite().all():
-            raise ValueError(f"{self.layer}.weight holds NaN or infinity; look at the model's weights")
-
-    def best_scale(self, model: nn.Module, flow: DataFlow) -> Tensor:
+    def best_scale(self) -> Tensor:
         """Of all candidates the one with the least error in int8; the first, no scale, where none is better."""
-        loud, heavy = (_bounded(sizes) for sizes in (self._ranges, self._weights(model)))
+        layer = self.module
+        weight = layer.weight.detach().abs().double().cpu()
+        if not (self.ranges.isfinite().all() and weight.isfinite().all()):
+            raise ValueError(
+                f"{self.gate} gives NaN or infinity on these data, or {self.layer}.weight holds some; look at the data "
+                "and at the model's weights"
+            )
+        # The largest absolute weight that each unit goes into.
+        if not isinstance(layer, nn.modules.conv._ConvNd):
+            heaviest = weight.amax(1 if isinstance(layer, Conv1D) else 0)
+        elif layer.transposed:
+            heaviest = weight.flatten(2).amax((1, 2))
+        else:
+            heaviest = weight.flatten(2).amax(2).reshape(layer.groups, -1, weight.shape[1]).amax(1).flatten()
+        # A unit that was never seen gets no endless scale.
+        tiny = torch.finfo(torch.float32).tiny
+        loud, heavy = (
+            sizes.clamp(min=max(float(sizes.max()), tiny) * _LEAST_SHARE).log2() for sizes in (self.ranges, heaviest)
+        )
         candidates = [self.ones]
         for of_values, of_weights in _EXPONENTS:
-            scale = of_weights * heavy.log2() - of_values * loud.log2()
+            scale = of_weights * heavy - of_values * loud
             candidates.append(torch.exp2((scale - scale.median()).round()).reshape(self.ones.shape))
-        errors = [self.error(model, flow, scale) for scale in candidates]
+        errors = [self.error(scale) for scale in candidates]
         return candidates[errors.index(min(errors))]
 
-    def _weights(self, model: nn.Module) -> Tensor:
-        """The largest absolute weight that each unit goes into, float64."""
-        layer = model.get_submodule(self.layer)
-        weight = layer.weight.detach().abs().double()
-        if isinstance(layer, nn.modules.conv._ConvNd):
-            weight = weight.flatten(2).amax(2)
-            if layer.transposed:
-                return weight.amax(1)
-            return weight.reshape(layer.groups, -1, weight.shape[1]).amax(1).flatten()
-        return weight.amax(1 if isinstance(layer, Conv1D) else 0)
-
-    def error(self, model: nn.Module, flow: DataFlow, scale: Tensor) -> float:
-        """The relative error of the layer's output with inputs and weights in int8, under a scale of its units."""
-        layer = model.get_submodule(self.layer)
-        factor = plan_scaling(model, flow, {self.index: scale}).factors[f"{self.layer}.weight"]
+    def error(self, scale: Tensor) -> float:
+        """The relative error of the layer's output with inputs in u8 and weights in s8, under a scale of its units."""
+        layer = self.module
+        factor = plan_scaling(self.model, self.flow, {self.index: scale}).factors[f"{self.layer}.weight"]
         weight = layer.weight.detach() * factor.to(layer.weight)
-        axes = [axis for axis in range(weight.dim()) if axis != _output_axis(layer)]
-        rounded = _in_signed(weight, axes)
+        # As onnxruntime's quantizer rounds: weights with a scale for each output, inputs with one scale for all.
+        output_axis = 1 if isinstance(layer, Conv1D) or getattr(layer, "transposed", False) else 0
+        others = [axis for axis in range(weight.dim()) if axis != output_axis]
+        tiny = torch.finfo(weight.dtype).tiny
+        weight_step = (weight.abs().amax(others, keepdim=True) / _SIGNED).clamp(min=tiny)
+        rounded = (weight / weight_step).round() * weight_step
         flat = scale.flatten().to(weight)
         least, most = float((self.least * flat).min().clamp(max=0)), float((self.most * flat).max().clamp(min=0))
-        wrong = total = 0.0
+        step = max((most - least) / _UNSIGNED, tiny)
+        zero = round(-least / step)
+        compared = OutputComparison()
         for inputs in self.sample:
             axis = _channel_axis(layer, inputs)
             scaled = inputs * flat.view(-1, *[1] * (inputs.dim() - 1 - axis))
-            expected = functional_call(layer, {"weight": weight}, (scaled,)).double()
-            found = functional_call(layer, {"weight": rounded}, (_in_unsigned(scaled, least, most),)).double()
-            wrong += float((found - expected).square().sum())
-            total += float(expected.square().sum())
-        return (wrong / total) ** 0.5 if total else 0.0
+            coarse = (scaled / step).round().clamp(-zero, _UNSIGNED - zero) * step
+            outputs = [functional_call(layer, {"weight": weight}, (scaled,))]
+            outputs.append(functional_call(layer, {"weight": rounded}, (coarse,)))
+            compared.add(*(output.movedim(axis, -1) for output in outputs))
+        return compared.relative_error
 
-    def described(self, model: nn.Module, flow: DataFlow, scale: Tensor) -> EqualizedLayer:
+    def described(self, scale: Tensor) -> EqualizedLayer:
         """The report's entry for this layer under a scale."""
-        ranges = [self._ranges, self._ranges * scale.flatten().to(self._ranges.device)]
+        ranges = [self.ranges, self.ranges * scale.flatten()]
         loudness = [float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0 for sizes in ranges]
-        errors = [self.error(model, flow, each) for each in (self.ones, scale)]
+        errors = [self.error(each) for each in (self.ones, scale)]
         return EqualizedLayer(self.layer, self.gate, (loudness[0], loudness[1]), (errors[0], errors[1]))
 
 
-def _bounded(sizes: Tensor) -> Tensor:
-    """The sizes, at least a small share of the largest: a unit that was never seen gets no endless scale."""
-    sizes = sizes.cpu()
-    return sizes.clamp(min=max(float(sizes.max()), torch.finfo(torch.float32).tiny) * _LEAST_SHARE)
-
-
-def _channel_axis(layer: nn.Module, inputs: Tensor) -> int:
-    """Which axis of a layer's input counts its channels; a convolution may be given rows, or a single one."""
+def _channel_axis(layer: Any, inputs: Tensor) -> int:
+    """Which axis of a layer's input counts its channels; a convolution may be given rows, or a single row."""
     is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
     return inputs.dim() - layer.weight.dim() + 1 if is_convolution else inputs.dim() - 1
-
-
-def _output_axis(layer: nn.Module) -> int:
-    return 1 if isinstance(layer, Conv1D) or getattr(layer, "transposed", False) else 0
-
-
-def _in_signed(weight: Tensor, axes: Sequence[int]) -> Tensor:
-    """The weight rounded to s8 with a scale for each output channel, as onnxruntime's quantizer rounds it."""
-    step = (weight.abs().amax(tuple(axes), keepdim=True) / _SIGNED).clamp(min=torch.finfo(weight.dtype).tiny)
-    return (weight / step).round() * step
-
-
-def _in_unsigned(values: Tensor, least: float, most: float) -> Tensor:
-    """The values rounded to u8 with one scale for all, over a range that holds 0."""
-    step = max((most - least) / _UNSIGNED, torch.finfo(values.dtype).tiny)
-    zero = round(-least / step)
-    return ((values / step).round().clamp(-zero, _UNSIGNED - zero)) * step

@@ -4,9 +4,9 @@ Activations are unsigned (u8), weights signed (s8) with a scale for each output 
 calibration sees (MinMax). With unsigned activations a ReLU costs nothing: it is where the quantizer clips. A smooth
 activation is computed in float between a dequantization and a quantization.
 
-Of "layers" alone, what a matrix product gives stays in float: nothing behind it reads integers, and where sums and
-normalizations follow, one range for all of it costs more than all else. A convolution computes in integers only where
-its output is one.
+Of "layers" alone, what a matrix product gives stays in float: nothing behind it reads integers. One range for the sums
+and normalizations of a transformer costs more than all else, so that "layers" is the default where activations are
+multiplied with activations. A convolution computes in integers only where its output is one.
 
 A range holds 256 values. An attention mask adds numbers of the size of −3.4e38 to scores of the size of 10: in one
 range with it all scores are the same. So are ages in one range with incomes, where a network scales raw features
@@ -183,8 +183,6 @@ def quantize_onnx(
     """
     if operations is not None and operations not in QUANTIZED_OPERATIONS:
         raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
-    if not max_relative_error > 0:
-        raise ValueError(f"max_relative_error must be a number above 0, got {max_relative_error}")
     if Path(output_path).resolve() == Path(path).resolve():
         raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
     require("onnx", "onnx")
