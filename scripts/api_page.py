@@ -54,7 +54,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "In modules of their own": (
         "activation.functional.lambda_gelu_tanh", "activation.hardness.swap_error_bound",
         "activation.kernels.use_kernel", "activation.module.LambdaGELUTanh", "activation.report.kernel_report",
-        "export.hub.card.write_card", "export.hub.loading.attach_model_code",
+        "export.hub.card.write_card",
         "export.int8.equalize.equalize_ranges",
         "models.exchange.SurgeryReport", "models.hardening.is_hardened", "models.hardening.release_hardness",
         "models.operable.hardness_modules_to_save",

@@ -1,7 +1,4 @@
-"""A multilayer perceptron for table rows and flattened images, as a transformers model.
-
-The file needs torch and transformers alone, so that a checkpoint can carry it as custom code.
-"""
+"""A multilayer perceptron for table rows and flattened images, as a transformers model."""
 
 import math
 from itertools import pairwise

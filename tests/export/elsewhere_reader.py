@@ -1,8 +1,8 @@
 """Run as a program without hf_lgelu: load every export in a folder and write what it computes.
 
 Usage: elsewhere_reader.py FOLDER. Each subfolder holds a checkpoint and inputs.pt: {"inputs": keyword arguments} with
-either "auto", the name of an Auto class (and "text" for its tokenizer), or "code", {name: Python that makes `model`}.
-Writes FOLDER/read.pt: {subfolder: {"model" or name of the code: outputs, "tokens": of the text}}.
+either "auto", the name of an Auto class (and "text" for its tokenizer), or "code", Python that makes `model`.
+Writes FOLDER/read.pt: {subfolder: {"model": outputs, "tokens": of the text}}.
 """
 
 import os
@@ -26,13 +26,9 @@ def read(folder: Path) -> dict:
             found["tokens"] = tokenizer(example["text"])["input_ids"]
         return found
     os.chdir(folder)
-    found = {}
-    for name, code in example["code"].items():
-        names = {}
-        exec(code, names)
-        outputs = names["model"](*example["inputs"].values())
-        found[name] = getattr(outputs, "logits", outputs)
-    return found
+    names = {}
+    exec(example["code"], names)
+    return {"model": names["model"](*example["inputs"].values())}
 
 
 @torch.no_grad()

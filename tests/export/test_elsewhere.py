@@ -1,4 +1,4 @@
-"""Exports read where hf_lgelu cannot be imported: GELU and ReLU checkpoints, a tokenizer, the MLP's carried code."""
+"""Exports read where hf_lgelu cannot be imported: GELU and ReLU checkpoints, a tokenizer, the MLP."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
-from hf_lgelu.export.hub.loading import CheckpointFacts, attach_model_code, with_carried_code, without_hf_lgelu
+from hf_lgelu.export.hub.loading import CheckpointFacts, without_hf_lgelu
 
 HERE = Path(__file__).parent
 FEATURES = torch.randn(20, 5, generator=torch.Generator().manual_seed(4))
@@ -46,15 +46,11 @@ def relu_checkpoint(folder):
     return export, model
 
 
-def mlp_with_its_code(folder):
+def mlp_with_the_code_of_its_card(folder):
     torch.manual_seed(0)
     config = MLPConfig(num_features=5, hidden_size=16, num_hidden_layers=3, num_labels=4, hidden_act="relu")
     MLPForClassification(config).save_pretrained(folder)
-    assert attach_model_code(folder) == folder / "mlp.py"
-    facts = CheckpointFacts("MLPForClassification", layers=3)
-    code = {
-        "plain": without_hf_lgelu(facts, str(folder), activation="relu"), "carried": with_carried_code(str(folder)),
-    }  # fmt: skip
+    code = without_hf_lgelu(CheckpointFacts("MLPForClassification", layers=3), str(folder), activation="relu")
     torch.save({"code": code, "inputs": {"features": FEATURES}}, folder / "inputs.pt")
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 
@@ -71,7 +67,7 @@ def elsewhere(request, tmp_path_factory):
     root = tmp_path_factory.mktemp("elsewhere")
     asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
     here = {name: gelu_checkpoint(name, root / name) for name in MODELS if name in asked or name not in SLOW}
-    here |= {"relu": relu_checkpoint(root / "relu"), "mlp": mlp_with_its_code(root / "mlp")}
+    here |= {"relu": relu_checkpoint(root / "relu"), "mlp": mlp_with_the_code_of_its_card(root / "mlp")}
     reader = run_fresh(HERE / "elsewhere_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]
     return here, torch.load(root / "read.pt", weights_only=True), root
@@ -120,9 +116,8 @@ def test_gpt2_with_its_tokenizer(elsewhere, tmp_path):
     assert (tmp_path / "again/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("way", ["plain", "carried"])
-def test_an_mlp_by_the_code_on_its_card(elsewhere, way):
-    weights, found = elsewhere[0]["mlp"], elsewhere[1]["mlp"][way]
+def test_an_mlp_by_the_code_on_its_card(elsewhere):
+    weights, found = elsewhere[0]["mlp"], elsewhere[1]["mlp"]["model"]
     hidden = FEATURES.double()
     for layer in range(3):
         hidden = (hidden @ weights[f"layers.{layer}.linear.weight"].T + weights[f"layers.{layer}.linear.bias"]).clamp(0)

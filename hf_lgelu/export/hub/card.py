@@ -410,11 +410,10 @@ def _rendered(
     if repo_id is not None:
         validate_repo_id(repo_id)
     title, where = repo_id.rpartition("/")[2] if repo_id else name, repo_id or "FOLDER"
-    plain_code = carried_code = ""
+    plain_code = ""
     lgelu_code = own_code or loading.with_hf_lgelu(checkpoint.model_class, where)
     if activation is not None:
         plain_code = own_code or loading.without_hf_lgelu(checkpoint, where, activation=activation, gate=gate)
-        carried_code = loading.with_carried_code(where) if checkpoint.own_code else ""
         lgelu_code = "" if own_code else lgelu_code
     data = ModelCardData(
         license=license, library_name=checkpoint.library, pipeline_tag=pipeline_tag(checkpoint.model_class), tags=tags,
@@ -424,7 +423,7 @@ def _rendered(
     tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
     card = ModelCard.from_template(
         data, template_path=str(template), license=license, title=plain(title), model_class=checkpoint.model_class,
-        plain_code=plain_code, carried_code=carried_code, lgelu_code=lgelu_code, **tools, **told,
+        plain_code=plain_code, lgelu_code=lgelu_code, **tools, **told,
     )  # fmt: skip
     if holds_token(card.content):
         raise ValueError("the card would show what looks like an access token; take it out of what the card is told")

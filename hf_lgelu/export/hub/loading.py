@@ -1,8 +1,7 @@
-"""How a checkpoint is loaded elsewhere: the Python on its card, and the MLP's own source beside its weights."""
+"""How a checkpoint is loaded elsewhere: the Python on its card."""
 
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
-from hf_lgelu.files import whole_file
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.refit.config import TARGETS
 
-CODE_FILE = "mlp.py"
 _MLP_CLASS = mlp.MLPForClassification.__name__
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
 """Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
@@ -28,7 +25,6 @@ MODULES_FILE = "modules.json"
 
 _FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
 _SENTENCE_SETTINGS = "config_sentence_transformers.json"
-_AUTO_MAP = {"AutoConfig": f"mlp.{mlp.MLPConfig.__name__}", "AutoModel": f"mlp.{_MLP_CLASS}"}
 
 _MLP = """\
 import torch
@@ -51,11 +47,6 @@ _SENTENCE_TRANSFORMERS = """\
 from sentence_transformers import {model_class}
 
 model = {model_class}("{where}")"""
-
-_CARRIED = """\
-from transformers import AutoModel
-
-model = AutoModel.from_pretrained("{where}", trust_remote_code=True)  # runs mlp.py: read it first"""
 
 _HF_LGELU = """\
 import hf_lgelu
@@ -84,14 +75,13 @@ def is_hub_id(name: str | None) -> bool:
 class CheckpointFacts:
     """The facts of a checkpoint that decide how it is loaded.
 
-    `layers` are the hidden layers of an `MLPForClassification`; `own_code` says that mlp.py lies beside the weights
-    (`attach_model_code`), `needs_package` that the config alone does not build the network (`from_pretrained`). A
-    checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
+    `layers` are the hidden layers of an `MLPForClassification`; `needs_package` says that the config alone does not
+    build the network (`from_pretrained`). A checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever
+    its encoder.
     """
 
     model_class: str
     layers: int | None = None
-    own_code: bool = False
     needs_package: bool = False
 
     @property
@@ -113,7 +103,6 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     return CheckpointFacts(
         model_class=names[0],
         layers=config.get("num_hidden_layers") if names[0] == _MLP_CLASS else None,
-        own_code="auto_map" in config,
         needs_package=RECORD_KEY in config,
     )
 
@@ -177,62 +166,3 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     return form.format(model_class=checkpoint.model_class, where=where)
-
-
-def with_carried_code(where: str) -> str:
-    """Python that loads an MLP with its own source (`attach_model_code`); `where` is a folder or Hub id."""
-    return _CARRIED.format(where=where)
-
-
-def attach_model_code(folder: str | os.PathLike) -> Path:
-    """Put mlp.py, which needs torch and transformers alone, into an MLP's folder, and name it in config.json.
-
-    Who loads the folder without hf_lgelu says so: `AutoModel.from_pretrained(folder, trust_remote_code=True)` runs
-    that file. With hf_lgelu the installed class is taken and nothing is run; nor is anything needed to read the
-    tensors into `torch.nn.Sequential`, as the model card shows. Transformers' `register_for_auto_class` would do the
-    same to every MLP that this process saves from then on.
-
-    Args:
-        folder: an `MLPForClassification` checkpoint with an activation of transformers, such as ReLU.
-
-    Returns:
-        The path of the copied file.
-
-    Raises:
-        ValueError: another model, or one with λ-GELU, kept gates or a slope, which the file alone cannot build.
-        FileNotFoundError: there is no config.json.
-
-    Example:
-        >>> import tempfile
-        >>> from hf_lgelu import MLPConfig, MLPForClassification
-        >>> from hf_lgelu.export.hub.loading import attach_model_code
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     MLPForClassification(MLPConfig(num_features=2, hidden_act="relu")).save_pretrained(folder)
-        ...     attach_model_code(folder).name
-        'mlp.py'
-    """
-    folder = Path(folder)
-    path = folder / CONFIG_NAME
-    config = json.loads(path.read_text(encoding="utf-8"))
-    if config.get("model_type") != mlp.MLPConfig.model_type:
-        raise ValueError(
-            f"{folder} holds a model of type {config.get('model_type')!r}; only {mlp.MLPConfig.model_type!r} has code "
-            "to carry, the others are in transformers or timm"
-        )
-    if config["hidden_act"] in GATES:
-        raise ValueError(
-            f"{folder} has hidden_act {config['hidden_act']!r}, which is built by hf_lgelu; export the model with "
-            "export_relu or export_gelu first"
-        )
-    if RECORD_KEY in config:
-        raise ValueError(
-            f"{folder} has gates that its config alone does not build (several λ a layer, gates that a conversion "
-            "kept, a slope): that takes hf_lgelu.from_pretrained. Export λ-GELU with export_relu or export_gelu first, "
-            "convert all gates, or take a target without a slope of its own"
-        )
-    config["auto_map"] = _AUTO_MAP
-    with whole_file(folder / CODE_FILE, overwrite=True) as new:
-        shutil.copyfile(mlp.__file__, new)
-    with whole_file(path, overwrite=True) as new:
-        new.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return folder / CODE_FILE
