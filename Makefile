@@ -2,6 +2,7 @@
 # make test-kernels  Triton's interpreter and the torch.compile matrix
 # make test-golden   numbers are those of before the library was made smaller
 # make test-processors  the rooms of numerics as an older processor computes them
+# make test-consumers   installs the packages of docs/use.md, and runs its blocks
 # make test-slow     minutes, not seconds
 # make lint          ruff, and mypy over the library
 # make quickstart    train, harden and substitute on scikit-learn's digits
@@ -16,7 +17,7 @@ WORKERS ?= 2
 # environment says: pytest rewrites each test's assertions, which takes longer than all else of a collection.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-kernels test-golden test-processors test-slow lint quickstart report clean
+.PHONY: test test-consumers test-kernels test-golden test-processors test-slow lint quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
@@ -33,6 +34,10 @@ test-processors: $(VENV)/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) $(NUMERIC)
 
+test-consumers: $(VENV)/ready
+	$(VENV)/bin/pip install --quiet --editable '.[dev,consumers]'
+	$(PYTEST) -m consumers
+
 test-slow: $(VENV)/ready
 	$(PYTEST) -m "slow and not gpu"
 
@@ -47,7 +52,7 @@ quickstart: $(VENV)/ready
 
 report: $(VENV)/ready
 	$(RUN) scripts/report.py --runs model_cards/records --downstream model_cards/downstream \
-	    --output_dir model_cards/report --readme README.md --gates_page docs/gates-study.md \
+	    --output_dir model_cards/report --readme README.md \
 	    --cards model_cards
 
 # A half-made environment has no "ready" and is made anew.

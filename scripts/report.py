@@ -7,7 +7,6 @@ from pathlib import Path
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
-    MAIN_TABLES,
     page_tables,
     put_results,
     read_downstream,
@@ -23,7 +22,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--runs", required=True, help="folder with records in it or below it")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--readme", help="put the main results into this file, between its marks")
-    parser.add_argument("--gates_page", help="the same with the table of the study of gates")
     parser.add_argument(
         "--downstream",
         help="folder with the records of scripts/measure.py in it or below it, and of the runs that trained their "
@@ -53,10 +51,9 @@ def _write(arguments: argparse.Namespace) -> None:
     data = read_frames(records, measurements, paper=read_paper_values())
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
-    for name, tables in ((arguments.readme, MAIN_TABLES), (arguments.gates_page, ("gates",))):
-        if name:
-            page = Path(name).resolve()  # a link stays one
-            write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data, tables)))
+    if arguments.readme:
+        page = Path(arguments.readme).resolve()  # a link stays one
+        write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data)))
     if arguments.cards:
         from lgelu_lab.studies.cards import write_committed_cards
 

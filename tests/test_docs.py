@@ -4,6 +4,8 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from hf_lgelu.activation.report import kernel_report
 from hf_lgelu.cli.command import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 GENERATED = {"api.md"}  # its examples are the docstrings', which tests/test_docstrings.py runs
 
 
@@ -30,7 +32,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 PYTHON = blocks("python")
 ROADS = [text for name, text in PYTHON if name.startswith("README")]  # run, and looked at, by a test of their own
-OF_DOCS = [(name, text) for name, text in PYTHON if not name.startswith("README")]
+CONSUMERS = [(name, text) for name, text in PYTHON if name.startswith("use.md")]  # the first is digits.py
+OF_DOCS = [(name, text) for name, text in PYTHON if not name.startswith(("README", "use.md"))]
 # Commands of the library that need no network. Those of scripts/ are run by the laboratory's tests and by make.
 COMMANDS = [
     (name, line)
@@ -95,6 +98,17 @@ def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     assert kernel_report()  # as for every block
 
 
+@pytest.mark.consumers
+@pytest.mark.parametrize(("name", "text"), CONSUMERS[1:], ids=[name for name, _ in CONSUMERS[1:]])
+def test_a_consumer_takes_a_converted_network(name, text, tmp_path):
+    """In a process of its own: some of these packages change torch or numpy for the whole process."""
+    (tmp_path / "digits.py").write_text(CONSUMERS[0][1], encoding="utf-8")
+    (tmp_path / "block.py").write_text(text, encoding="utf-8")
+    done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
 def test_a_stranger_meets_code_early_and_the_readme_is_short():
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert next(number for number, line in enumerate(lines, 1) if line.startswith("```python")) <= 25
@@ -109,6 +123,5 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} == set(
-        re.findall(r"\(([\w-]+\.md)\)", index)
-    )
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - {"index.md"} == set(re.findall(r"\(([\w/-]+\.md)\)", index))

@@ -1,7 +1,7 @@
 """Programs that are known not to compute the activation that a checkpoint's config names.
 
 A converted or hardened checkpoint says ReLU under its family's own config key. A program with its own code for a family
-may not read that key, and then computes another network from the same weights, without a word. docs/export.md says what
+may not read that key, and then computes another network from the same weights, without a word. docs/deploy.md says what
 was tried and read, also of programs that honour the key.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(
     r"(?:^|`)((?:python|accelerate launch)[^`\n]*? ?scripts/(\w+)\.py(?: [^`\n]*)?)(?=`|$)", re.MULTILINE
 )

@@ -231,9 +231,9 @@ def markdown_tables(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_tables(data: ReportData, keys: Sequence[str] = MAIN_TABLES) -> str:
-    """Tables in Markdown, with their notes, those that have rows: README's are the main ones."""
-    tables = (build_table(key, ALL_TABLES[key], data) for key in keys)
+def page_tables(data: ReportData) -> str:
+    """The README's tables in Markdown, with their notes, those that have rows."""
+    tables = (build_table(key, ALL_TABLES[key], data) for key in MAIN_TABLES)
     return "\n\n".join(to_markdown(table) for table in tables if table.rows)
 
 

@@ -89,4 +89,4 @@ def test_a_file_of_other_rows_is_refused_before_anything_is_measured(monkeypatch
 
 
 def test_the_committed_rows_can_be_added_to():
-    assert len(read_rows("docs/convert/time.csv", TIME_COLUMNS)) > 2
+    assert len(read_rows("docs/lab/convert/time.csv", TIME_COLUMNS)) > 2
