@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all. Nothing here knows what a model is."""
+"""Files and folders that are written whole or not at all, and names that are no paths but of the Hub."""
 
 import os
 import shutil
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from huggingface_hub.constants import CONFIG_NAME
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 try:
     import fcntl
@@ -17,6 +19,24 @@ except ImportError:  # Windows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
+
+
+def could_be_hub_id(name: str) -> bool:
+    """Whether the Hub could have a repository of that name: no path, and not named like a file."""
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return True
+
+
+def is_hub_id(name: str | None) -> bool:
+    """Whether a name stands for a repository on the Hub: it could be one, and no file or folder has that name."""
+    return name is not None and could_be_hub_id(name) and not Path(name).exists()
 
 
 @contextmanager
@@ -58,12 +78,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         target: the folder to be. An empty one may be there. Of a link, what it leads to.
         overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
 
-    Raises:
-        FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
-            checkpoints or a repository of git beside it.
-        NotADirectoryError: `target` is a file.
-        ValueError: the current folder is `target` or inside it, and would be gone; or `target` is where a disk is
-            mounted, and can be neither moved nor replaced.
+    Raises what `require_replaceable` raises, and OSError where nothing can be written.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as place:
@@ -73,16 +88,12 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         ['model']
     """
     named, target = Path(target), Path(os.path.realpath(target))
-    if Path.cwd().is_relative_to(target):
-        raise ValueError(f"{named} is the current folder or has it inside; give a folder of the export's own")
-    if os.path.ismount(target):
-        raise ValueError(f"{named} is a mount point and cannot be replaced as a whole; give a folder inside it")
-    _require_replaceable(named, overwrite)
+    require_replaceable(named, overwrite=overwrite)
     with _folder_beside(target) as folder:
         new, old = folder / "new", folder / "old"
         new.mkdir()
         yield new
-        _require_replaceable(named, overwrite)  # it may have been filled in the meantime
+        require_replaceable(named, overwrite=overwrite)  # it may have been filled in the meantime
         try:
             if target.exists():
                 os.replace(target, old)
@@ -92,7 +103,21 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
                 os.replace(old, target)
 
 
-def _require_replaceable(target: Path, overwrite: bool) -> None:
+def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:
+    """Raise unless `whole_folder` could put its new folder at `target`.
+
+    Raises:
+        FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
+            checkpoints or a repository of git beside it.
+        NotADirectoryError: `target` is a file.
+        ValueError: the current folder is `target` or inside it, and would be gone; or `target` is where a disk is
+            mounted, and can be neither moved nor replaced.
+    """
+    target, whole = Path(target), os.path.realpath(target)
+    if Path.cwd().is_relative_to(whole):
+        raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
+    if os.path.ismount(whole):
+        raise ValueError(f"{target} is a mount point and cannot be replaced as a whole; give a folder inside it")
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a folder")
     if not target.exists() or not any(target.iterdir()):

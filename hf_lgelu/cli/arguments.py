@@ -1,14 +1,17 @@
 """What each command of `hf-lgelu` takes: one dataclass a command, and the table COMMANDS.
 
-A new command is a dataclass, a row and a module with its function. Nothing here imports torch.
+A new command is a dataclass, a row and a module with its function. An option without a default is required; of these
+the command's words are given without a name. Nothing here imports torch.
 """
 
 import dataclasses
 import inspect
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,17 @@ _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSO
 _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
 
 
-def _option(help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    return field(default=default, metadata={"help": help.replace("%", "%%"), **settings})
+GROUPS = ("input", "method", "output", "Hub")
+"""The groups of a command's options, in the order of its help."""
+
+
+def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
+    """An option. Of `settings`, `choices` are the accepted words, `is_word` says that the option is given without its
+    name, and `reads` is "model" or "dataset" where its value names a folder, a file or a Hub id of that kind."""
+    return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
+
+
+_input, _method, _output, _hub = (partial(_option, group) for group in GROUPS)
 
 
 def _of_config(name: str, **settings: Any) -> Any:
@@ -29,7 +41,7 @@ def _of_config(name: str, **settings: Any) -> Any:
         rf"^    {name}: (.*?)(?=^    \S|\n\n)", inspect.getdoc(ConversionConfig) or "", re.DOTALL | re.MULTILINE
     )
     help = re.sub(r"`([^`]*)`", r"\1", " ".join(words[1].split())) if words else ""
-    return _option(help, getattr(ConversionConfig, name), **settings)
+    return _method(help, getattr(ConversionConfig, name), **settings)
 
 
 def named(text: str | None) -> list[str] | None:
@@ -38,10 +50,13 @@ def named(text: str | None) -> list[str] | None:
 
 
 @dataclass(kw_only=True)
-class CheckpointArguments:
-    """The checkpoint, which is every command's first word."""
+class Arguments:
+    """What the arguments of all commands have in common."""
 
-    model: str = _option("Folder or Hub id of the checkpoint: the first word, or this.")
+    @property
+    def progress(self) -> bool:
+        """Whether progress is shown."""
+        return sys.stderr.isatty() and not getattr(self, "disable_tqdm", False)
 
     def __post_init__(self) -> None:
         for name in ("max_samples", "max_eval_samples", "batch_size"):
@@ -52,21 +67,28 @@ class CheckpointArguments:
 
 
 @dataclass(kw_only=True)
+class CheckpointArguments(Arguments):
+    """The checkpoint, a word without a name."""
+
+    model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
+
+
+@dataclass(kw_only=True)
 class RowArguments(CheckpointArguments):
     """How rows of a data set become inputs of a checkpoint."""
 
-    column: str | None = _option("Column of texts, images or features. Left out: the only one there is.", None)
-    pair_column: str | None = _option(
+    column: str | None = _input("Column of texts, images or features. Default: the only one there is.", None)
+    pair_column: str | None = _input(
         "Column of the second texts of a network of pairs (a cross-encoder, inference, paraphrase); the first are "
-        "those of --column. Left out: every text stands alone.",
+        "those of --column. Default: every text stands alone.",
         None,
     )
-    label_column: str | None = _option(
-        "Column of a classifier's classes, for scores alone. Left out: label or labels, if there is one.", None
+    label_column: str | None = _input(
+        "Column of a classifier's classes, for scores alone. Default: label or labels, if there is one.", None
     )
-    sequence_length: int | None = _option("Tokens of a sequence. Left out: what the model takes, at most 1,024.", None)
-    seed: int = _option("Of the choice of the inputs. Left out: 0.", 0)
-    disable_tqdm: bool = _option("No progress bars.", False)
+    sequence_length: int | None = _input("Tokens of a sequence. Default: what the model takes, at most 1,024.", None)
+    seed: int = _input("Of the choice of the inputs. Default: 0.", 0)
+    disable_tqdm: bool = _output("No progress. Default: lines and bars where stderr is a terminal.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,20 +100,21 @@ class RowArguments(CheckpointArguments):
 class InputArguments(RowArguments):
     """The inputs on which networks are compared, and how a data set becomes inputs."""
 
-    evaluation: str | None = _option(
-        f"Inputs on which networks are compared, with scores where there are labels: {_DATA}, or none. Left out: of "
-        "convert the validation or test split of --data, if it has one; of other commands random inputs.",
+    evaluation: str | None = _input(
+        f"Inputs on which networks are compared, with scores where there are labels: {_DATA}, or none. Default: the "
+        "validation or test split of --data (convert), else random inputs.",
         None,
+        reads="dataset",
     )
-    evaluation_split: str | None = _option("Which split. Left out: validation or test, else its only one.", None)
-    evaluation_config: str | None = _option("Which of its configurations. Left out: its only one.", None)
-    max_eval_samples: int | None = _option(
-        "At most so many of its inputs. Left out: 8,192 rows of features, 1,024 images, or sequences of together "
+    evaluation_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
+    evaluation_config: str | None = _input("Which of its configurations. Default: its only one.", None)
+    max_eval_samples: int | None = _input(
+        "At most so many of its inputs. Default: 8,192 rows of features, 1,024 images, or sequences of together "
         "32,768 tokens.",
         None,
     )
-    batch_size: int | None = _option(
-        "Inputs computed at once. Left out: 1,024 rows of features, 2,048 tokens or 32 images.", None
+    batch_size: int | None = _input(
+        "Inputs computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.", None
     )
 
     def __post_init__(self) -> None:
@@ -110,15 +133,15 @@ class InputArguments(RowArguments):
 class OutputArguments(InputArguments):
     """The folder that a command writes, and where it goes."""
 
-    output_dir: str = _option("Folder to write; it is complete or not there.")
-    overwrite: bool = _option("Replace an output folder that holds a model. Left out: it is refused.", False)
-    license: str | None = _option(
-        "Licence on the card, as the Hub spells it. Left out: that of the original's card.", None
+    output_dir: str = _output("Folder to write; it is complete or not there.")
+    overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
+    license: str | None = _output(
+        "Licence on the card, as the Hub spells it. Default: that of the original's card.", None
     )
-    push_to_hub: str | None = _option(
-        "Push the folder with its card to this Hub repository, such as user/model. Left out: nothing is pushed.", None
+    push_to_hub: str | None = _hub(
+        "Push the folder with its card to this Hub repository, such as user/model. Default: nothing is pushed.", None
     )
-    private: bool = _option("Make a new Hub repository a private one. Left out: as your account has it.", False)
+    private: bool = _hub("Make a new Hub repository a private one. Default: as your account has it.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,11 +153,11 @@ class OutputArguments(InputArguments):
 class ConvertArguments(OutputArguments):
     """Of `hf-lgelu convert`, as `convert_to_relu` names them."""
 
-    data: str = _option(f"Unlabelled inputs like those the model meets: {_DATA}.")
-    data_split: str = _option("Which split of it. Left out: train.", "train")
-    data_config: str | None = _option("Which of its configurations. Left out: its only one.", None)
-    max_samples: int | None = _option(
-        "At most so many of its rows, sequences or images. Left out: 8,192 rows of features, 1,024 images, or "
+    data: str = _input(f"Unlabelled inputs like those the model meets: {_DATA}.", reads="dataset")
+    data_split: str = _input("Which split of it. Default: train.", "train")
+    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
+    max_samples: int | None = _input(
+        "At most so many of its rows, sequences or images. Default: 8,192 rows of features, 1,024 images, or "
         "sequences of together 32,768 tokens, but at least 32.",
         None,
     )
@@ -145,30 +168,30 @@ class ConvertArguments(OutputArguments):
     max_seconds: float | None = _of_config("max_seconds")
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
-    keep: str = _option(
+    keep: str = _method(
         "Gates that stay smooth: how many, the dearest, or their names with commas between. Default: none.", "0"
     )
-    outputs: str | None = _option(
+    outputs: str | None = _method(
         "Names of the outputs that count, with commas between; the first is compared. Default: those that the model's "
         "task reads (logits, boxes, embeddings).",
         None,
     )
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
-    equalize: bool = _option(
+    equalize: bool = _method(
         "Bring the units to ranges that int8 can hold together, by powers of two: what the network computes in float "
-        "stays. Left out: units are as loud as they were fitted.",
+        "stays. Default: units are as they were fitted.",
         False,
     )
-    compare: bool = _option(
-        "At the end print both networks beside each other: score, distance, milliseconds, megabytes. Left out: that is "
-        "`hf-lgelu compare`.",
+    compare: bool = _output(
+        "At the end print both networks beside each other: score, distance, milliseconds, megabytes. Default: not "
+        "printed; `hf-lgelu compare` prints it later.",
         False,
     )
-    int8: bool = _option("With --compare: both networks in int8 as well, by ONNX. Left out: in float32.", False)
-    resume: bool = _option(
+    int8: bool = _output("With --compare: both networks in int8 as well, by ONNX. Default: in float32.", False)
+    resume: bool = _output(
         "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on from "
-        "there. Left out: a call that was killed begins anew.",
+        "there. Default: nothing is kept.",
         False,
     )
     allow_unrefitted: bool = _of_config("allow_unrefitted")
@@ -197,9 +220,9 @@ class ConvertArguments(OutputArguments):
 class ExportArguments(OutputArguments):
     """Of `hf-lgelu export`."""
 
-    to: str = _option(f"{_TARGETS}. Left out: relu.", "relu", choices=tuple(EXPORT_TARGETS))
-    allow_soft: bool = _option("Put ReLU in even where gates are soft. Left out: that is refused.", False)
-    opset: int | None = _option("Version of ONNX's operations, 11 to 25. Left out: 20.", None)
+    to: str = _method(f"{_TARGETS}. Default: relu.", "relu", choices=tuple(EXPORT_TARGETS))
+    allow_soft: bool = _method("Put ReLU in even where gates are soft. Default: refused.", False)
+    opset: int | None = _method("Version of ONNX's operations, 11 to 25. Default: 20.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -218,8 +241,8 @@ class ExportArguments(OutputArguments):
 class CheckArguments(InputArguments):
     """Of `hf-lgelu check`."""
 
-    outputs: str | None = _option(
-        "Outputs that count, with commas between. Left out: those that the model's task reads.", None
+    outputs: str | None = _method(
+        "Outputs that count, with commas between. Default: those that the model's task reads.", None
     )
 
 
@@ -227,25 +250,24 @@ class CheckArguments(InputArguments):
 class CompareArguments(RowArguments):
     """Of `hf-lgelu compare`."""
 
-    model: str = _option("Folder or Hub id of the original: the first word, or this.")
-    converted: str = _option("Folder or Hub id of the other network: the second word, or this.")
-    data: str = _option(f"Inputs of both, best such that the other was not fitted to them: {_DATA}.")
-    data_split: str | None = _option("Which split. Left out: validation or test, else its only one.", None)
-    data_config: str | None = _option("Which of its configurations. Left out: its only one.", None)
-    max_samples: int | None = _option(
-        "At most so many of its inputs. Left out: 8,192 rows of features, 1,024 images, or sequences of together "
+    converted: str = _input("Folder or Hub id of the other network.", is_word=True, reads="model")
+    data: str = _input(f"Inputs of both, best such that the other was not fitted to them: {_DATA}.", reads="dataset")
+    data_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
+    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
+    max_samples: int | None = _input(
+        "At most so many of its inputs. Default: 8,192 rows of features, 1,024 images, or sequences of together "
         "32,768 tokens.",
         None,
     )
-    int8: bool = _option("Both networks in int8 as well, by ONNX. Left out: in float32, by torch.", False)
+    int8: bool = _method("Both networks in int8 as well, by ONNX. Default: in float32, by torch.", False)
 
 
 @dataclass(kw_only=True)
 class ProfileArguments(CheckpointArguments):
     """Of `hf-lgelu profile`."""
 
-    figure: str | None = _option("PNG to write. Left out: none.", None)
-    overwrite: bool = _option("Replace a picture that is there. Left out: it is refused.", False)
+    figure: str | None = _output("PNG to write. Default: none.", None)
+    overwrite: bool = _output("Replace a picture that is there. Default: refused.", False)
 
 
 def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
@@ -255,17 +277,13 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `hf-lgelu`: `run` is "module:function", called with the `arguments`; `examples` are two calls.
-
-    `positional` are the options that a call may give without their names, before all others.
-    """
+    """One word after `hf-lgelu`: `run` is "module:function", called with the `arguments`; `examples` are two calls."""
 
     name: str
     summary: str
     run: str
-    arguments: type[CheckpointArguments]
+    arguments: type[Arguments]
     examples: tuple[str, str]
-    positional: tuple[str, ...] = ("model",)
 
 
 COMMANDS: dict[str, Command] = {
@@ -300,7 +318,6 @@ COMMANDS: dict[str, Command] = {
                 "hf-lgelu compare runs/tabular out/relu --data test.csv",
                 "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
             ),
-            positional=("model", "converted"),
         ),
         Command(
             "check",

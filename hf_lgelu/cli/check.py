@@ -10,10 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_lgelu.cli.arguments import CheckArguments, named
-from hf_lgelu.cli.checkpoint import (
-    GivenCheckpoint,
-    read_checkpoint,
-)
+from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.formats import percent
@@ -66,7 +63,7 @@ class Examined:
 
 def check(arguments: CheckArguments) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
-    given = read_checkpoint(arguments.model, progress=not arguments.disable_tqdm)
+    given = read_checkpoint(arguments.model, progress=arguments.progress)
     evaluation = evaluation_set(arguments, given)
     print(f"{given.name}: {type(given.model).__name__}, {sites_in_words(given.network)}")
     try:
@@ -127,7 +124,7 @@ def _swap(examined: Examined) -> Iterator[str]:
     score, found = compare_networks_on(
         network,
         {"swapped": lambda inputs: compared_outputs(swapped, inputs, outputs)},
-        cut_batches(read_batches(evaluation.batches("evaluation", progress=not asked.disable_tqdm)), asked.batch_size),
+        cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress)), asked.batch_size),
         outputs,
     )
     change = found["swapped"].change

@@ -6,59 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.constants import CONFIG_NAME
-from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_lgelu.cli.paths import local, require_there
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
-from hf_lgelu.export.hub.loading import MODULES_FILE, could_be_hub_id
+from hf_lgelu.export.hub.loading import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 _ADAPTER_FILE = "adapter_config.json"
-_ANSWER_SECONDS = 10.0
-
-
-def local(name: str) -> Path | None:
-    """The path of the folder or file `name`; None where there is none."""
-    path = Path(name).expanduser()
-    return path if path.exists() else None
-
-
-def require_there(name: str, kind: str = "model") -> None:
-    """Raise FileNotFoundError unless there is a folder or file `name`, a "model" or "dataset" of that id on the Hub, or
-    a cached one.
-
-    The libraries that load it would try the Hub five times, for half a minute, before they say so.
-    """
-    if local(name) is not None:
-        return
-    what = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
-    missing = f"there is no folder or file {name}"
-    if not could_be_hub_id(name):
-        raise FileNotFoundError(f"{missing}; give {what}, or a Hub id such as user/{kind}")
-    if kind == "model":
-        is_cached = isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str)
-    else:
-        from datasets import config
-
-        is_cached = (Path(config.HF_DATASETS_CACHE) / name.replace("/", "___").lower()).is_dir()
-    if is_cached:
-        return
-    if constants.HF_HUB_OFFLINE:
-        raise FileNotFoundError(f"{missing}, and the Hub is not asked (HF_HUB_OFFLINE); give {what}")
-    look = HfApi().model_info if kind == "model" else HfApi().dataset_info
-    try:
-        look(name, timeout=_ANSWER_SECONDS)
-    except HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
-        why = "has none of that name, or none that you may read" if status in (401, 403, 404) else f"answers {status}"
-        raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id") from error
-    except (HTTPError, OSError) as error:
-        raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {what}") from error
 
 
 @dataclass(frozen=True)
@@ -187,18 +146,6 @@ def _refuse_gateless(given: GivenCheckpoint) -> None:
         f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
         "what it computes smoothly"
     )
-
-
-def require_other_folder(folder: Path, checkpoint: str, *others: str | None) -> None:
-    """Raise ValueError if the output folder is, or contains, something that is read: replacing it would lose that.
-
-    `others` are data sets and files beside the checkpoint; what is not local, or None, is in no folder.
-    """
-    for name, what in ((checkpoint, "the checkpoint"), *((other, other) for other in others if other is not None)):
-        path = local(name)
-        if path is not None and path.resolve().is_relative_to(folder.resolve()):
-            where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
-            raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:

@@ -11,11 +11,13 @@ import os
 import signal
 import sys
 import threading
+import typing
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, CheckpointArguments, Command
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments, Command
+from hf_lgelu.cli.paths import require_paths
 from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
@@ -44,26 +46,46 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0 if arguments is None else _answer(command, arguments)
 
 
-def parser_of(command: Command) -> Any:
-    """The parser of a command's own words, a `transformers.HfArgumentParser`."""
-    from transformers import HfArgumentParser  # not for the overview: it takes a second
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _WrongCallError(message.removeprefix("argument "))
 
-    class Parser(HfArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise _WrongCallError(message.removeprefix("argument "))
 
-    required = [entry for entry in dataclasses.fields(command.arguments) if entry.default is dataclasses.MISSING]
-    words = [f"--{entry.name} {entry.name.upper()}" for entry in required if entry.name not in command.positional]
+def parser_of(command: Command) -> argparse.ArgumentParser:
+    """The parser of a command's own words: an option a field of its dataclass, in groups."""
+    # Those without a default come first in their group.
+    options = sorted(dataclasses.fields(command.arguments), key=lambda entry: entry.default is not dataclasses.MISSING)
+    required = [entry for entry in options if entry.default is dataclasses.MISSING]
+    words = [f"{'' if _is_word(entry) else f'--{entry.name} '}{entry.name.upper()}" for entry in required]
     examples = "\n".join(f"  {example}" for example in command.examples)
-    return Parser(
-        command.arguments,
+    parser = _Parser(
         prog=f"hf-lgelu {command.name}",
-        usage=" ".join(["hf-lgelu", command.name, *map(str.upper, command.positional), *words, "[OPTIONS]"]),
+        usage=" ".join([f"hf-lgelu {command.name}", *words, "[OPTIONS]"]),
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for entry in (option for option in options if option.metadata["group"] == title):
+            name, help = entry.name, entry.metadata["help"]
+            # `str | None` is read as str.
+            kind = next(iter(typing.get_args(entry.type)), entry.type)
+            if _is_word(entry):
+                group.add_argument(name, metavar=name.upper(), help=help)
+            elif kind is bool:
+                group.add_argument(f"--{name}", action="store_true", help=help)
+            else:
+                group.add_argument(
+                    f"--{name}", type=kind, default=entry.default, required=entry in required,
+                    choices=entry.metadata.get("choices"), help=help,
+                )  # fmt: skip
+    return parser
+
+
+def _is_word(entry: dataclasses.Field) -> bool:
+    return bool(entry.metadata.get("is_word"))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -111,7 +133,7 @@ def _command(words: Sequence[str]) -> Command:
     return COMMANDS[words[0]]
 
 
-def _arguments(command: Command, words: Sequence[str]) -> CheckpointArguments | None:
+def _arguments(command: Command, words: Sequence[str]) -> Arguments | None:
     """The arguments in a command's words; None where the words ask for help, which is printed."""
     parser = parser_of(command)
     if "-h" in words or "--help" in words:
@@ -119,36 +141,31 @@ def _arguments(command: Command, words: Sequence[str]) -> CheckpointArguments | 
         return None
     if "" in words:
         raise _WrongCallError(f"{command.name}: one of its arguments is empty; hf-lgelu {command.name} --help")
-    named: list[str] = []
-    for name in command.positional:
-        if words and not words[0].startswith("-"):
-            named += [f"--{name}", words[0]]
-            words = words[1:]
-    words = [*named, *words]
-    known = [f"--{entry.name}" for entry in dataclasses.fields(command.arguments)]
+    # Dashes in the names of options are underscores.
+    spelled = (word.partition("=") if word.startswith("--") else (word, "", "") for word in words)
+    words = [(name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name) + equals + value
+             for name, equals, value in spelled]  # fmt: skip
+    known = [f"--{entry.name}" for entry in dataclasses.fields(command.arguments) if not _is_word(entry)]
     # argparse would speak first of what is missing: of --dta as of a --data that was left out.
-    for word in words:
-        name = word.partition("=")[0]
-        if name.startswith("--") and name.replace("-", "_") not in [option.replace("-", "_") for option in known]:
+    for name in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if name not in known:
             raise _WrongCallError(
                 f"{command.name}: there is no option {name}{did_you_mean(name, known)}; hf-lgelu {command.name} --help"
             )
     try:
-        arguments, surplus = parser.parse_args_into_dataclasses(
-            list(words), return_remaining_strings=True, look_for_args_file=False
-        )
-        if surplus:
-            raise _WrongCallError(f"nothing takes {' '.join(surplus)!r}")
+        return command.arguments(**vars(parser.parse_args(words)))
     except (_WrongCallError, ValueError) as error:
         raise _WrongCallError(f"{command.name}: {error}; hf-lgelu {command.name} --help") from error
-    return arguments
 
 
-def _answer(command: Command, arguments: CheckpointArguments) -> int:
+def _answer(command: Command, arguments: Arguments) -> int:
     module, _, function = command.run.partition(":")
     ended_by = [signal.SIGINT]
     try:
         with _signals_as_interrupts(ended_by):
+            require_paths(arguments)
+            if arguments.progress:
+                print(f"hf-lgelu {command.name}: loading torch and transformers ...", file=sys.stderr, flush=True)
             getattr(importlib.import_module(module), function)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         _stop_saying()

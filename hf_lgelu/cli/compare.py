@@ -17,7 +17,7 @@ from hf_lgelu.refit.report import REPORT_FILE
 
 def compare(arguments: CompareArguments) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
-    progress = not arguments.disable_tqdm
+    progress = arguments.progress
     original, converted = (read_checkpoint(name, progress=progress) for name in (arguments.model, arguments.converted))
     data = compared_set(arguments, original)
     try:

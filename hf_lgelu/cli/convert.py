@@ -14,20 +14,14 @@ from accelerate import PartialState
 from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments, named
-from hf_lgelu.cli.checkpoint import (
-    GivenCheckpoint,
-    push,
-    read_checkpoint,
-    require_gates,
-    require_other_folder,
-)
+from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
-from hf_lgelu.export.hub.loading import facts_of_folder, is_hub_id
-from hf_lgelu.files import whole_folder
+from hf_lgelu.export.hub.loading import facts_of_folder
+from hf_lgelu.files import is_hub_id, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
@@ -53,8 +47,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
 
     Raises:
-        ValueError: the inputs cannot be read or the model does not take them, or the output folder is the checkpoint's
-            own or has it, or the data, inside: replaced, it would take them along.
+        ValueError: the inputs cannot be read or the model does not take them.
         ConversionRefusedError: see `convert_to_relu`; what was measured by then is said before.
         OSError, RuntimeError, ImportError: of what loads, converts and writes.
     """
@@ -62,9 +55,8 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     if arguments.int8:
         require("onnxruntime", "onnx")
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
-    require_other_folder(folder, arguments.model, arguments.data, arguments.evaluation)
     tell = say if state.is_main_process else _say_nothing
-    progress = not arguments.disable_tqdm and state.is_main_process
+    progress = arguments.progress and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:

@@ -5,12 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu.cli.arguments import ExportArguments
-from hf_lgelu.cli.checkpoint import (
-    push,
-    read_checkpoint,
-    require_hardness,
-    require_other_folder,
-)
+from hf_lgelu.cli.checkpoint import push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import print_table
 from hf_lgelu.cli.inputs import evaluation_set
@@ -25,12 +20,10 @@ def export(arguments: ExportArguments) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
     Raises what the export raises (`EXPORT_TARGETS`), and ValueError for a checkpoint without λ-GELU where --to gives
-    another checkpoint, or if the output folder is the checkpoint's own or has it, or the data, inside: replaced, it
-    would take them along.
+    another checkpoint.
     """
     target, folder = EXPORT_TARGETS[arguments.to], Path(arguments.output_dir)
-    progress = not arguments.disable_tqdm
-    require_other_folder(folder, arguments.model, arguments.evaluation)
+    progress = arguments.progress
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, progress=progress)

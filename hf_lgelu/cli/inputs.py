@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
-from hf_lgelu.cli.checkpoint import GivenCheckpoint, local, require_there
+from hf_lgelu.cli.checkpoint import GivenCheckpoint
+from hf_lgelu.cli.paths import local, require_there
 from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
     TOKENS,
@@ -29,7 +30,7 @@ from hf_lgelu.cli.rows import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.export.hub.loading import is_hub_id
+from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.example_run import NOT_TAKEN, run_example
 from hf_lgelu.models.outputs import is_causal
 
@@ -49,7 +50,7 @@ def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
     """
-    splits = load_splits(arguments.data, arguments.data_config, progress=not arguments.disable_tqdm)
+    splits = load_splits(arguments.data, arguments.data_config, progress=arguments.progress)
     split = arguments.data_split
     return _read(arguments, given, arguments.data, arguments.data_config, split, splits, arguments.max_samples)
 
@@ -57,7 +58,7 @@ def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
 def compared_set(arguments: CompareArguments, given: GivenCheckpoint) -> InputSet:
     """The inputs that --data of `hf-lgelu compare` names. Raises as `data_set`, and where a split must be named."""
     name, config = arguments.data, arguments.data_config
-    splits = load_splits(name, config, progress=not arguments.disable_tqdm)
+    splits = load_splits(name, config, progress=arguments.progress)
     split = arguments.data_split or _second_split(list(splits))
     if split is None:
         raise ValueError(f"{name} has several splits; give --data_split, of {', '.join(splits)}")
@@ -75,7 +76,7 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
         name, config = of_data.data, config or of_data.data_config
     if name is None or name == "none":
         return None
-    splits = load_splits(name, config, progress=not arguments.disable_tqdm)
+    splits = load_splits(name, config, progress=arguments.progress)
     is_data = False
     if of_data is not None and config == of_data.data_config:  # however its name is spelled
         here, there = local(name), local(of_data.data)

@@ -20,7 +20,7 @@ def profile(arguments: ProfileArguments) -> None:
     """
     if arguments.figure is not None and Path(arguments.figure).suffix.lower() != ".png":
         raise ValueError(f"--figure {arguments.figure}: a PNG is written; give it a name that ends in .png")
-    given = read_checkpoint(arguments.model)
+    given = read_checkpoint(arguments.model, progress=arguments.progress)
     require_hardness(given)
     hardness, means = smallest_by_site(given.model), mean_of_several(given.model)
     print(table(hardness, means, swap_errors(given.model)))

@@ -287,8 +287,8 @@ def offline(monkeypatch):
         asked.append(name)
         raise OSError("no network")
 
-    monkeypatch.setattr("hf_lgelu.cli.checkpoint.HfApi.model_info", out_of_reach)
-    monkeypatch.setattr("hf_lgelu.cli.checkpoint.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("hf_lgelu.cli.paths.HfApi.model_info", out_of_reach)
+    monkeypatch.setattr("hf_lgelu.cli.paths.constants.HF_HUB_OFFLINE", False)
     return asked
 
 
@@ -353,7 +353,8 @@ def language_model(tmp_path_factory):
     return folder / "gpt2", folder / "texts"
 
 
-def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, call):
+def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, call, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model, texts = language_model
     words = ("convert", model, "--data", texts, "--max_samples", 64, "--output_dir", tmp_path / "relu")
     status, said, errors = call(*words)

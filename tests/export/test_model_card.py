@@ -20,7 +20,8 @@ from hf_lgelu.export.hub.card import (
     shown,
     write_card,
 )
-from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder, is_hub_id
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
+from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.outputs import OutputChange
 

@@ -24,8 +24,8 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.loading import CheckpointFacts, is_hub_id
-from hf_lgelu.files import save_picture, whole_file
+from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.files import is_hub_id, save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange

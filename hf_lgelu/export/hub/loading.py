@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.constants import CONFIG_NAME
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.models import mlp
@@ -23,7 +21,6 @@ SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
 MODULES_FILE = "modules.json"
 """What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
 
-_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
 _SENTENCE_SETTINGS = "config_sentence_transformers.json"
 
 _MLP = """\
@@ -53,22 +50,6 @@ import hf_lgelu
 from {package} import {model_class}
 
 model = hf_lgelu.from_pretrained({model_class}, "{where}")"""
-
-
-def could_be_hub_id(name: str) -> bool:
-    """Whether the Hub could have a repository of that name: no path, and not named like a file."""
-    if Path(name).is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
-        return False
-    try:
-        validate_repo_id(name)
-    except HFValidationError:
-        return False
-    return True
-
-
-def is_hub_id(name: str | None) -> bool:
-    """Whether a name stands for a repository on the Hub: it could be one, and no file or folder has that name."""
-    return name is not None and could_be_hub_id(name) and not Path(name).exists()
 
 
 @dataclass(frozen=True)
