@@ -59,7 +59,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "models.exchange.SurgeryReport", "models.hardening.is_hardened", "models.hardening.release_hardness",
         "models.operable.hardness_modules_to_save",
         "models.runtimes.runtime_warnings", "models.schedules.hardening_progress",
-        "models.smooth_calls.find_smooth_calls", "models.substitution.temporary_relu",
+        "models.smooth_calls.find_smooth_calls", "models.substitution.TemporaryRelu",
         "refit.convert.Conversion", "refit.gate_costs.gate_costs", "refit.report.Evaluation",
         "refit.report.LayerRefit", "refit.report.NetChange", "registry.register_activation",
         "training.layer_targets.layer_targets", "models.optimizer_groups.separate_hardness_group",

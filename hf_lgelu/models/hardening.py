@@ -59,15 +59,9 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     if isinstance(model, LambdaGate):
         return {"": known_hardness(model).mean().item()}
     sites = find_sites(model, LEARNED_KINDS)
-    gates = {id(site.module): site.module for site in sites}
-    by_device: dict[torch.device, dict[int, Tensor]] = {}  # one transfer from each device, not one per site
-    for key, gate in gates.items():
-        mean = known_hardness(gate).mean()
-        by_device.setdefault(mean.device, {})[key] = mean
-    values: dict[int, float] = {}
-    for means in by_device.values():
-        values.update(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
-    return {site.name: values[id(site.module)] for site in sites}
+    means = [known_hardness(site.module).mean() for site in sites]
+    values = torch.stack([mean.to(means[0].device) for mean in means]).tolist()  # the device is waited for once
+    return {site.name: value for site, value in zip(sites, values, strict=True)}
 
 
 @torch.no_grad()
@@ -82,9 +76,8 @@ def mean_of_several(model: nn.Module) -> dict[str, float]:
 
     Raises ValueError for a model without λ-GELU.
     """
-    means = hardness_profile(model)
-    sites = find_sites(model, LEARNED_KINDS)
-    return {site.name: means[site.name] for site in sites if site.module.raw_hardness.numel() > 1}
+    several = {site.name for site in find_sites(model, LEARNED_KINDS) if site.module.raw_hardness.numel() > 1}
+    return {name: mean for name, mean in hardness_profile(model).items() if name in several}
 
 
 def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> dict[str, float]:
@@ -340,10 +333,8 @@ def is_hardened(
     targets = target_hardnesses(target_hardness)
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
-    by_device: dict[torch.device, list[Tensor]] = {}
-    for hardness, reached in _reached(model, targets, float(fraction)):
-        by_device.setdefault(hardness.device, []).append(reached.all())
-    return all(bool(torch.stack(reached).all()) for reached in by_device.values())
+    found = [reached.all() for _, reached in _reached(model, targets, float(fraction))]
+    return bool(torch.stack([reached.to(found[0].device) for reached in found]).all())  # waited for once
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ from hf_lgelu.models.record import (
     with_guard,
     without_guard,
 )
-from hf_lgelu.models.sites import lambda_gelu_modules, plain_gate_of
+from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import is_guarded
 
 logger = logging.get_logger(__name__)
@@ -256,27 +256,11 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
             if change > _SAME_FUNCTION:
                 logger.warning(
                     f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "
-                    f"that by up to {change:.2g}: another network from the first step on. {_same_as(plain)}"
+                    f"that by up to {change:.2g}: another network from the first step on. To begin with the same, load "
+                    "the checkpoint as it was; then hf_lgelu.replace_activations(model) puts in the gates whose λ = 1 "
+                    "it is, where there are such (for quick_gelu with gate='lambda_silu', init_hardness=1.702), and "
+                    "hf_lgelu.convert_to_relu(model, data) makes ReLU of any"
                 )
-
-
-def _same_as(plain: str) -> str:
-    """The way to begin with the function that a checkpoint was trained with, in words."""
-    exact = plain_gate_of(ACT2FN[plain])
-    if exact is not None:
-        return (
-            f"To begin with the same, load it as it was; hf_lgelu.replace_activations(model) gives it {exact}, whose "
-            "λ = 1 it is"
-        )
-    if plain == "quick_gelu":  # x·σ(1.702x)
-        return (
-            "To begin with the same, load it as it was, and at these sites alone "
-            "hf_lgelu.replace_activations(model, include=..., gate='lambda_silu', init_hardness=1.702)"
-        )
-    return (
-        "No gate is the same; to make a ReLU network of the checkpoint itself, load it as it was, and "
-        "hf_lgelu.convert_to_relu(model, data)"
-    )
 
 
 def _tell_other_gates(model: PreTrainedModel) -> None:

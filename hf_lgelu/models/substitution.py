@@ -95,17 +95,13 @@ def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KI
 
 def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """The smallest λ and κ/λ of the λ-gates of these kinds; none of a model without values (device "meta")."""
-    sites = [site for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS]
-    on_meta = (site.module for site in sites if any(parameter.is_meta for parameter in site.module.parameters()))
-    if not sites or not all(has_offloaded_params(gate) for gate in on_meta):  # accelerate may keep the values elsewhere
+    gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
+    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
+    if not gates or not all(map(has_offloaded_params, on_meta)):  # accelerate may keep the values elsewhere
         return {}, {}
-    going = {site.name for site in sites}
     smallest = smallest_by_site(model)
-    hardness, errors = (
-        {name: value for name, value in known.items() if name in going}
-        for known in (smallest, swap_errors(model, smallest))
-    )
-    return hardness, errors
+    errors = swap_errors(model, smallest)
+    return {name: smallest[name] for name in gates}, {name: errors[name] for name in gates}
 
 
 def _plan_substitution(
@@ -134,29 +130,29 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
     return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
 
 
-@contextmanager
-def temporary_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> Iterator[SurgeryReport]:
-    """`substitute_relu` for the length of a block; after it, also after an error, the model as it was.
+class TemporaryRelu:
+    """`substitute_relu` for a while, again and again: the sites are found once.
 
-    Changes `model` in place. Weights and config are untouched. Of a model wrapped for distributed training, pass
-    the inner module, and call that one too: DistributedDataParallel broadcasts buffers at each forward and fails
-    where all that the model had were λ-GELU's. Raises ValueError if there is nothing to substitute.
+    Weights and config are untouched. Of a model wrapped for distributed training, call the inner module:
+    DistributedDataParallel broadcasts buffers at each forward and fails where all that the model had were λ-GELU's.
+
+    Args:
+        model: give the inner module of one that is wrapped for distributed training.
+        kinds: as for `substitute_relu`.
+        make: gives another gate than ReLU.
+        include: says by name which sites; by default all.
+
+    Raises ValueError if there is nothing to substitute.
 
     >>> import torch, hf_lgelu
-    >>> from hf_lgelu.models.substitution import temporary_relu
+    >>> from hf_lgelu.models.substitution import TemporaryRelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> with temporary_relu(model):
+    >>> with TemporaryRelu(model).applied():
     ...     print(type(model.layers[0].activation).__name__)
     ReLU
     >>> print(type(model.layers[0].activation).__name__)
     LambdaGELU
     """
-    with TemporaryRelu(model, kinds=kinds).applied() as report:
-        yield report
-
-
-class TemporaryRelu:
-    """`temporary_relu` for a model that is swapped and put back batch by batch: the sites are found once."""
 
     def __init__(
         self,
@@ -166,7 +162,6 @@ class TemporaryRelu:
         make: Callable[[], nn.Module] | None = None,
         include: Callable[[str], bool] | None = None,
     ) -> None:
-        """`make` gives another gate than ReLU; `include` says by name which sites, by default all."""
         self._model, self._inside = model, operable_module(model, temporarily=True)
         self._sites = found_sites(self._inside, check_kinds(kinds), include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]

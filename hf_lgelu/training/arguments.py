@@ -27,11 +27,6 @@ class HardeningConfig:
         hardening_strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
 
     Raises ValueError for an option out of its range.
-
-    >>> import hf_lgelu
-    >>> config = hf_lgelu.HardeningConfig(tolerance=0.01, hardening_schedule="geometric")
-    >>> round(config.targets["lambda_gelu"], 3)
-    79.788
     """
 
     target_hardness: float | Mapping[str, Target] | None = None
@@ -57,15 +52,7 @@ class HardeningConfig:
 
 @dataclass
 class LambdaGELUTrainingArguments(TrainingArguments):
-    """All of TrainingArguments, and how the hardness learns, hardens and is reported.
-
-    >>> import hf_lgelu
-    >>> args = hf_lgelu.LambdaGELUTrainingArguments(
-    ...     output_dir="run", harden=True, hardening_schedule="geometric", hardening_strategy="steps"
-    ... )
-    >>> args.hardness_lr_multiplier, args.switch_fraction, args.report_substitution
-    (9.0, 0.25, True)
-    """
+    """All of TrainingArguments, and how the hardness learns, hardens and is reported."""
 
     hardness_lr_multiplier: float = field(
         default=DEFAULT_LR_MULTIPLIER,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
@@ -67,7 +67,8 @@ class HardeningCallback(TrainerCallback):
     >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
     >>> from transformers import Trainer, TrainingArguments
     >>> args = TrainingArguments(
-    ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True
+    ...     output_dir="run", num_train_epochs=4, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    ...     logging_steps=1,
     ... )
     >>> config = hf_lgelu.HardeningConfig(
     ...     tolerance=0.01, hardening_schedule="geometric", hardening_strategy="steps"
@@ -76,10 +77,13 @@ class HardeningCallback(TrainerCallback):
     >>> groups = hf_lgelu.hardness_parameter_groups(model, learning_rate=1e-3)
     >>> optimizers = torch.optim.AdamW(groups), None  # Trainer makes the scheduler
     >>> trainer = Trainer(model, args, train_dataset=rows, callbacks=[callback], optimizers=optimizers)
+    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
     >>> _ = trainer.train()  # doctest: +ELLIPSIS
     {...}
     >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
     [79.788, 79.788]
+    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
+    ['hardness/layers.0', 'hardness/layers.1', 'hardness/mean']
     """
 
     selects_hardened_checkpoints = False
@@ -92,13 +96,7 @@ class HardeningCallback(TrainerCallback):
         self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        optimizer: Any = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
     ) -> None:
         config, selects = self.config, self.selects_hardened_checkpoints
         refuse_to_harden(config, args, state, model, optimizer, selects)
@@ -126,32 +124,20 @@ class HardeningCallback(TrainerCallback):
             )
 
     def on_epoch_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        optimizer: Any,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        self._epoch = _number_of_epoch(self._epoch, args, state, kwargs.get("train_dataloader"))
+        self._epoch = _number_of_epoch(self._epoch, args, state, others.get("train_dataloader"))
         if self.config.hardening_strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
     def on_step_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        optimizer: Any,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
         if self.config.hardening_strategy == "steps":
             self._set_hardness(model, optimizer, state)
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
     ) -> None:
         if self.progress(state) is not None:
             freeze_hardness(model)
@@ -159,9 +145,7 @@ class HardeningCallback(TrainerCallback):
             require_gradient(model)
             self._has_learned = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback after this
         if lambda_gelu_modules(model) and not is_hardened(model, self.config.targets):
             soft = smallest_soft_hardness(model, self.config.targets)
@@ -223,21 +207,6 @@ class HardnessLogCallback(TrainerCallback):
 
     LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb).
     Callbacks that are passed to a plain Trainer run after them: call `HardnessLogCallback.add_to(trainer)` there.
-
-    >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> rows = [{"features": torch.randn(4), "labels": i % 2} for i in range(8)]
-    >>> from transformers import Trainer, TrainingArguments
-    >>> args = TrainingArguments(
-    ...     output_dir="run", max_steps=1, logging_steps=1, use_cpu=True, report_to=[], save_strategy="no",
-    ...     disable_tqdm=True,
-    ... )
-    >>> trainer = Trainer(model, args, train_dataset=rows)
-    >>> _ = hf_lgelu.HardnessLogCallback.add_to(trainer)
-    >>> _ = trainer.train()  # doctest: +ELLIPSIS
-    {...}
-    >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
-    ['hardness/layers.0', 'hardness/layers.1', 'hardness/mean']
     """
 
     def __init__(self) -> None:
@@ -253,9 +222,7 @@ class HardnessLogCallback(TrainerCallback):
         callback._runs_first = True
         return callback
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         if not lambda_gelu_modules(model) and not getattr(args, "require_lambda_gelu", True):
             return  # ReLU has been substituted since the trainer was made, and is trained on
         require_unflattened(require_lambda_gelu(model))
@@ -268,26 +235,18 @@ class HardnessLogCallback(TrainerCallback):
             )
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
     ) -> None:
         if not self._has_looked:  # in front of the callback that takes gradients away
             warn_unreached(model)
         self._has_looked = True
 
-    def on_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, optimizer: Any, **kwargs: Any
-    ) -> None:
+    def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, optimizer: Any, **others: Any) -> None:
         # Trainer logs the learning rate of the step just made, and the scheduler moves on before the log.
         self._learning_rate = hardness_learning_rate(optimizer)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        self, args: Any, state: TrainerState, control: Any, model: nn.Module, logs: Any = None, **others: Any
     ) -> None:
         evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
         if logs is None or not ("loss" in logs or evaluated):
@@ -304,9 +263,7 @@ class HardnessLogCallback(TrainerCallback):
         if not evaluated:  # the reporters have this step's λ from its training log already
             logs.update(added)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **others: Any) -> None:
         if state.is_world_process_zero:
             draw_curves(os.path.join(args.output_dir, "hardness.png"), state.log_history)
 

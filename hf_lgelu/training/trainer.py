@@ -28,7 +28,7 @@ from hf_lgelu.models.sites import (
     raw_parameters,
     require_lambda_gelu,
 )
-from hf_lgelu.models.substitution import TemporaryRelu, temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
 from hf_lgelu.training.evaluation import (
@@ -50,28 +50,23 @@ logger = logging.get_logger(__name__)
 class LambdaGELUTrainer(Trainer):
     """transformers' Trainer for models with λ-GELU: it learns, hardens and reports λ.
 
-    - s has its own parameter group, with learning rate c·η and no weight decay, in every optimizer
-      that keeps ordinary groups; the others are refused;
-    - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then selected among
-      hardened epochs only (every λ at least half the target);
-    - every layer's λ is in the training log (`HardnessLogCallback`);
-    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU
-      substituted, with the largest logit change and the share of unchanged predictions. What is
-      substituted is what `substitute_relu` would exchange: every λ-GELU. In a model without any, it is
-      every smooth gate (the direct swap).
+    - s has a parameter group of its own, with learning rate c·η and no weight decay, in every optimizer that keeps
+      ordinary groups; the others are refused;
+    - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then one of the hardened epochs;
+    - every gate's λ is in the training log (`HardnessLogCallback`);
+    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in the place of every
+      λ-gate, or in a model without any of every smooth gate. It takes a second forward pass a batch, in the random
+      state of the first (`report_substitution=False` does without). `eval_relu_max_logit_change` and
+      `eval_relu_unchanged_predictions` say how far the two networks are apart;
+    - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
+      whole, and one that lacks a tensor is refused: Trainer warns, and goes on from random weights.
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
     `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
 
-    What differs from Trainer on purpose: `lr_scheduler_type="greedy"` and a floor of `reduce_lr_on_plateau` are
-    refused where there is a λ-GELU, since they lose the ratio of the two learning rates; s has no weight decay,
-    whatever `weight_decay` says; a HardnessLogCallback stands before the other callbacks; a best checkpoint of a
-    hardening run is a hardened one; a search without an objective of its own leaves `eval_relu_*` out of it; and an
-    evaluation takes a second forward pass a batch (with `batch_eval_metrics` or without `eval_do_concat_batches`, a
-    second loop over the data), in the random state of the first. `report_substitution=False` does without it. With
-    DeepSpeed, hardening is refused. A checkpoint whose tensors have other names than the model's, as transformers
-    saves many families, is resumed whole, and one that lacks a tensor is refused: Trainer warns, and goes on from
-    random weights.
+    A search without an objective of its own leaves `eval_relu_*` out of it. `lr_scheduler_type="greedy"` and a floor of
+    `reduce_lr_on_plateau` are refused where there is a λ-gate, since they lose the ratio of the two learning rates;
+    with DeepSpeed, hardening is refused.
 
     Other trainers are combined with it by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of
     the arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
@@ -211,8 +206,9 @@ class LambdaGELUTrainer(Trainer):
         loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
         predicted = labels_of_predictions(labels, self.model)
-        padding = getattr(self.processing_class, "pad_token_id", None)  # of generated rows
-        padding = pad_tokens(self.model).get("decoder_input_ids") if padding is None else padding
+        padding = getattr(self.processing_class, "pad_token_id", None)
+        if padding is None and getattr(self.args, "predict_with_generate", False):  # of generated rows
+            padding = pad_tokens(self.model).get("decoder_input_ids")
         rows = compare_samples(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
@@ -265,8 +261,8 @@ class LambdaGELUTrainer(Trainer):
     def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
         """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
         prefix = args[-1]
-        substituted = temporary_relu(self.model, kinds=self._substituted_kinds())
-        with random_state_kept(self.model), collected_kept(self), substituted:
+        substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
+        with random_state_kept(self.model), collected_kept(self), substitution.applied():
             found = super().evaluation_loop(*args).metrics
         relu_metrics = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in found.items()}
         output = super().evaluation_loop(*args)

@@ -14,7 +14,7 @@ from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, rep
 from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.models.operable import hardness_modules_to_save
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
-from hf_lgelu.models.substitution import temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.training.refusals import check_hardness_learns
 
 IDS = torch.arange(12).reshape(2, 6)
@@ -94,7 +94,7 @@ def test_hardness_is_saved_loaded_and_merged_with_the_adapter(adapted, tmp_path)
     assert list(hardness_profile(merged)) == SITES
     assert list(hardness_profile(merged).values()) == profile
     torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-4)
-    with temporary_relu(adapted):
+    with TemporaryRelu(adapted).applied():
         relu = logits(adapted)
     assert (relu - expected).abs().max() > 1e-3
     substitute_relu(merged)

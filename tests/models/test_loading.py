@@ -22,7 +22,7 @@ from transformers import (
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.models.substitution import temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1
@@ -120,7 +120,7 @@ def test_a_lost_weight_is_still_reported(tmp_path, host_log):
 def without_hardness(folder):
     """A λ-GELU checkpoint as it is saved while ReLU is in its place: the config still says λ-GELU."""
     model = learn(BERT.build("lambda_gelu"))
-    with temporary_relu(model):
+    with TemporaryRelu(model).applied():
         model.save_pretrained(folder)
 
 
@@ -137,7 +137,7 @@ def test_a_checkpoint_that_lacks_the_hardness_that_its_config_names_is_reported(
 def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_reported(tmp_path, caplog):
     model = BERT.build()
     replace_activations(model, granularity="channel", inputs=BERT.inputs())
-    with temporary_relu(model), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
+    with TemporaryRelu(model).applied(), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
         model.save_pretrained(tmp_path)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

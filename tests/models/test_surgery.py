@@ -17,7 +17,7 @@ from hf_lgelu.activation.module import LambdaGELUTanh
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, is_activation
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.substitution import temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 
 BERT = BY_NAME["bert"]
 
@@ -303,7 +303,7 @@ def test_torchs_encoder_layer_computes_what_its_sites_hold():
     replace_activations(layer, init_hardness=8.0)
     assert close(lambda z: plain_form(LambdaGELU, z, 8.0))
     assert not close(F.gelu)
-    with temporary_relu(layer):
+    with TemporaryRelu(layer).applied():
         assert close(F.relu)
     assert close(lambda z: plain_form(LambdaGELU, z, 8.0))
     substitute_relu(layer)
@@ -349,7 +349,7 @@ def test_relu_works_in_place_where_the_activation_did(make):
     model, x = Reuse(make()), torch.randn(16, 4)
     hidden = model.second(F.relu(model.first(x))).relu()
     expected = 2 * model.third(hidden)
-    with temporary_relu(model, kinds=("silu", "mish")):
+    with TemporaryRelu(model, kinds=("silu", "mish")).applied():
         torch.testing.assert_close(model(x), expected)
     substitute_relu(model, kinds=("silu", "mish"))
     torch.testing.assert_close(model(x), expected)
@@ -468,7 +468,7 @@ def test_torchs_encoder_with_padding_gives_its_gates_plain_tensors(granularity):
 def test_inside_is_relu_and_outside_is_what_was_there(training):
     model = BERT.build("lambda_gelu").train(training)
     before = snapshot(model)
-    with temporary_relu(model) as report:
+    with TemporaryRelu(model).applied() as report:
         assert len(report) == 3
         assert report.config_changes == ()
         assert [type(model.get_submodule(site.name)) for site in report.sites] == [nn.ReLU] * 3
@@ -481,7 +481,7 @@ def test_inside_is_relu_and_outside_is_what_was_there(training):
 def test_an_error_inside_gets_out_and_the_model_is_as_it_was():
     model = BERT.build("lambda_gelu")
     before = snapshot(model)
-    with pytest.raises(KeyboardInterrupt), temporary_relu(model):
+    with pytest.raises(KeyboardInterrupt), TemporaryRelu(model).applied():
         raise KeyboardInterrupt
     assert_unchanged(model, before)
 
@@ -489,10 +489,10 @@ def test_an_error_inside_gets_out_and_the_model_is_as_it_was():
 def test_nested_blocks_each_give_back_what_they_took():
     model = nn.Sequential(LambdaGELU(), nn.GELU(), nn.SiLU())
     original = list(model)
-    with temporary_relu(model):
+    with TemporaryRelu(model).applied():
         outer = list(model)
         assert [type(m) for m in outer] == [nn.ReLU, nn.GELU, nn.SiLU]
-        with temporary_relu(model, kinds=("gelu", "silu")):
+        with TemporaryRelu(model, kinds=("gelu", "silu")).applied():
             assert [type(m) for m in model] == [nn.ReLU] * 3
         assert all(now is then for now, then in zip(model, outer, strict=True))
     assert all(now is then for now, then in zip(model, original, strict=True))

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from hf_lgelu import LambdaGELU, replace_activations, substitute_relu
-from hf_lgelu.models.substitution import temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 
 BERT = BY_NAME["bert"]
 
@@ -21,7 +21,7 @@ def mlp() -> nn.Sequential:
 
 
 def relu_inside(model):
-    with temporary_relu(model, kinds=("gelu",)):
+    with TemporaryRelu(model, kinds=("gelu",)).applied():
         pytest.fail("it must not get here")
 
 
@@ -98,7 +98,7 @@ def test_a_model_sharded_by_fsdp2_can_be_substituted_for_an_evaluation(whole):
         fully_shard(layer)
     fully_shard(model)
     with torch.no_grad():
-        with temporary_relu(model):
+        with TemporaryRelu(model).applied():
             torch.testing.assert_close(model(x), expected)
         torch.testing.assert_close(model(x), before)
     assert not torch.allclose(before, expected)

@@ -9,7 +9,7 @@ from tiny_training import ARGUMENTS, rows, tiny_model, tiny_trainer
 from transformers import Trainer
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
-from hf_lgelu.models.substitution import temporary_relu
+from hf_lgelu.models.substitution import TemporaryRelu
 
 TRAIN, EVALUATION = rows(20), rows(10, seed=1)
 
@@ -51,7 +51,7 @@ def test_what_the_loss_collects_is_of_the_network_as_it_is(options, tmp_path):
     model.eval()
     with torch.no_grad():
         own = torch.nn.functional.cross_entropy(model(x).logits, y).item()
-        with temporary_relu(model):
+        with TemporaryRelu(model).applied():
             substituted = torch.nn.functional.cross_entropy(model(x).logits, y).item()
     assert abs(own - substituted) > 1e-3
     assert logged == pytest.approx(own, rel=1e-5)
