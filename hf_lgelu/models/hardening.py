@@ -49,11 +49,6 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
 
     A site with several λ (granularity "channel") shows their mean; `module.hardness` has each.
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
-
-    >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> {name: round(value, 4) for name, value in hf_lgelu.hardness_profile(model).items()}
-    {'layers.0.activation': 1.05, 'layers.1.activation': 1.05}
     """
     require_lambda_gelu(model)
     if isinstance(model, LambdaGate):
@@ -289,14 +284,6 @@ def release_hardness(model: nn.Module) -> None:
 
     Raises ValueError for a model without λ-GELU, and RuntimeError where accelerate keeps the values of a gate elsewhere
     (`device_map`); then no λ has moved.
-
-    >>> import torch, hf_lgelu
-    >>> from hf_lgelu.models.hardening import release_hardness
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> hf_lgelu.anneal_hardness(model, 1.0)
-    >>> release_hardness(model)
-    >>> round(model.layers[0].activation.hardness.item(), 4)
-    1.05
     """
     owners = require_lambda_gelu(model)
     require_values_here(owners)
@@ -322,13 +309,6 @@ def is_hardened(
 
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
     outside (0, 1].
-
-    >>> import torch, hf_lgelu
-    >>> from hf_lgelu.models.hardening import is_hardened
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> hf_lgelu.anneal_hardness(model, 0.6)
-    >>> is_hardened(model), is_hardened(model, fraction=1)
-    (True, False)
     """
     targets = target_hardnesses(target_hardness)
     if not 0 < fraction <= 1:

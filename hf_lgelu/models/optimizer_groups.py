@@ -76,14 +76,6 @@ def separate_hardness_group(
     every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), takes one
     group (L-BFGS) or matrices alone (Muon), has a hardness group already, or a scheduler, which would set the new
     group's rate back; ValueError for a model without λ-GELU or a bad multiplier. The optimizer is unchanged then.
-
-    >>> import torch, hf_lgelu
-    >>> from hf_lgelu.models.optimizer_groups import separate_hardness_group
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
-    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.01)
-    >>> separate_hardness_group(optimizer, model)
-    >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
-    [(6, 0.1, 0.01), (2, 0.9, 0.0)]
     """
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)

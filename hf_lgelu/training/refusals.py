@@ -158,28 +158,25 @@ def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
     )
 
 
-def warn_held(model: nn.Module) -> None:
-    """Warn where a training without hardening begins with half-hardened gates: their λ does not learn."""
-    if largest_override(model) >= 1 and not is_hardened(model):
-        held = [module for _, module in lambda_gelu_modules(model) if bool((module.hardness_override >= 1).any())]
+def warn_not_learning(model: nn.Module) -> None:
+    """Warn where a training without hardening begins with gates whose λ does not learn."""
+    modules = lambda_gelu_modules(model)
+    if largest_override(model) < 1:
+        frozen = [name for name, module in modules if not all(s.requires_grad for s in raw_parameters(module))]
+        if frozen:
+            logger.warning(
+                f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
+                f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). An adapter of PEFT freezes it, and "
+                "saves no λ, unless its config has modules_to_save=hardness_modules_to_save(model); that finds no gate "
+                "inside experts whose weights the adapter takes by target_parameters"
+            )
+    elif not is_hardened(model):
+        held = [module for _, module in modules if bool((module.hardness_override >= 1).any())]
         smallest = min(known_hardness(module).min().item() for module in held)
         logger.warning(
             f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned, "
             "and no hardening goes on. release_hardness(model) lets it follow s again; to end hardening, resume from "
             "the checkpoint of that run, or train with harden=True"
-        )
-
-
-def warn_frozen(model: nn.Module) -> None:
-    """Warn where a training without hardening begins with an s that does not learn."""
-    modules = lambda_gelu_modules(model)
-    frozen = [name for name, module in modules if not all(s.requires_grad for s in raw_parameters(module))]
-    if frozen and largest_override(model) < 1:
-        logger.warning(
-            f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
-            f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). An adapter of PEFT freezes it, and saves "
-            "no λ, unless its config has modules_to_save=hardness_modules_to_save(model); that finds no gate inside "
-            "experts whose weights the adapter takes by target_parameters"
         )
 
 

@@ -41,7 +41,7 @@ from hf_lgelu.training.evaluation import (
     objective_as_it_is,
     random_state_kept,
 )
-from hf_lgelu.training.refusals import refuse_with_gates, warn_frozen, warn_held, warn_ungrouped
+from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed, whole_checkpoint
 
 logger = logging.get_logger(__name__)
@@ -168,8 +168,7 @@ class LambdaGELUTrainer(Trainer):
         # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
         warn_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
         if self._hardening_callback() is None:
-            warn_frozen(self.model)
-            warn_held(self.model)
+            warn_not_learning(self.model)
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         group = None if self.optimizer is None else hardness_group(self.optimizer)
         first = {other.get("initial_lr") for other in getattr(self.optimizer, "param_groups", ())}
@@ -326,7 +325,7 @@ class LambdaGELUTrainer(Trainer):
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
         if self.is_fsdp_enabled and self._hardening_callback() is None:  # else when the scheduler is made
-            warn_held(own)
+            warn_not_learning(own)
 
     def _load_best_model(self) -> None:
         by_other = super()._load_best_model.__func__ is not Trainer._load_best_model
