@@ -68,8 +68,9 @@ def load_checkpoint(
     own_code = own_code if isinstance(own_code, dict) else {}
     if kind is not MLPForClassification and any(name.startswith("AutoModel") for name in own_code):
         logger.warning(
-            f"{name_or_path} brings code of its own ({', '.join(sorted(own_code))}), which is not run: what is loaded, "
-            f"compared and saved is transformers' {kind.__name__}, which may compute something else"
+            f"{name_or_path} brings code of its own ({', '.join(_named_code(own_code))}), which is not "
+            f"run: what is loaded, compared and saved is transformers' {kind.__name__}, which may compute something "
+            "else"
         )
     with _explaining_config(name_or_path):
         model, found = kind.from_pretrained(
@@ -93,6 +94,12 @@ def _explaining_config(name_or_path: str | os.PathLike) -> Iterator[None]:
             f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
             "Correct it there, or load the model yourself and pass it to the function"
         ) from error
+
+
+def _named_code(own_code: Mapping[str, Any]) -> list[str]:
+    """The classes of an `auto_map`; a tokenizer's entry lists two, of which one may be None."""
+    entries = (entry if isinstance(entry, list | tuple) else [entry] for entry in own_code.values())
+    return sorted({str(name) for names in entries for name in names if name})
 
 
 def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:

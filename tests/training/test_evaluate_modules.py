@@ -112,7 +112,9 @@ def test_a_metric_of_evaluate_is_taken_for_compute_metrics(accuracy, tmp_path, o
     expected = [by_hand(network, SAMPLES)[1] for network in (copy.deepcopy(model), substituted(model))]
     assert expected[0] != expected[1]
     for metric in (accuracy, evaluate.combine([accuracy])):
-        metrics = tiny_trainer(
-            tmp_path, model, eval_dataset=[*SAMPLES, ignored], compute_metrics=metric, **options
-        ).evaluate()
+        data = {"eval_dataset": [*SAMPLES, ignored]}
+        metrics = tiny_trainer(tmp_path, model, compute_metrics=metric, **data, **options).evaluate()
         assert [metrics["eval_accuracy"], metrics["eval_relu_accuracy"]] == pytest.approx(expected, rel=1e-12)
+    own = tiny_trainer(tmp_path, model, plain=True, **data).evaluate()
+    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
+    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)

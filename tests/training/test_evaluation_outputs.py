@@ -1,6 +1,5 @@
 """The substitution report for logits of tokens, models with caches and models with several outputs."""
 
-import copy
 import math
 from dataclasses import dataclass
 
@@ -212,35 +211,6 @@ def test_both_passes_draw_the_same_and_as_trainer_does(tmp_path):
     assert torch.rand(1) == drawn
     assert metrics["eval_relu_max_logit_change"] < 1e-5
     assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
-
-
-class Totals:
-    """A metric that is summed up batch by batch."""
-
-    def __init__(self):
-        self.hits = self.count = 0
-
-    def __call__(self, prediction, compute_result):
-        self.hits += int((prediction.predictions.argmax(-1) == prediction.label_ids).sum())
-        self.count += len(prediction.label_ids)
-        if not compute_result:
-            return {}
-        share, self.hits, self.count = self.hits / self.count, 0, 0
-        return {"accuracy": share}
-
-
-def test_metrics_by_batch_are_reported_twice_too(tmp_path):
-    model = tiny_model(seed=3)
-    metrics = tiny_trainer(
-        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=Totals(), batch_eval_metrics=True
-    ).evaluate()
-    hits, relu_hits = by_hand(copy.deepcopy(model), SAMPLES)[1], by_hand(substituted(model), SAMPLES)[1]
-    assert hits != relu_hits
-    assert metrics["eval_accuracy"] == pytest.approx(hits)
-    assert metrics["eval_relu_accuracy"] == pytest.approx(relu_hits)
-    own = tiny_trainer(tmp_path, model, plain=True, eval_dataset=SAMPLES).evaluate()
-    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
-    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)
 
 
 @dataclass

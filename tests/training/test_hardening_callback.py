@@ -75,11 +75,6 @@ def test_callback_takes_the_same_options(tmp_path):
     check_path(trainer.model, seen, list(range(1, 16)), 15, switch=6, end=50.0, schedule="inverse")
 
 
-def test_a_callback_of_ones_own_takes_the_place_of_the_arguments(tmp_path):
-    trainer, seen = run(tmp_path, num_train_epochs=4, callbacks=[HardeningCallback(HardeningConfig(30.0))])
-    check_path(trainer.model, seen, epochs(4, 3), 4, end=30.0)
-
-
 # What is refused
 
 

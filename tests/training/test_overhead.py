@@ -41,7 +41,7 @@ def synchronizations(folder, monkeypatch, plain=False, **options):
     return counted
 
 
-@pytest.mark.parametrize("logged_every", [None, 1, 4])
+@pytest.mark.parametrize("logged_every", [None, 4])
 @pytest.mark.parametrize("hardening", HARDENING)
 def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, logged_every):
     log = {"logging_strategy": "steps", "logging_steps": logged_every} if logged_every else {}
