@@ -92,17 +92,18 @@ class Road:
 
     def __enter__(self):
         self.files = set()
-        threading.setprofile(self._note)
-        self._before = sys.getprofile()
-        sys.setprofile(self._note)
+        self._before = sys.gettrace()
+        threading.settrace(self._note)
+        sys.settrace(self._note)  # told of calls alone: setprofile is told of all that is written in C too
         return self
 
     def __exit__(self, *_):
-        sys.setprofile(self._before)
-        threading.setprofile(None)
+        sys.settrace(self._before)
+        threading.settrace(None)
+        self.files = {file for file in self.files if file.startswith(str(PACKAGE))}
 
     def _note(self, frame, event, arg):
-        if event == "call" and frame.f_code.co_name != "<module>" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+        if frame.f_code.co_name != "<module>":
             self.files.add(frame.f_code.co_filename)
 
 

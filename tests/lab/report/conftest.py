@@ -1,11 +1,14 @@
 import copy
 import dataclasses
 
+import pandas
 import pytest
 from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table
 from lgelu_lab.report.write import ALL_TABLES
+
+pandas.set_option("mode.string_storage", "python")  # of tables of a few rows, quicker than Arrow's
 
 SUMMARIES = {
     "gelu": {"run": "g", "metric": "accuracy", "score": 0.75, "relu_score": 0.5, "target_hardness": None},
