@@ -11,7 +11,7 @@ from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.inputs import compared_set
 from hf_lgelu.cli.rows import InputSet
-from hf_lgelu.export.comparison import compare_networks
+from hf_lgelu.export.comparison import NetworkComparison, compare_networks
 from hf_lgelu.refit.report import REPORT_FILE
 
 
@@ -37,9 +37,11 @@ def print_table(
     progress: bool,
     is_fitted: bool = False,
     outputs: Sequence[str] | None = None,
-) -> None:
-    """Compare two networks on `data`, and print the table; `is_fitted` where the conversion was fitted to these."""
+) -> NetworkComparison:
+    """The comparison of two networks on `data`, printed too; `is_fitted` where the conversion was fitted to these."""
     batches = data.batches("comparison", progress=progress)
-    say(f"{data.description}:\n{compare_networks(original, converted, batches, int8=int8, outputs=outputs)}")
+    compared = compare_networks(original, converted, batches, int8=int8, outputs=outputs)
+    say(f"{data.description}:\n{compared}")
     if is_fitted:
         say("The conversion was fitted to inputs of this set: on other inputs the distance is larger.")
+    return compared

@@ -19,7 +19,7 @@ from hf_lgelu.cli.command import say
 from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, shown, stated_licence
+from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
 from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import is_hub_id, whole_folder
 from hf_lgelu.formats import finite_or_none
@@ -171,7 +171,7 @@ def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]
 def _provenance(arguments: ConvertArguments, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
     on_hub = is_hub_id(arguments.model)
     return Provenance(
-        model=arguments.model if on_hub else shown(str(Path(arguments.model).resolve())),
+        model=arguments.model if on_hub else own_name(arguments.model),
         model_is_on_hub=on_hub,
         data=data.description,
         samples=len(data),

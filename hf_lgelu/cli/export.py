@@ -49,13 +49,14 @@ def export(arguments: ExportArguments) -> Any:
         say(str(report))
         if evaluation is None:
             say("  these inputs are random; --evaluation DATA takes real ones")
+        compared = None
         if target.is_checkpoint and evaluation is not None:
             exported = read_checkpoint(str(new), progress=progress).network
-            print_table(given.network, exported, evaluation, int8=False, progress=progress)
+            compared = print_table(given.network, exported, evaluation, int8=False, progress=progress)
         if target.is_checkpoint:
             write_card(
-                given.model, new, form=target.name, change=report.change, license=arguments.license,
-                repo_id=arguments.push_to_hub,
+                given.model, new, form=target.name, change=report.change, compared=compared,
+                license=arguments.license, repo_id=arguments.push_to_hub,
             )  # fmt: skip
     say(f"Saved in {folder}" + (", with the model card README.md" if target.is_checkpoint else ""))
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, Modern
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.export.hub.card import CardFacts, CardScores, save_card_facts
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -41,7 +42,10 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
     card = ModelCard.load(tmp_path / "relu" / "README.md")
     assert card.data.license is None  # nobody stated one
     assert "159.6" in card.text
-    assert card.text.strip().startswith("# hard-relu\n")
+    top = card.text.split("\n\n")[:2]
+    assert top[0] == "\n# hard-relu"
+    assert top[1].startswith("| network | accuracy | distance to the original |\n")
+    assert f"\n| original | {before:.4f} | – |\n| this model | {after:.4f} | KL " in top[1]
 
 
 def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
@@ -117,12 +121,19 @@ def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypat
 
 
 def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
-    load_checkpoint(place / "hard").save_pretrained(tmp_path / "run")
+    model = load_checkpoint(place / "hard")
+    model.save_pretrained(tmp_path / "run")
+    with torch.no_grad():
+        model.classifier.bias += (
+            1e-4  # facts of another network, as an earlier training into the same folder leaves them
+        )
+    save_card_facts(CardFacts(name="other", scores=CardScores("accuracy", 0.123)), model, tmp_path / "run")
     (tmp_path / "run" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
     for name, words in (("a", ()), ("b", ("--license", "mit"))):
         assert call("export", tmp_path / "run", "--output_dir", tmp_path / name, *words)[0] == 0
-    licences = [ModelCard.load(tmp_path / name / "README.md").data.license for name in "ab"]
-    assert licences == ["cc-by-4.0", "mit"]
+    cards = [ModelCard.load(tmp_path / name / "README.md") for name in "ab"]
+    assert [card.data.license for card in cards] == ["cc-by-4.0", "mit"]
+    assert not any("0.123" in card.text or "other" in card.text.partition("##")[0] for card in cards)
 
 
 def test_the_checkpoint_itself_is_not_overwritten(place, call):

@@ -14,6 +14,7 @@ from hf_lgelu.export.hub.card import (
     CardFacts,
     CardScores,
     card_facts_of,
+    own_name,
     pipeline_tag,
     render_card,
     save_card_facts,
@@ -267,6 +268,23 @@ def test_a_card_is_named_by_the_hub_id_of_a_folder_in_the_hubs_cache(tmp_path):
     hardened_mlp().save_pretrained(folder)
     export_relu(load_checkpoint(folder), tmp_path / "relu")
     assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# letters-relu\n")
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ("---\nlicense: mit\n---\n\n# all-MiniLM-L6-v2\n\nText.\n", "all-MiniLM-L6-v2"),
+        ("# all-MiniLM-L6-v2\n", "all-MiniLM-L6-v2"),
+        ("# SentenceTransformer based on another\n", "checkpoint"),
+        ("Text.\n# install\n", "checkpoint"),
+        (None, "checkpoint"),
+    ],
+)
+def test_a_networks_own_name_is_the_title_of_its_card(card, name, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    if card is not None:
+        (tmp_path / "checkpoint" / "README.md").write_text(card)
+    assert own_name(str(tmp_path / "checkpoint")) == name
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b'{"other": 1}', b'{"scores": {"metric": "accuracy"}}'])

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
@@ -26,13 +26,16 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
-from hf_lgelu.formats import percent, quoted, score
+from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
-from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
+from hf_lgelu.refit.report import ConversionReport, NetChange, evaluations, gates_in_words, how_far, what_was_done
+
+if TYPE_CHECKING:
+    from hf_lgelu.export.comparison import NetworkComparison
 
 logger = logging.get_logger(__name__)
 
@@ -174,6 +177,7 @@ def write_card(
     *,
     form: str = "lambda_gelu",
     change: OutputChange | None = None,
+    compared: "NetworkComparison | None" = None,
     license: str | None = None,
     repo_id: str | None = None,
 ) -> Path:
@@ -187,6 +191,7 @@ def write_card(
         folder: of `model`, or of what an export made of it.
         form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ absorbed by the weights).
         change: what an export did to the outputs on example inputs.
+        compared: `compare_networks` of `model` and what is in the folder, for the table on top.
         license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.
         repo_id: on the Hub, "user/name".
 
@@ -215,7 +220,7 @@ def write_card(
             "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
     found = (card_facts_of(model, place) for place in (source, folder) if place)
-    facts = next(filter(None, found), None) or CardFacts(name=_own_name(source) or "model")
+    facts = next(filter(None, found), None) or CardFacts(name=own_name(source) or "model")
     limits = list(facts.limits)
     others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
     if form == "relu" and find_sites(model, others):
@@ -229,17 +234,32 @@ def write_card(
         license=license or facts.license or (stated_licence(source) if source else None),
         limits=limits,
     )
-    card = render_card(facts, loading.facts_of_folder(folder), form=form, change=change, repo_id=repo_id)
+    top = "" if compared is None else _two_rows(compared.rows[0].metrics, compared.rows[1].change)
+    card = render_card(facts, loading.facts_of_folder(folder), form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
 
 
-def _own_name(source: str) -> str:
-    """The last part of a Hub id or of a folder's path; of a folder in the Hub's cache that of the Hub id."""
+def own_name(source: str) -> str:
+    """The network's own name: the last part of a Hub id; of a folder the title of its card, or else its own name."""
     path = Path(source)
     if not source or not path.exists():
         return source.rpartition("/")[2]
-    path = path.resolve()  # models--USER--NAME/snapshots/REVISION in the cache
-    return path.parent.parent.name.rpartition("--")[2] if path.parent.name == "snapshots" else path.name
+    path = path.resolve()
+    if path.parent.name == "snapshots":  # models--USER--NAME/snapshots/REVISION in the Hub's cache
+        return path.parent.parent.name.rpartition("--")[2]
+    titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
+    return titled[1] if titled else path.name
+
+
+def _two_rows(metrics: Mapping[str, float], change: NetChange | None) -> str:
+    """The table on top of a card: the original with its metrics, and this model with its own and the distance."""
+    if change is None:
+        return ""
+    rows = [
+        ("original", *(score(name, value) for name, value in metrics.items()), NONE),
+        ("this model", *(score(name, change.metrics.get(name)) for name in metrics), change.in_words),
+    ]
+    return markdown_table(("network", *metrics, "distance to the original"), rows, text_columns=1)
 
 
 def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
@@ -257,9 +277,12 @@ def render_card(
     form: str = "relu",
     change: OutputChange | None = None,
     figure: str | None = None,
+    top: str = "",
     repo_id: str | None = None,
 ) -> ModelCard:
     """The card of a network that was trained with λ-GELU, in one of FORMS; `figure` is the picture's path.
+
+    `top` is the table below the title, in Markdown, where the facts have no scores.
 
     Raises ValueError for an unknown form, gates that are none, a licence or repository that is not named as the Hub
     names it, or if the card would show an access token.
@@ -283,7 +306,7 @@ def render_card(
         tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
         base_model=facts.base_model, datasets=[dataset] if dataset else None,
         metrics=[scores.metric] if scores else None, results=results,
-        facts=facts, form=form, change=change, figure=figure,
+        facts=facts, form=form, change=change, figure=figure, top=top,
         learned=" and ".join(row.label for row in rows),
         unlearned=" or ".join(row.plain_label for row in rows),
         formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
@@ -352,6 +375,7 @@ def render_conversion_card(
     # A report has the target's title, with a slope of its own behind it or without.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
+    measured = evaluations(report)[-1:]
     results, source = [], provenance.evaluation_source
     if source is not None and is_hub_id(source) and provenance.evaluation_is_whole:
         told = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
@@ -365,6 +389,7 @@ def render_conversion_card(
         report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
         last_rung=next((RUNGS[step.effort].on_the_card for step in reversed(report.steps) if step.is_kept), ""),
         network_table=whole_network(report),
+        top="".join(_two_rows(found.original_metrics, found.refitted) for _, found in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
         layer_note=LAYER_NOTE, has_zeros=target.has_zeros,
@@ -513,16 +538,22 @@ def pipeline_tag(model_class: str) -> str | None:
 
 def stated_licence(name_or_path: str | os.PathLike) -> str | None:
     """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
+    header, _ = _header_and_text(name_or_path)  # one line of it: no YAML of others is run
+    found = re.search(r"""^license:[ \t]*(["']?)([^"'\s]+)\1[ \t]*$""", header, re.MULTILINE)
+    return found[2] if found and _LICENCE.fullmatch(found[2]) else None
+
+
+def _header_and_text(name_or_path: str | os.PathLike) -> tuple[str, str]:
+    """The beginning of the card of a folder or Hub id, in two parts; both empty where there is none."""
     path = Path(name_or_path)
     try:
         card = path / REPOCARD_NAME if path.exists() else Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
         with card.open(encoding="utf-8") as file:
             text = file.read(_LONGEST_HEADER)
     except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
-        return None
-    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)  # one line of it: no YAML of others is run
-    found = header and re.search(r"""^license:[ \t]*(["']?)([^"'\s]+)\1[ \t]*$""", header[1], re.MULTILINE)
-    return found[2] if found and _LICENCE.fullmatch(found[2]) else None
+        return "", ""
+    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)
+    return (header[1], text[header.end() :]) if header else ("", text)
 
 
 def holds_token(text: str, token: str | None = None) -> bool:
