@@ -46,6 +46,7 @@ def test_inputs_that_were_fitted_are_named(place, relu, call):
     assert "The conversion was fitted to inputs of this set" in said
 
 
+@pytest.mark.slow
 def test_int8_beside_float32(place, relu, call):
     pytest.importorskip("onnxruntime")
     words = ("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--int8", "--disable_tqdm")
