@@ -79,18 +79,34 @@ def pytest_sessionfinish():
     gc.unfreeze()  # else extensions complain at the interpreter's end of what they see left
 
 
+class _NoTraceback:
+    @classmethod
+    def extract(cls):
+        return cls()
+
+    def summary(self):
+        return None
+
+
 @pytest.fixture(autouse=True, scope="session")
-def torchs_operators_are_read_once():
+def torch_does_what_tests_need():
     """At each export to ONNX torch reads the sources of its operators anew, for most of a small network's time."""
     if "torch" not in sys.modules:  # of what was collected nothing needs it
         yield
         return
+    import torch.fx.proxy
     from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         patch.setattr(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops))
+        # A trace keeps with each operation where it was called, and torch.manual_seed has each kind of device that is
+        # not there remember the call: of both stacks nobody reads a line.
+        patch.setattr(torch.fx.proxy, "CapturedTraceback", _NoTraceback)
+        for devices in (torch.cuda, torch.xpu, torch.mtia):
+            if not devices.is_available():
+                patch.setattr(devices, "manual_seed_all", lambda seed: None)
         yield
 
 

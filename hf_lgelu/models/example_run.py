@@ -239,15 +239,13 @@ def same_randomness() -> Iterator[None]:
 
     For models that draw random numbers in eval mode too (the mask of ViTMAE) and whose runs are compared.
     """
-    kind = _accelerator()
-    devices = torch.get_device_module(kind)
-    count = devices.device_count()
+    kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
         kept = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
         # torch.manual_seed has every kind of device that is not there remember the call, each with a stack trace.
         torch.default_generator.manual_seed(0)
         if count:
-            devices.manual_seed_all(0)
+            torch.get_device_module(kind).manual_seed_all(0)
         if kept is not None:
             torch.mps.manual_seed(0)
         try:
@@ -257,10 +255,12 @@ def same_randomness() -> Iterator[None]:
                 torch.mps.set_rng_state(kept)
 
 
-def _accelerator() -> str:
-    """The device type that is seeded beside the CPU and that `fork_rng` can keep: "cuda" without one."""
+@functools.cache
+def _accelerators() -> tuple[str, int]:
+    """The device type that is seeded beside the CPU and that `fork_rng` can keep ("cuda" without one), and how many."""
     found = torch.accelerator.current_accelerator()
-    return "cuda" if found is None or found.type == "mps" else found.type
+    kind = "cuda" if found is None or found.type == "mps" else found.type
+    return kind, torch.get_device_module(kind).device_count()
 
 
 def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:

@@ -14,7 +14,13 @@ SCHEDULER_OPTIONS = {
     # "max" of a falling loss is never better, so the rate falls at every second evaluation.
     "reduce_lr_on_plateau": {"mode": "max", "factor": 0.5, "patience": 0},
 }
-KEEPS_RATIO = [scheduler.value for scheduler in SchedulerType if scheduler.value != "greedy"]
+# The others multiply each group's rate too.
+QUICK = ("linear", "cosine_with_restarts", "reduce_lr_on_plateau")
+KEEPS_RATIO = [
+    pytest.param(scheduler.value, marks=() if scheduler.value in QUICK else pytest.mark.slow)
+    for scheduler in SchedulerType
+    if scheduler.value != "greedy"
+]
 
 
 class Rates(TrainerCallback):
