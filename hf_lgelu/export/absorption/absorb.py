@@ -124,8 +124,8 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
         reasons = "".join(f"\n  {sites[index].name}: {plan.reasons[index]}" for index in sorted(plan.reasons))
         raise ValueError(
             f"{type(model).__name__} cannot become a plain GELU model of the same function: the layers around "
-            f"{len(plan.reasons)} of its activations cannot absorb λ:{reasons}\nKeep λ-GELU (save_pretrained), or "
-            "harden the model and turn it into a ReLU model with export_relu"
+            f"{len(plan.reasons)} of its activations cannot absorb λ:{reasons}\nKeep λ-GELU (save_pretrained), or, "
+            "once its gates are hard, make a ReLU model of it with export_relu"
         )
     gates = {site.name: site.kind for site in sites}
     plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()

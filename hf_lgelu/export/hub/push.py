@@ -189,8 +189,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
         missing.append("weights (*.safetensors)")
     if missing:
         raise ValueError(
-            f"{folder} has no {', no '.join(missing)}; export_relu or save_pretrained writes the model, and "
-            "hf_lgelu.export.hub.card.write_card the card"
+            f"{folder} has no {', no '.join(missing)}; `hf-lgelu export` and `hf-lgelu convert` write a model with its "
+            "card, and a card of your own is a file README.md (huggingface_hub.ModelCard)"
         )
     for name in names:
         require_inside(folder / name, folder)
