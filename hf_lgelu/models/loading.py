@@ -27,7 +27,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME, logging
 
-from hf_lgelu.activation.functional import apply_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import activation_strings, gate_names, write_changes
@@ -251,8 +250,7 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
         if plain is not None and name in GATES and plain in ACT2FN and plain not in GATES:
             x = torch.linspace(-8, 8, 1001)
             with torch.no_grad():
-                gated = apply_gate(x, x.new_ones(()), name)
-                change = (ACT2FN[plain](x) - gated).abs().max().item()
+                change = (ACT2FN[plain](x) - GATES[name].plain_function(x)).abs().max().item()
             if change > _SAME_FUNCTION:
                 logger.warning(
                     f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "

@@ -272,16 +272,6 @@ def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.
             yield attribute, module, attribute, child
 
 
-def _live_modules(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
-    """`named_modules`, without PEFT's unused copies."""
-    if id(module) in seen:
-        return
-    seen.add(id(module))
-    yield name, module
-    for step, _, _, child in _live_children(module):
-        yield from _live_modules(child, f"{name}.{step}" if name else step, seen)
-
-
 def uncompiled_name(name: str) -> str:
     """A site's name as in a checkpoint: without the steps of torch.compile, FSDP and activation checkpointing."""
     for wrapper in ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
@@ -306,8 +296,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """(name, module) of every λ-gate, each once, in registration order."""
-    live = _live_modules(checked_module(model), "", set())
-    return [(name, module) for name, module in live if isinstance(module, LambdaGate)]
+    if isinstance(checked_module(model), LambdaGate):
+        return [("", model)]
+    found: dict[int, tuple[str, LambdaGate]] = {}
+    for site in _walk(model, "", set(), lambda module: module.gate if isinstance(module, LambdaGate) else None):
+        found.setdefault(id(site.module), (site.name, site.module))
+    return list(found.values())
 
 
 def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
