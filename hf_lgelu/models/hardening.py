@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import align_module_device
 from torch import Tensor, nn
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TOLERANCE,
@@ -237,22 +237,7 @@ def anneal_hardness(
         ends = [target_of[id(module)].to(start).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
         annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
         overrides = [module.hardness_override for module in neighbours]
-        _write(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
-
-
-def _write(buffers: list[Tensor], values: list[Tensor]) -> None:
-    """Copy whole values into buffers, in one operation but for those that tensor parallelism has distributed."""
-    plain = [not hasattr(buffer, "full_tensor") for buffer in buffers]
-    torch._foreach_copy_(
-        [buffer for buffer, is_plain in zip(buffers, plain, strict=True) if is_plain],
-        [value for value, is_plain in zip(values, plain, strict=True) if is_plain],
-    )
-    for buffer, value, is_plain in zip(buffers, values, plain, strict=True):
-        if not is_plain:
-            from torch.distributed.tensor import distribute_tensor
-
-            value = value.to(buffer.dtype)
-            buffer.copy_(distribute_tensor(value, buffer.device_mesh, buffer.placements, src_data_rank=None))
+        torch._foreach_copy_(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -359,26 +344,26 @@ def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int
 def target_hardnesses(
     target_hardness: float | Mapping[str, Target] | None = None, tolerance: float | None = None
 ) -> dict[str, Target]:
-    """{row of GATES: its target}: the number or numbers that are given, or what the tolerance means for each."""
-    if isinstance(target_hardness, Mapping):
-        names = {*GATES, *target_hardness}
-        return {name: resolve_target_hardness(target_hardness.get(name), tolerance, name) for name in names}
-    return {gate: resolve_target_hardness(target_hardness, tolerance, gate) for gate in GATES}
+    """{row of GATES, or name of a gate: its target}: what is given, or what the tolerance means for each row.
 
-
-def resolve_target_hardness(target_hardness: Any, tolerance: float | None, gate: str = DEFAULT_GATE) -> Target:
-    """The target that the two options stand for; raise if both are given or one is out of range."""
+    Raises ValueError if both are given or a number is out of range.
+    """
     if target_hardness is not None and tolerance is not None:
         raise ValueError(
             f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
             "the tolerance ε stands for a target, 2/(ε√(2π)) for λ-GELU"
         )
-    if target_hardness is None:
-        return hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, gate)
-    ends = target_hardness.aminmax() if isinstance(target_hardness, Tensor) else (target_hardness, target_hardness)
-    if not 1 < ends[0] <= ends[1] <= LARGEST_HARDNESS:
-        raise ValueError(
-            f"target_hardness must be a finite number > 1 within float32's range, got {target_hardness!r}; "
-            "hardness_for_tolerance(tolerance) gives it"
-        )
-    return target_hardness.double() if isinstance(target_hardness, Tensor) else float(target_hardness)
+    given = target_hardness if isinstance(target_hardness, Mapping) else dict.fromkeys(GATES, target_hardness)
+    targets: dict[str, Target] = {}
+    for name, end in {**dict.fromkeys(GATES), **given}.items():
+        if end is None:
+            targets[name] = hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, name)
+            continue
+        lowest, highest = end.aminmax() if isinstance(end, Tensor) else (end, end)
+        if not 1 < lowest <= highest <= LARGEST_HARDNESS:
+            raise ValueError(
+                f"target_hardness must be a finite number > 1 within float32's range, got {end!r}; "
+                "hardness_for_tolerance(tolerance) gives it"
+            )
+        targets[name] = end.double() if isinstance(end, Tensor) else float(end)
+    return targets

@@ -7,7 +7,7 @@ from closed_forms import hardness, target
 from tiny_training import FEATURES, tiny_model
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, distribute_module
+from torch.distributed.tensor import DTensor
 
 from hf_lgelu import (
     HardnessLogCallback,
@@ -63,22 +63,6 @@ def test_a_sharded_s_of_each_channel_is_read_and_annealed(process_group):
     wanted = [value + 0.25 * (float(target()) - value) for value in start]
     assert model[1].hardness_override.tolist() == pytest.approx(wanted, rel=1e-6)
     assert hardness_profile(model)["1"] == pytest.approx(sum(wanted) / 6, rel=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:Found a non-scalar tensor")
-def test_buffers_that_tensor_parallelism_has_distributed_are_annealed_and_released(process_group):
-    model, mesh = tiny_model(), init_device_mesh("cpu", (1,))
-    start = [float(hardness(module.raw_hardness.item(), 0.1)) for module in model.activations]
-    distribute_module(model.activations[1], mesh)
-    distributed = model.activations[1].hardness_override
-    assert isinstance(distributed, DTensor)
-    anneal_hardness(model, 0.25)
-    wanted = [value + 0.25 * (float(target()) - value) for value in start]
-    assert model.activations[0].hardness_override.item() == pytest.approx(wanted[0], rel=1e-6)
-    assert distributed.full_tensor().item() == pytest.approx(wanted[1], rel=1e-6)
-    assert list(hardness_profile(model).values()) == pytest.approx(wanted, rel=1e-6)
-    release_hardness(model)
-    assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
 
 
 def logged(model):
