@@ -58,9 +58,9 @@ REFUSED = {
     "timm-gmlp": {"blocks.0.mlp_channels.act", "blocks.1.mlp_channels.act"},
 }
 FOLDING = tuple(family for family in ALL if family.name not in REFUSED)
-# One of each wiring: a map before the gate, and a gate that multiplies; in front of a residual sum, a norm, a sum of
-# two, a convolution, half of the channels, or with weights that are computed.
-QUICK = {*("gpt2", "t5-gated", "vit", "convnext"), *("bert", "modernbert", "resnet", "wav2vec2", "timm-gmlp")}
+# One of each wiring: a map before the gate, and a gate that multiplies; in front of a norm, of one map for both halves,
+# of a residual sum, and of half of the channels.
+QUICK = {"gpt2", "t5-gated", "bert", "modernbert", "resnet", "timm-gmlp"}
 NOT_IN_FLOAT64 = {"mixtral"}  # its experts' matrix product
 
 

@@ -35,7 +35,7 @@ UNFIT = {
 NOTHING_ELSE = {"albert", "mixtral"}
 # Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
-QUICK = {"gpt2", "bert", "albert", "resnet", "timm-convnext"}
+QUICK = {"gpt2", "bert", "albert", "timm-convnext"}
 
 
 def converting(quick: bool) -> list[Family | TimmFamily]:
