@@ -7,8 +7,13 @@ from transformers import ASTConfig, AutoModel, ConvNextConfig, GPT2Config, GPT2L
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.random_inputs import random_inputs
 
+KINDS = ("bert", "t5", "vit", "wav2vec2", "clip", "patchtst")  # of inputs
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, id=one.name, marks=() if one.name in KINDS else pytest.mark.slow) for one in FAMILIES],
+)
 def test_every_family_runs_on_its_example_inputs(family):
     model = family.build().eval()
     with torch.no_grad():
