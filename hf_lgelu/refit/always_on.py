@@ -27,7 +27,7 @@ from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import GateUnit
-from hf_lgelu.refit.kinks import Placement
+from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant, oriented
 from hf_lgelu.refit.widen import Block
@@ -101,7 +101,7 @@ class LinearPart(NamedTuple):
 
 
 @torch.no_grad()
-def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int) -> LinearPart:
+def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int) -> LinearPart:
     """The linear part of the first `width` units of a block, before slopes and kinks are written."""
     gated = block.unit.other is not None
     factor = placement.constant if gated else placement.line
@@ -113,7 +113,7 @@ def linear_part(model: nn.Module, block: Block, placement: Placement, inputs: Mo
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Placement, inputs: Moments, width: int, count: int, size: float,
+    converted: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int, count: int, size: float,
     direction: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write a block's linear part into `count` units from `width` on, before slopes and kinks are written.

@@ -1,14 +1,15 @@
-"""The original and the converted network, run side by side from layer to layer, batch by batch.
+"""The original and the converted network, carried side by side from layer to layer, batch by batch.
 
-Both networks stop at every layer and go on from there. So one forward pass of each network serves all layers; hooks
-would need one forward pass for each layer.
+Both networks stop at every layer and go on from there, so one forward pass of each serves all layers. At each layer:
+
+1. The converted network runs once more behind the layer before, whose weights are refitted by now.
+2. Both networks run up to the layer's aim, and what later layers use is kept.
+3. The rows of the layer, on which the ridge is fitted, are read off and summed up, fold by fold.
 """
 
 import math
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +19,10 @@ from hf_lgelu.models.batches import DECODER_INPUTS, mask_over
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
-from hf_lgelu.refit.program import (
-    KeptValues,
-    Program,
-    Programs,
-    Stage,
-    Stop,
-    differing_nodes,
-    gate_of,
-    plan_stages,
-    upstream,
-)
+from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
 from hf_lgelu.refit.ridge import held_out_once
 
 ROWS_PER_FEATURE = 16
@@ -50,59 +40,52 @@ _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The program of one shape of inputs, with its layers; `masks` holds the mask over each layer's tokens, or None."""
+class Trace(NamedTuple):
+    """Both networks for inputs of one shape: their program, its layers, and a stage and a mask for each layer."""
 
     program: Program
     layers: Layers
     stages: list[Stage]
-    differing: frozenset[Node]
-    original: Mapping[Node, Any]
-    converted: Mapping[Node, Any]
     masks: list[Node | None]
+    original: "_Network"
+    converted: "_Network"
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values of a batch: equal in both networks, of the original, of the converted network; and the masks."""
+class _Network(NamedTuple):
+    """The weights of a network by the nodes of a program, and its gates."""
 
-    same: dict[Node, Any]
+    program: Program
+    stored: dict[Node, Any]
+    gates: Gate
+
+    def run(self, nodes: tuple[Node, ...], values: dict[Node, Any]) -> None:
+        """Execute `nodes`, with results and operands in `values`; both networks draw the same random numbers."""
+        with same_randomness():
+            self.program.run(nodes, values, (self.stored,), self.gates)
+
+
+class Values(NamedTuple):
+    """The values of a batch in both networks, and the masks among its inputs."""
+
     original: dict[Node, Any]
     converted: dict[Node, Any]
     masks: dict[Node, Tensor]
-
-    def needed_behind(self, stage: Stage) -> dict[str, dict[Node, Any]]:
-        """The values that stages after `stage` use."""
-        kept = stage.later | stage.features
-        return {
-            "same": {node: value for node, value in self.same.items() if node in kept},
-            "original": {node: value for node, value in self.original.items() if node in stage.later},
-            "converted": {node: value for node, value in self.converted.items() if node in kept},
-            "masks": self.masks,
-        }
 
 
 class Carrier:
     """Both networks with every batch of the folds: a context manager, whose layers are visited once each, in order."""
 
-    def __init__(self, programs: Programs, converted: nn.Module, folds: Folds, gate_maps_change: bool = False) -> None:
-        """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile.
-
-        With `gate_maps_change` the maps before the gates of `converted` are not the original's.
-        """
-        self._gate_maps_change = gate_maps_change
+    def __init__(self, programs: Programs, converted: nn.Module, folds: Folds) -> None:
+        """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
         self._programs, self._converted = programs, converted
-        self._model, self._sites = model, sites = programs.model, programs.sites
-        self._gates = gate_of([site.module for site in sites])
-        self._new_gates = gate_of([converted.get_submodule(site.name) for site in sites])
         self._batches = [[piece for batch in fold for piece in batch.not_square()] for fold in folds.folds]
         self._images = len(folds.samples.keys) - folds.held_out_samples
-        self._device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
         self._traces: dict[Any, Trace] = {}
         self._noted: set[tuple[int, str]] = set()
         self.trace = self._trace(folds.first)
+        self.layers = self.trace.layers
 
     def __enter__(self) -> "Carrier":
         return self
@@ -110,17 +93,11 @@ class Carrier:
     def __exit__(self, *error: object) -> None:
         self._kept.close()
 
-    @property
-    def layers(self) -> Layers:
-        """The layers to refit, and the maps that cannot be refitted."""
-        return self.trace.layers
-
     @torch.no_grad()
     def moments(self, index: int) -> list[Moments]:
         """The sums over the rows of a layer, one for each fold. Carries every batch on to the layer.
 
-        The rows see the refitted weights of the layer before. Folds that the ridge does not hold out in turn are added
-        up: for a wide map, each fold is a large matrix.
+        Folds that the ridge does not hold out in turn are added up: for a wide map, each fold is a large matrix.
         """
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
@@ -128,9 +105,8 @@ class Carrier:
         sums: list[Moments] = []
         for fold in range(len(self._batches)):
             total = BufferedMoments(Moments.zeros(groups, layer.width, channels, self._device))
-            with same_randomness():
-                for trace, batch, values, behind in self._carried(index, fold):
-                    total.add(self._rows(trace, batch, index, values, behind))
+            for batch, trace, values in self._carried(index, fold):
+                total.add(self._rows(index, batch, trace, values))
             found = total.sums().reduce_over_processes()
             if len(sums) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in sums)):
                 sums[-1] += found
@@ -145,67 +121,38 @@ class Carrier:
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
-        """Carry every batch on to a layer that is refitted already, as `moments` does, without sums."""
+        """Carry every batch on to a layer that is refitted already, without sums."""
         for fold in range(len(self._batches)):
-            with same_randomness():
-                for _ in self._carried(index, fold):
-                    pass
+            for _ in self._carried(index, fold):
+                pass
 
-    def _carried(self, index: int, fold: int) -> Iterator[tuple[Trace, FoldBatch, Values, dict[Node, Any]]]:
-        """Each batch of a fold, with both networks run up to a layer's aim.
-
-        The converted network's values behind the layer's maps are returned apart: they change with the refit.
-        """
+    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, Trace, Values]]:
+        """Each batch of a fold, with both networks run up to a layer's aim."""
         for place, batch in enumerate(self._batches[fold]):
             trace = self._trace(batch)
-            program, stage = trace.program, trace.stages[index]
+            stage = trace.stages[index]
             if index == 0:
                 given = batch.load()
-                nodes = {node.name: node for node in program.inputs}
-                masks = {nodes[name]: mask.to(self._device) for name, mask in given.masks.items() if name in nodes}
-                values = Values(program.bind(given.inputs, self._device), {}, {}, masks)
-            else:  # once more behind the layer before, now that it is refitted
-                values = Values(**self._kept.take((fold, place), program))
-                self._run_converted(trace, trace.stages[index - 1].behind, values.converted, values)
-            same = [node for node in stage.before if node not in trace.differing]
-            differing = [node for node in stage.before if node in trace.differing]
-            program.run(same, values.same, (trace.original,), self._gates)
-            program.run([*differing, *stage.behind], values.original, (values.same, trace.original), self._gates)
-            self._run_converted(trace, differing, values.converted, values)
-            behind: dict[Node, Any] = {}
-            self._run_converted(trace, stage.behind, behind, values)
-            yield trace, batch, values, behind
+                inputs = trace.program.bind(given.inputs, self._device)
+                named = {node.name: node for node in trace.program.inputs}
+                masks = {named[name]: mask.to(self._device) for name, mask in given.masks.items() if name in named}
+                values = Values(inputs, dict(inputs), masks)
+            else:
+                values = self._kept.take((fold, place))
+                trace.converted.run(trace.stages[index - 1].behind, values.converted)
+            trace.original.run((*stage.before, *stage.behind), values.original)
+            trace.converted.run((*stage.before, *stage.behind), values.converted)
+            yield batch, trace, values
             if index + 1 < len(self.layers.layers):
-                self._kept.put((fold, place), values.needed_behind(stage))
+                original = {node: value for node, value in values.original.items() if node in stage.original}
+                converted = {node: value for node, value in values.converted.items() if node in stage.converted}
+                self._kept.put((fold, place), Values(original, converted, values.masks))
 
-    def _run_converted(self, trace: Trace, nodes: Sequence[Node], into: dict[Node, Any], values: Values) -> None:
-        trace.program.run(nodes, into, (values.converted, values.same, trace.converted), self._new_gates)
+    def _rows(self, index: int, batch: FoldBatch, trace: Trace, values: Values) -> Rows:
+        """The rows of a layer: inputs of its maps, and what the converted network lacks at the aim.
 
-    def _trace(self, batch: FoldBatch) -> Trace:
-        shape = batch.shape
-        if shape not in self._traces:
-            program = self._programs.of(batch)
-            layers = find_layers(program, self._model, self._sites)
-            stops = [layer.stop for layer in layers.layers]
-            units = find_gate_units(program) if self._gate_maps_change else []
-            changed = [Stop(tuple(operation.node for operation in unit.maps), unit.before.node) for unit in units]
-            self._traces[shape] = Trace(
-                program, layers, plan_stages(program, stops), differing_nodes(program, [*stops, *changed]),
-                program.stored(self._model), program.stored(self._converted),
-                [_mask_over(program, layer) for layer in layers.layers],
-            )  # fmt: skip
-            first = next(iter(self._traces.values())).layers
-            if [(layer.name, layer.sites) for layer in first.layers] != [
-                (layer.name, layer.sites) for layer in layers.layers
-            ]:
-                raise ValueError(
-                    f"{type(self._model).__name__} computes other layers for inputs of another shape; give inputs of "
-                    "one shape"
-                )
-        return self._traces[shape]
-
-    def _rows(self, trace: Trace, batch: FoldBatch, index: int, values: Values, behind: dict[Node, Any]) -> Rows:
-        """The rows of a layer; for a convolution, at some positions of each image."""
+        Of a convolution, rows at some positions of each image.
+        """
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], None
         if first.geometry.kind == "convolution":
@@ -213,7 +160,7 @@ class Carrier:
             available = math.prod(first.node.meta["val"].shape[2:])
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = widened(values.original[layer.aim]), widened(behind[layer.aim])
+        original, converted = widened(values.original[layer.aim]), widened(values.converted[layer.aim])
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         if bool(hidden.any()):
             self._noted.add((index, HIDDEN_COUNT))
@@ -221,15 +168,16 @@ class Carrier:
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
             for value in (original - converted, original)
         )
-        known = ChainMap(behind, values.converted, values.same)
-        features = [consumer.geometry.feature_rows(known[consumer.data], positions) for consumer in layer.maps]
-        counted = self._counted(trace, index, values, positions, len(residuals))
-        return Rows(torch.cat(features, dim=-1), residuals, targets, counted)
+        inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in layer.maps]
+        counted = self._counted(index, trace, values.masks, positions, len(residuals))
+        return Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
 
-    def _counted(self, trace: Trace, index: int, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
+    def _counted(
+        self, index: int, trace: Trace, masks: dict[Node, Tensor], positions: Tensor | None, rows: int
+    ) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
         node, first = trace.masks[index], trace.layers.layers[index].maps[0]
-        mask = None if node is None else values.masks.get(node)
+        mask = None if node is None else masks.get(node)
         if mask is None:
             return None
         shape = tuple(first.node.meta["val"].shape)
@@ -243,8 +191,31 @@ class Carrier:
             self._noted.add((index, PADDING_COUNTS))
         return None
 
+    def _trace(self, batch: FoldBatch) -> Trace:
+        """The trace of the batch's shape, made where there is none."""
+        if batch.shape not in self._traces:
+            model, sites = self._programs.model, self._programs.sites
+            program = self._programs.of(batch)
+            found = find_layers(program, model, sites)
+            stages = plan_stages(program, [([each.node for each in layer.maps], layer.aim) for layer in found.layers])
+            new_gates = [self._converted.get_submodule(site.name) for site in sites]
+            trace = Trace(
+                program, found, stages, [_mask_of(program, layer) for layer in found.layers],
+                _Network(program, program.stored(model), gate_of([site.module for site in sites])),
+                _Network(program, program.stored(self._converted), gate_of(new_gates)),
+            )  # fmt: skip
+            first = next(iter(self._traces.values()), trace)
+            names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, trace))
+            if names != others:
+                raise ValueError(
+                    f"{type(model).__name__} computes other layers for inputs of another shape; give inputs of one "
+                    "shape"
+                )
+            self._traces[batch.shape] = trace
+        return self._traces[batch.shape]
 
-def _mask_over(program: Program, layer: Layer) -> Node | None:
+
+def _mask_of(program: Program, layer: Layer) -> Node | None:
     """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
     inputs = {node.name: node for node in program.inputs}
     sources = upstream(layer.aim)

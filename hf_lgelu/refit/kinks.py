@@ -68,17 +68,6 @@ class PlacementSums:
         return [PlacementSums(*part, self.rows) for part in parts]
 
 
-@dataclass(frozen=True)
-class Placement:
-    """φ(z) ≈ slope·ReLU(z - kink) + constant + line·z per channel; `unexplained` is the share of Σwφ² left."""
-
-    slope: Tensor
-    kink: Tensor
-    constant: Tensor
-    line: Tensor
-    unexplained: Tensor
-
-
 def knots() -> Tensor:
     """The kinks to try: the inner edges of the bins, zero among them."""
     return torch.linspace(_LOWEST, _HIGHEST, _BINS + 1, dtype=torch.float64)[1:-1]
@@ -88,8 +77,8 @@ def knots() -> Tensor:
 class Kinks:
     """φ(z) ≈ Σₖ slopes[:, k]·ReLU(z - kinks[:, k]) + constant + line·z per channel.
 
-    `slopes` and `kinks` are (channels, K), the greatest slope first; the other parts are those of `Placement`. Where
-    there is no fit (no kink has rows on both sides, or no slope is above 0), `unexplained` is infinite.
+    `slopes` and `kinks` are (channels, K), the greatest slope first. `unexplained` is the share of Σwφ² left: infinite
+    where there is no fit (no kink has rows on both sides, or no slope is above 0).
     """
 
     slopes: Tensor
@@ -184,26 +173,20 @@ class _Above:
         return solution, self.square[:, None] - (solution * (right + floor * solution)).sum(-1)
 
 
-@torch.no_grad()
-def fit_placement(sums: PlacementSums, basis: Basis) -> Placement:
-    """The best kink of each channel with its slope, by least squares for every kink.
+def first_of(fits: Sequence[Kinks], counts: Tensor | None = None) -> Kinks:
+    """The first ReLU, constant and line of each channel, from the fit with (channels,) `counts` ReLUs, 1 by default.
 
-    A channel without rows on both sides of a kink, or whose best slope is not positive, keeps slope 1 at 0.
+    A channel without a fit keeps slope 1 at 0.
     """
-    return first_of(fit_kinks(sums, basis, 1), torch.ones(len(sums.square), dtype=torch.long))
-
-
-def first_of(fits: Sequence[Kinks], counts: Tensor) -> Placement:
-    """The first ReLU, constant and line of each channel, from the fit with (channels,) `counts` ReLUs."""
     fitted = torch.isfinite(fits[0].unexplained)
+    at = torch.zeros_like(fitted, dtype=torch.long) if counts is None else counts.to(fitted.device) - 1
 
     def part(values: Sequence[Tensor], without: float) -> Tensor:
-        chosen = torch.stack(list(values)).gather(0, (counts.to(fitted.device) - 1)[None])[0]
-        return torch.where(fitted, chosen, without)
+        return torch.where(fitted, torch.stack(list(values)).gather(0, at[None])[0], without)
 
-    return Placement(
-        slope=part([fit.slopes[:, 0] for fit in fits], 1.0),
-        kink=part([fit.kinks[:, 0] for fit in fits], 0.0),
+    return Kinks(
+        slopes=part([fit.slopes[:, 0] for fit in fits], 1.0)[:, None],
+        kinks=part([fit.kinks[:, 0] for fit in fits], 0.0)[:, None],
         constant=part([fit.constant for fit in fits], 0.0),
         line=part([fit.line for fit in fits], 0.0),
         unexplained=part([fit.unexplained for fit in fits], torch.nan),

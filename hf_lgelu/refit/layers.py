@@ -17,7 +17,7 @@ from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operatio
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.aim import Aim, AimFinder
 from hf_lgelu.refit.features import Geometry, read_geometry, row_width
-from hf_lgelu.refit.program import Program, Stop, upstream
+from hf_lgelu.refit.program import Program, upstream
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
 _OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -83,11 +83,6 @@ class Layer:
     def aim(self) -> Node:
         """The node whose value in the original the layer has to reproduce."""
         return self.maps[0].aim.node
-
-    @property
-    def stop(self) -> Stop:
-        """The place where a forward pass stops for this layer."""
-        return Stop(tuple(consumer.node for consumer in self.maps), self.aim)
 
     @property
     def width(self) -> int:

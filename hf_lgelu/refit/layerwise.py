@@ -24,7 +24,7 @@ from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
-from hf_lgelu.refit.config import RUNGS, ConversionConfig
+from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers
@@ -135,7 +135,7 @@ class Refit:
         forget_checkpoint(student)
 
         # Both networks, traced; the layers in forward order.
-        carrier = Carrier(programs, student, task.folds, gate_maps_change=RUNGS[self.effort].moves_kinks)
+        carrier = Carrier(programs, student, task.folds)
         program, found, names = carrier.trace.program, carrier.layers, [site.name for site in programs.sites]
         _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
         self.prepare(programs, program, found)

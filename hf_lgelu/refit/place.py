@@ -1,28 +1,30 @@
-"""The rung "place": before the refit, it fits kinks and slopes, and gives the added units of each block their work.
+"""The rung "place": before the refit, each ReLU gets a kink and a slope of its own, and added units get their work.
 
-The map behind the gates mixes all channels and has an intercept. So it can supply a constant and a linear function of z
-by itself, and the ReLU needs to fit only the rest of φ(z). For each channel, a and c minimize
-‖φ(z) - a·ReLU(z - c) - b - d·z‖, and b and d are dropped. Since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0, slope a and
-kink c go into the map before the gate: its rows times a, its bias (bias - c)·a. The network keeps its shape. A
-BatchNorm before the gate takes slope and kink into its scale and shift in the same way.
+For each gate, on the inputs that it has in the original:
 
-In a gated unit, φ(z)·u, a constant in φ becomes linear in the block's input, and the map behind cannot supply it. So
-the fit has no b and no d; with added units, which can supply the constant, it has b. The rows are weighted by u² where
-the unit owns its other half.
+1. Least squares fit φ(z) ≈ Σₖ aₖ·ReLU(z - cₖ) + b + d·z in each channel, with one ReLU, two, and so on.
+2. The added units of a wider block are shared out. Each goes where it reduces the block's mean square error most: to
+   one more ReLU of some channel (a copy of its unit, with a kink of its own), or to the linear part that b and d make
+   (a unit that is always on, see always_on.py). For a unit that is always on, the gain is a squared singular value. For
+   a copy, it is the gain of the least squares times the square of the unit's column in the map behind, as if the errors
+   of channels were independent.
+3. Units and copies are written into the student. Slope and kink of each channel's first ReLU then go into the map
+   before the gate, since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: its rows times a, its bias (bias - c)·a. A
+   BatchNorm before the gate takes them into its scale and shift in the same way.
 
-The units added to a block are of two kinds. Units that are always on (always_on.py) compute the linear part; a block
-has at most as many as it has inputs. Copies of a unit have a kink of their own: K ReLUs fit a gate better than a single
-ReLU. Each added unit goes where it reduces the block's mean square error most, on the original's inputs. For a unit
-that is always on, the gain is a squared singular value. For a copy, the gain is that of the gate's least squares times
-the square of the unit's column in the map behind, as if the errors of channels were independent.
+The map behind the gates mixes all channels and has an intercept, so it supplies b + d·z by itself: both are fitted and
+dropped. In a gated unit, φ(z)·u, they would be linear in the block's input, which the map behind cannot supply. So the
+fit there has no d, and has b only where units that are always on can supply it. Its rows are weighted by u² where the
+unit owns its other half.
 """
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +37,10 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
-from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Kinks, Placement, PlacementSums, first_of, fit_kinks, fit_placement
+from hf_lgelu.refit.kinks import MOST_KINKS, Kinks, PlacementSums, first_of, fit_kinks
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
+from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.verdict import ConversionRefusedError
 from hf_lgelu.refit.weights import add_constant, oriented
@@ -45,6 +48,176 @@ from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
 """The approximate number of rows that a placement is fitted on: three numbers a channel need no more."""
+
+
+class Place(Refit):
+    """The rung that refits behind ReLUs with fitted slopes and kinks, in blocks that may have more units.
+
+    A map before a gate that is itself refitted gets slopes and kinks after its refit; all other maps get them first.
+    """
+
+    effort = "place"
+
+    def __init__(self, task: Task) -> None:
+        """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
+        super().__init__(task)
+        if task.config.width > 1:
+            _ = self.original  # refused before the work
+
+    @functools.cached_property
+    def original(self) -> WiderOriginal:
+        task, width = self.task, self.task.config.width
+        with evaluation_mode(task.model):
+            program, sites = task.programs.of(task.folds.first), task.programs.sites
+            found = find_layers(program, task.model, sites)
+            try:
+                return widen_original(task.model, program, found.layers, len(sites), width)
+            except UnsupportedConfigError as error:
+                keep = task.plan.keep
+                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
+                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
+                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+
+    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+        """Fit the kinks and slopes of all gates, and share out the added units of each block."""
+        original, sites, folds, extra = programs.model, programs.sites, self.task.folds, self.original.extra
+        every = find_gate_units(program)
+        directions = find_directions(original, every, folds)  # in the place of biases
+        units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
+        blocks = {block.unit.site: block for block in find_blocks(program, found.layers, units)} if extra else {}
+        narrow = [site.name for index, site in enumerate(sites) if index not in blocks] if extra else []
+        if narrow:
+            raise ConversionRefusedError(
+                f"the blocks of {', '.join(narrow[:4])}{' and so on' if len(narrow) > 4 else ''} cannot be widened: "
+                "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
+                "direction that is the same for all. Use width=1"
+            )
+        sums = gather_placements(original, sites, units, folds)
+        inputs = gather_inputs(original, [block.unit for block in blocks.values()], folds.spread)
+        self._gates: list[_PlacedGate] = []
+        for unit in units:
+            block, direction = blocks.get(unit.site), directions.get(unit.site)
+            if block is None:
+                basis = "line" if unit.other is None else "relu"
+                placement = first_of(fit_kinks(sums[unit.site], basis, 1))
+                self._gates.append(_PlacedGate(unit, placement, direction))
+            else:
+                placement, added = _fit_block(original, block, extra, sums[unit.site], inputs[unit.site])
+                self._gates.append(_PlacedGate(unit, placement, direction, added))
+        # A gate waits for the layer whose maps make its input.
+        self._layer_before: dict[int, int] = {}
+        for index, layer in enumerate(found.layers):
+            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
+            self._layer_before |= {unit.site: index for unit in units if unit.before.node in nodes}
+
+    def write_first(self, student: nn.Module) -> None:
+        """Write the gates that wait for no refit."""
+        self.write_behind(student, None)
+
+    def write_behind(self, student: nn.Module, index: int | None) -> None:
+        """Write the gates that waited for the refit of a layer."""
+        for gate in self._gates:
+            if self._layer_before.get(gate.unit.site) == index:
+                gate.write(student)
+
+
+@dataclass(frozen=True)
+class AddedUnits:
+    """The work of the units added to a block, behind the `width` units that it had.
+
+    `inputs` are the sums over the block's inputs, `size` the root mean square of a unit that is always on.
+    """
+
+    block: Block
+    width: int
+    always_on: int
+    copies: "Copies"
+    inputs: Moments
+    size: float
+
+
+@dataclass(frozen=True)
+class _PlacedGate:
+    """A gate with a kink and a slope for each channel, and the added units of its block, if there are any.
+
+    `direction` takes the place of a bias before the gate, as in `add_constant`.
+    """
+
+    unit: GateUnit
+    placement: Kinks
+    direction: Tensor | None
+    added: AddedUnits | None = None
+
+    def write(self, student: nn.Module) -> None:
+        """Write units and copies, which are made of the weights as they are, and then slopes and kinks."""
+        if self.added is not None:
+            block, width, count, copies, inputs, size = vars(self.added).values()
+            write_always_on(student, block, self.placement, inputs, width, count, size, self.direction)
+            write_copies(student, block, copies, width + count, self.direction)
+        write_placement(student, self.unit, self.placement, self.direction)
+
+
+@torch.no_grad()
+def gather_placements(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
+) -> dict[int, PlacementSums]:
+    """The sums of each gate unit over some rows of every fold, in the original, by site."""
+    sums: dict[int, PlacementSums] = {}
+    for unit in units:
+        weight = model.get_parameter(unit.before.weight_name)
+        sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
+    batches = folds.spread  # with several processes, a process may have none
+    for batch in (part.load() for part in batches):
+        for unit, z, value, *half in _gate_calls(model, sites, units, batch, -(-PLACEMENT_ROWS // len(batches))):
+            sums[unit.site].add(z, value, *(each.double().square() for each in half))
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
+
+
+def _gate_calls(
+    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], batch: Batch, most: int
+) -> Iterator[tuple[Any, ...]]:
+    """(unit, its gate's input z, output φ(z), and the other half where the unit owns it), about `most` rows of each.
+
+    Rows are evenly spaced and without padding. They keep their dtype: those of all gates are in memory at once.
+    """
+    calls: dict[int, list[Tensor]] = {}
+    halves: dict[int, list[Tensor]] = {}
+
+    def some(values: Tensor, unit: GateUnit) -> Tensor:
+        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
+        return rows[:: max(1, len(rows) // most)].clone()  # later operations may work in place
+
+    def see(gate: nn.Module, *call: Tensor) -> None:
+        calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
+
+    def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        halves[unit.site] = [some(output, unit)]
+
+    with one_module_per_site(model, sites), ExitStack() as hooks:
+        gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
+        hooks.enter_context(calls_seen(gates, see))
+        for unit in units:
+            for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
+                owner = model.get_submodule(other.weight_name.rpartition(".")[0])
+                hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
+        run_example(model, batch.inputs)
+    for unit in units:
+        yield unit, *calls.pop(unit.site), *halves.pop(unit.site, [])
+
+
+def _fit_block(
+    original: nn.Module, block: Block, extra: int, sums: PlacementSums, inputs: Moments
+) -> tuple[Kinks, AddedUnits]:
+    """The first ReLU of each channel of a block, and the work of its `extra` units."""
+    width, is_gated = block.width - extra, block.unit.other is not None
+    # Twice as many copies as an even spread would give a channel, and two ReLUs.
+    fits = fit_kinks(sums, "constant" if is_gated else "line", min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
+    columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
+    linear = linear_part(original, block, first_of(fits), inputs, width)
+    shares = share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), extra)
+    # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
+    size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
+    return first_of(fits, shares.counts), AddedUnits(block, width, shares.always_on, shares.copies, inputs, size)
 
 
 class Copies(NamedTuple):
@@ -117,168 +290,11 @@ def write_copies(
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype)
 
 
-class Place(Refit):
-    """The rung that refits behind ReLUs with fitted slopes and kinks, in blocks that may have more units.
-
-    A map before a gate that is itself refitted gets slopes and kinks after its refit; all other maps get them first.
-    """
-
-    effort = "place"
-
-    def __init__(self, task: Task) -> None:
-        """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
-        super().__init__(task)
-        if task.config.width > 1:
-            _ = self.original  # refused before the work
-
-    @functools.cached_property
-    def original(self) -> WiderOriginal:
-        task, width = self.task, self.task.config.width
-        with evaluation_mode(task.model):
-            program, sites = task.programs.of(task.folds.first), task.programs.sites
-            found = find_layers(program, task.model, sites)
-            try:
-                return widen_original(task.model, program, found.layers, len(sites), width)
-            except UnsupportedConfigError as error:
-                keep = task.plan.keep
-                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
-                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
-                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
-
-    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
-        """Find the slopes and kinks of all gates, and the work of the added units."""
-        original, sites, extra = programs.model, programs.sites, self.original.extra
-        every = find_gate_units(program)
-        directions = find_directions(original, every, self.task.folds)
-        units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
-        blocks = find_blocks(program, found.layers, units) if extra else []
-        wide = {block.unit.site for block in blocks}
-        narrow = [site.name for index, site in enumerate(sites) if index not in wide] if extra else []
-        if narrow:
-            raise ConversionRefusedError(
-                f"the blocks of {', '.join(narrow[:4])}{' and so on' if len(narrow) > 4 else ''} cannot be widened: "
-                "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
-                "direction that is the same for all. Use width=1"
-            )
-        sums = gather_placements(original, sites, units, self.task.folds)
-        self._inputs = gather_inputs(original, [block.unit for block in blocks], self.task.folds.spread)
-        self._blocks = {block.unit.site: block for block in blocks}
-        self._shares: dict[int, Shares] = {}
-        self._sizes: dict[int, float] = {}
-        placements: dict[int, Placement] = {}
-        for unit in units:
-            site, basis = unit.site, _basis(unit, unit.site in self._blocks)
-            if site in self._blocks:
-                fits = fit_kinks(sums[site], basis, self._most_kinks(site))
-                self._sizes[site] = _size(sums[site], unit.other is not None)
-                self._shares[site] = self._shared_out(original, site, fits, sums[site])
-                placements[site] = first_of(fits, self._shares[site].counts)
-            else:
-                placements[site] = fit_placement(sums[site], basis)
-        self._units, self._placements = {unit.site: unit for unit in units}, placements
-        self._directions = directions
-        self._waiting: dict[int, set[int]] = {}  # {index of a layer: gates whose input comes from its maps}
-        for index, layer in enumerate(found.layers):
-            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
-            self._waiting[index] = {unit.site for unit in units if unit.before.node in nodes}
-
-    def write_first(self, student: nn.Module) -> None:
-        """Write the slopes and kinks that wait for no refit."""
-        self._write(student, self._units.keys() - set().union(*self._waiting.values()))
-
-    def write_behind(self, student: nn.Module, index: int) -> None:
-        """Write the slopes and kinks that waited for the refit of a layer."""
-        self._write(student, self._waiting[index])
-
-    def _most_kinks(self, site: int) -> int:
-        """The most ReLUs that are tried for a channel: twice as many copies as an even spread would give, and two."""
-        even = self.original.extra / (self._blocks[site].width - self.original.extra)
-        return min(MOST_KINKS, 2 + math.ceil(2 * even))
-
-    def _shared_out(self, original: nn.Module, site: int, fits: Sequence[Kinks], sums: PlacementSums) -> Shares:
-        block = self._blocks[site]
-        columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
-        alone = first_of(fits, torch.ones(len(columns), dtype=torch.long))
-        linear = linear_part(original, block, alone, self._inputs[site], block.width - self.original.extra)
-        return share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), self.original.extra)
-
-    def _write(self, student: nn.Module, due: set[int]) -> None:
-        for site in sorted(due):
-            placement, direction = self._placements[site], self._directions.get(site)
-            if site in self._blocks:
-                block, shares, width = (
-                    self._blocks[site],
-                    self._shares[site],
-                    self._blocks[site].width - self.original.extra,
-                )
-                count, inputs, size = shares.always_on, self._inputs[site], self._sizes[site]
-                write_always_on(student, block, placement, inputs, width, count, size, direction)
-                write_copies(student, block, shares.copies, width + count, direction)
-            write_placement(student, self._units[site], placement, direction)
-
-
-def _basis(unit: GateUnit, has_room: bool) -> Basis:
-    if unit.other is None:
-        return "line"
-    return "constant" if has_room else "relu"
-
-
-def _size(sums: PlacementSums, is_gated: bool) -> float:
-    """The root mean square of the largest unit; half of it in a plain block, where always-on units have an offset."""
-    loudest = (sums.square.max() / sums.rows).sqrt().item()
-    return (loudest or 1.0) * (1.0 if is_gated else 0.5)
-
-
 @torch.no_grad()
-def gather_placements(
-    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
-) -> dict[int, PlacementSums]:
-    """The sums of each gate unit over some rows of every fold, in the original, by site."""
-    sums: dict[int, PlacementSums] = {}
-    for unit in units:
-        weight = model.get_parameter(unit.before.weight_name)
-        sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
-    batches = folds.spread  # with several processes, a process may have none
-    batch: Batch
-    calls: dict[int, list[Tensor]] = {}
-    halves: dict[int, list[Tensor]] = {}
-
-    def some(values: Tensor, unit: GateUnit) -> Tensor:
-        """Evenly spaced rows without padding, copied, since later operations may work in place.
-
-        They keep their dtype: the rows of all gates of a batch are in memory at once.
-        """
-        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
-        return rows[:: max(1, len(rows) // -(-PLACEMENT_ROWS // len(batches)))].clone()
-
-    def see(gate: nn.Module, *call: Tensor) -> None:
-        calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
-
-    def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        halves[unit.site] = [some(output, unit)]
-
-    with one_module_per_site(model, sites), ExitStack() as hooks:
-        gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
-        hooks.enter_context(calls_seen(gates, see))
-        for unit in units:
-            for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
-                owner = model.get_submodule(other.weight_name.rpartition(".")[0])
-                hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
-        for batch in (part.load() for part in batches):
-            run_example(model, batch.inputs)
-            for unit in units:
-                squares = (value.double().square() for value in halves.pop(unit.site, []))
-                sums[unit.site].add(*(value.double() for value in calls.pop(unit.site)), *squares)
-    return {site: total.reduce_over_processes() for site, total in sums.items()}
-
-
-@torch.no_grad()
-def write_placement(
-    converted: nn.Module, unit: GateUnit, placement: Placement, direction: Tensor | None = None
-) -> None:
-    """Write slope and kink into the map before the gate of `converted`; `direction` is that of `add_constant`."""
+def write_placement(converted: nn.Module, unit: GateUnit, placement: Kinks, direction: Tensor | None = None) -> None:
+    """Write the slope and kink of one ReLU a channel into the map before the gate; `direction` as in `add_constant`."""
     weight = converted.get_parameter(unit.before.weight_name)
-    slope, kink = (part.to(weight.device) for part in (placement.slope, placement.kink))
+    slope, kink = (part.to(weight.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
     axis = unit.before.output_axis
     shape = [1] * weight.dim()
     shape[0 if axis is None else axis] = -1

@@ -41,7 +41,6 @@ class Program:
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
         self._specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
         self.inputs = [node for node, spec in self._specs.items() if spec.kind is InputKind.USER_INPUT]
-        self.by_name = {node.name: node for node in self._module.graph.nodes}
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
 
     def name_of(self, node: Node) -> str:
@@ -161,61 +160,49 @@ def upstream(node: Node) -> set[Node]:
 
 
 @dataclass(frozen=True)
-class Stop:
-    """The place where a forward pass stops: linear maps whose weights will change, and their aim."""
-
-    maps: tuple[Node, ...]
-    aim: Node
-
-
-@dataclass(frozen=True)
 class Stage:
-    """The operations up to the features of a stop's maps, and those from its maps to the aim.
+    """The operations up to the inputs of a layer's maps, and those from the maps to the layer's aim.
 
-    `later` are the nodes whose values later stages use. `features` are the nodes whose values `behind` uses: `behind`
-    runs a second time, with the refitted weights.
+    `original` are the nodes whose values in the original later stages use. `converted` are those of the converted
+    network: `behind` runs there a second time, with the refitted weights.
     """
 
     before: tuple[Node, ...]
     behind: tuple[Node, ...]
-    later: frozenset[Node]
-    features: frozenset[Node]
+    original: frozenset[Node]
+    converted: frozenset[Node]
 
 
-def plan_stages(program: Program, stops: Sequence[Stop]) -> list[Stage]:
-    """The stages, one for each stop. Operations that no aim depends on are left out."""
+def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Node]]) -> list[Stage]:
+    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aim).
+
+    Operations that no aim depends on are left out.
+    """
     done: set[Node] = set()
     parts: list[tuple[list[Node], list[Node]]] = []
-    for stop in stops:
-        needed_for = upstream(stop.aim)
-        behind = program.downstream(_maps_and_weights(stop, program), needed_for)
-        before = [node for node in program.operations if node in needed_for and node not in done and node not in behind]
-        parts.append((before, [node for node in program.operations if node in behind]))
-        done |= set(before) | behind
-    needed: set[Node] = set()
+    for maps, aim in stops:
+        needed_for = upstream(aim)
+        changing = program.downstream([node for each in maps for node in _with_weights(each, program)], needed_for)
+        ahead = needed_for - done - changing
+        before = [node for node in program.operations if node in ahead]
+        parts.append((before, [node for node in program.operations if node in changing]))
+        done |= needed_for
+    later: set[Node] = set()
     stages: list[Stage] = []
     for before, behind in reversed(parts):
-        features = _operands(behind)
-        stages.append(Stage(tuple(before), tuple(behind), frozenset(needed), frozenset(features)))
-        needed |= features | _operands(before)
+        again = _operands(behind)
+        stages.append(Stage(tuple(before), tuple(behind), frozenset(later), frozenset((later | again) - {*behind})))
+        later |= again | _operands(before)
     return stages[::-1]
 
 
-def differing_nodes(program: Program, stops: Sequence[Stop]) -> frozenset[Node]:
-    """The operations whose values may differ between the original and the converted network."""
-    calls = [call for calls in program.flow.calls.values() for call in calls]
-    maps = [node for stop in stops for node in _maps_and_weights(stop, program)]
-    return frozenset(program.downstream([*calls, *maps]))
-
-
-def _maps_and_weights(stop: Stop, program: Program) -> Iterator[Node]:
-    """The maps of a stop, and the views through which the maps take their weights."""
-    for consumer in stop.maps:
-        yield consumer
-        for operand in consumer.all_input_nodes:
-            while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
-                yield operand
-                operand = operand.args[0]
+def _with_weights(consumer: Node, program: Program) -> Iterator[Node]:
+    """A map, and the views through which it takes its weights."""
+    yield consumer
+    for operand in consumer.all_input_nodes:
+        while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
+            yield operand
+            operand = operand.args[0]
 
 
 def _operands(nodes: Iterable[Node]) -> set[Node]:
@@ -227,7 +214,7 @@ class KeptValues:
 
     def __init__(self, memory_limit: int) -> None:
         self._left = memory_limit
-        self._kept: dict[Any, tuple[dict[str, Any] | Path, int]] = {}
+        self._kept: dict[Any, tuple[list[Any] | Path, Any, int]] = {}
         self._folder: tempfile.TemporaryDirectory | None = None
 
     def close(self) -> None:
@@ -236,26 +223,26 @@ class KeptValues:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def put(self, key: Any, values: Mapping[str, Mapping[Node, Any]]) -> None:
-        """Keep values under a new key, by the nodes' names: a file cannot hold nodes."""
-        state = {part: {node.name: value for node, value in held.items()} for part, held in values.items()}
-        leaves = [leaf.untyped_storage() for leaf in pytree.tree_leaves(state) if isinstance(leaf, Tensor)]
-        size = sum({leaf.data_ptr(): leaf.nbytes() for leaf in leaves}.values())  # views share a storage
+    def put(self, key: Any, values: Any) -> None:
+        """Keep values, in containers of any kind, under a new key."""
+        leaves, structure = pytree.tree_flatten(values)
+        storages = [leaf.untyped_storage() for leaf in leaves if isinstance(leaf, Tensor)]
+        size = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())  # views share a storage
         if size <= self._left:
             self._left -= size
-            self._kept[key] = (state, size)
+            self._kept[key] = leaves, structure, size
             return
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="hf_lgelu-")
         path = Path(self._folder.name, f"{len(self._kept)}-{abs(hash(key))}.pt")
-        torch.save(state, path)
-        self._kept[key] = (path, 0)
+        torch.save(leaves, path)
+        self._kept[key] = path, structure, 0
 
-    def take(self, key: Any, program: Program) -> dict[str, dict[Node, Any]]:
-        """The values under a key, by the nodes of their program; the key is free again."""
-        state, size = self._kept.pop(key)
+    def take(self, key: Any) -> Any:
+        """The values under a key, which is free again."""
+        leaves, structure, size = self._kept.pop(key)
         self._left += size
-        if isinstance(state, Path):
-            path, state = state, torch.load(state, weights_only=True)
+        if isinstance(leaves, Path):
+            path, leaves = leaves, torch.load(leaves, weights_only=True)
             path.unlink()
-        return {part: {program.by_name[name]: value for name, value in held.items()} for part, held in state.items()}
+        return pytree.tree_unflatten(leaves, structure)

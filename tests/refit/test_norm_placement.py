@@ -120,7 +120,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
         converted[1].weight.mul_(torch.linspace(0.5, 2.0, 6))
         converted[1].bias.add_(1.0)
         seen = [converted[:3](batch.load().inputs) for fold in folds.folds for batch in fold]
-    with Carrier(Programs(model, sites), converted, folds, gate_maps_change=True) as carrier:
+    with Carrier(Programs(model, sites), converted, folds) as carrier:
         sums = carrier.moments(0)
     windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
     assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]
