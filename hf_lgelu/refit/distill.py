@@ -151,9 +151,10 @@ class _Together(NamedTuple):
     @classmethod
     def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
         # Nothing is traced here: each batch is padded to its own longest.
-        padded = replace(batch, lengths=batch.samples.longest(batch.numbers))
-        own = padded.share()
-        return cls(folds.some_sample, 0.0, len(batch)) if own is None else cls(own, 1.0, len(batch))
+        samples, own = batch.samples, tuple(number for number in batch.numbers if number in batch.samples.run_here)
+        if not own:
+            return cls(folds.some_sample, 0.0, len(batch))
+        return cls(FoldBatch(samples, own, samples.longest(batch.numbers)), 1.0, len(batch))
 
     def load(self) -> Batch:
         """The inputs and labels of the part."""

@@ -1,4 +1,8 @@
-"""The folds of the samples, and the part that is held out.
+"""The distinct samples of the data, dealt into four folds to fit on and a part that is held out.
+
+1. The samples of all processes are read, and padding is settled (samples.py).
+2. An eighth of the rows is held out; the rest is dealt into folds.
+3. Each fold is cut into batches, short sequences first, and each process runs those of its own samples.
 
 The same inputs always make the same folds, on any number of processes: `Samples` are in the order of their keys.
 """
@@ -26,8 +30,99 @@ _HELD_OUT_SHARE = 1 / 8
 _WORTH_A_TRACE = 0.8
 """If the shorter half of the sequences is shorter than this share of the longest, it gets a shape of its own."""
 
-_Parts = list[tuple[Sequence[int], Mapping[str, int] | None]]
+
+def deal_folds(
+    batches: Iterable[Batch],
+    *,
+    batch_size: int | None = None,
+    model: nn.Module | None = None,
+    outputs: Sequence[str] | None = None,
+) -> "Folds":
+    """The distinct samples in four folds and a part that is held out.
+
+    Args:
+        batches: of this process; read once and kept.
+        batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
+        model: takes the batches, and says how sequences of different lengths are padded.
+        outputs: names of the model's outputs that count.
+
+    Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
+    different lengths that the model does not take with padding.
+    """
+    samples = read_samples(batches, model=model)
+    if not samples.given:
+        raise ValueError(
+            "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
+            "dataset or a DataLoader"
+        )
+    if sum(samples.rows) < LEAST_ROWS:
+        raise ValueError(
+            f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else samples), got "
+            f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
+            "inputs, at best several times the width of the widest layer"
+        )
+    samples = samples if model is None else settle_padding(samples, model, outputs)
+
+    held_out, dealt, size = _deal(samples.rows, batch_size or samples.at_once)
+
+    # Every shape costs a trace of the model: the shorter half of each fold has one length, the longer half another.
+    dealt = [samples.short_first(fold) for fold in dealt]
+    middle = len(dealt[0]) // size // 2 * size
+    short, long = (
+        samples.longest(number for fold in dealt for number in fold[half])
+        for half in (slice(middle), slice(middle, None))
+    )
+    if sum(short.values()) >= _WORTH_A_TRACE * sum(long.values()):
+        middle, long = 0, samples.longest(itertools.chain(*dealt))
+    parts: list[_Part] = [[(fold[:middle], short), (fold[middle:], long)] for fold in dealt]
+    parts.append([(samples.short_first(held_out), None)])  # nothing is traced there
+    *folds, apart = (tuple(_batches(samples, part, size, samples.run_here)) for part in parts)
+    *of_all, apart_of_all = (tuple(_batches(samples, part, size)) for part in parts)
+    return Folds(samples, tuple(folds), apart, len(held_out), tuple(itertools.chain(*of_all)), apart_of_all)
+
+
+def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]], int]:
+    """The held-out samples, folds of equal size and their batch size, from the number of rows of each sample."""
+    held_out = _hold_out(rows)
+    apart = set(held_out)
+    rest = [number for number in range(len(rows)) if number not in apart]
+    if not held_out or len(rest) < FOLDS:
+        return held_out, [rest], -(-len(rest) // -(-len(rest) // at_once))
+    # Whole batches only: every distinct size of a batch costs a trace of the model. What is left over is held out.
+    size = len(rest) // FOLDS
+    together = size // -(-size // at_once)
+    size -= size % together
+    folds = [rest[size * fold : size * (fold + 1)] for fold in range(FOLDS)]
+    return sorted(held_out + rest[size * FOLDS :]), folds, together
+
+
+def _hold_out(rows: Sequence[int]) -> list[int]:
+    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where too few rows remain."""
+    total = sum(rows)
+    if total < LEAST_ROWS_TO_HOLD_OUT:
+        return []
+    share = min(max(LEAST_ROWS, total * _HELD_OUT_SHARE) / total, MOST_HELD_OUT_SAMPLES / len(rows))
+    held_out, held_rows, seen_rows = [], 0, 0
+    for number, count in enumerate(rows):
+        seen_rows += count
+        # One sample may have most of the rows: it is for fitting.
+        if held_rows < share * seen_rows and 2 * (held_rows + count) <= total:
+            held_out.append(number)
+            held_rows += count
+    return held_out[:MOST_HELD_OUT_SAMPLES] if held_rows >= LEAST_ROWS else []
+
+
+_Part = list[tuple[Sequence[int], Mapping[str, int] | None]]
 """Numbers of samples, and {name: length} to which they are padded; None for each batch to its longest sample."""
+
+
+def _batches(samples: Samples, part: _Part, size: int, some: Collection[int] | None = None) -> "Iterator[FoldBatch]":
+    """Batches of at most `size` samples: of all samples of a part, or of `some`."""
+    for dealt, lengths in part:
+        taken = [number for number in dealt if some is None or number in some]
+        for start in range(0, len(taken), size):
+            numbers = tuple(taken[start : start + size])
+            yield FoldBatch(samples, numbers, samples.longest(numbers) if lengths is None else lengths)
 
 
 @dataclass(frozen=True)
@@ -68,11 +163,6 @@ class FoldBatch:
         """
         cuts = (list(self.pieces(most)) for most in range(len(self), 0, -1))
         return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
-
-    def share(self) -> "FoldBatch | None":
-        """The samples that this process runs, padded as the whole batch; None where it runs no sample of the batch."""
-        here = tuple(number for number in self.numbers if number in self.samples.run_here)
-        return FoldBatch(self.samples, here, self.lengths) if here else None
 
 
 @dataclass(frozen=True)
@@ -132,99 +222,6 @@ class Folds:
         """A sample of this process, as a batch."""
         number = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
         return FoldBatch(self.samples, (number,), self.samples.lengths[number])
-
-
-def deal_folds(
-    batches: Iterable[Batch],
-    *,
-    batch_size: int | None = None,
-    model: nn.Module | None = None,
-    outputs: Sequence[str] | None = None,
-) -> Folds:
-    """The distinct samples in four folds and a part that is held out.
-
-    Args:
-        batches: of this process; read once and kept.
-        batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
-        model: takes the batches, and says how sequences of different lengths are padded.
-        outputs: names of the model's outputs that count.
-
-    Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
-    different lengths that the model does not take with padding.
-    """
-    samples = read_samples(batches, model=model)
-    if not samples.given:
-        raise ValueError(
-            "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
-            "dataset or a DataLoader"
-        )
-    if sum(samples.rows) < LEAST_ROWS:
-        raise ValueError(
-            f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else samples), got "
-            f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
-            "inputs, at best several times the width of the widest layer"
-        )
-    samples = samples if model is None else settle_padding(samples, model, outputs)
-    held_out, dealt, size = _deal(samples.rows, batch_size or samples.at_once)
-    # Every shape costs a trace of the model: the shorter half of each fold has one length, the longer half another.
-    dealt = [samples.short_first(fold) for fold in dealt]
-    middle = len(dealt[0]) // size // 2 * size
-    short = samples.longest(number for fold in dealt for number in fold[:middle])
-    long = samples.longest(number for fold in dealt for number in fold[middle:])
-    if sum(short.values()) < _WORTH_A_TRACE * sum(long.values()):
-        folds: list[_Parts] = [[(fold[:middle], short), (fold[middle:], long)] for fold in dealt]
-    else:
-        folds = [[(fold, long)] for fold in dealt]
-    apart: _Parts = [(samples.short_first(held_out), None)]
-    here = samples.run_here
-    return Folds(
-        samples,
-        folds=tuple(tuple(_batches(samples, fold, size, here)) for fold in folds),
-        held_out=tuple(_batches(samples, apart, size, here)),
-        held_out_samples=len(held_out),
-        together=tuple(batch for fold in folds for batch in _batches(samples, fold, size)),
-        held_out_together=tuple(_batches(samples, apart, size)),
-    )
-
-
-def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]], int]:
-    """The held-out samples, folds of equal size and their batch size, from the number of rows of each sample."""
-    held_out = _hold_out(rows)
-    apart = set(held_out)
-    rest = [number for number in range(len(rows)) if number not in apart]
-    if not held_out or len(rest) < FOLDS:
-        return held_out, [rest], -(-len(rest) // -(-len(rest) // at_once))
-    # Whole batches only: every distinct size of a batch costs a trace of the model. What is left over is held out.
-    size = len(rest) // FOLDS
-    together = size // -(-size // at_once)
-    size -= size % together
-    folds = [rest[size * fold : size * (fold + 1)] for fold in range(FOLDS)]
-    return sorted(held_out + rest[size * FOLDS :]), folds, together
-
-
-def _hold_out(rows: Sequence[int]) -> list[int]:
-    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where too few rows remain."""
-    total = sum(rows)
-    if total < LEAST_ROWS_TO_HOLD_OUT:
-        return []
-    share = min(max(LEAST_ROWS, total * _HELD_OUT_SHARE) / total, MOST_HELD_OUT_SAMPLES / len(rows))
-    held_out, held_rows, seen_rows = [], 0, 0
-    for number, count in enumerate(rows):
-        seen_rows += count
-        # One sample may have most of the rows: it is for fitting.
-        if held_rows < share * seen_rows and 2 * (held_rows + count) <= total:
-            held_out.append(number)
-            held_rows += count
-    return held_out[:MOST_HELD_OUT_SAMPLES] if held_rows >= LEAST_ROWS else []
-
-
-def _batches(samples: Samples, parts: _Parts, size: int, some: Collection[int] | None = None) -> Iterator[FoldBatch]:
-    """Batches of all samples of the parts, or of `some`."""
-    for part, lengths in parts:
-        taken = [number for number in part if some is None or number in some]
-        for start in range(0, len(taken), size):
-            numbers = tuple(taken[start : start + size])
-            yield FoldBatch(samples, numbers, samples.longest(numbers) if lengths is None else lengths)
 
 
 class SecondSet:

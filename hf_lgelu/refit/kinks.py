@@ -6,7 +6,7 @@ near as wanted. Sums over bins of z are enough to fit every kink at an edge of a
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -191,3 +191,46 @@ def first_of(fits: Sequence[Kinks], counts: Tensor | None = None) -> Kinks:
         line=part([fit.line for fit in fits], 0.0),
         unexplained=part([fit.unexplained for fit in fits], torch.nan),
     )
+
+
+class Copies(NamedTuple):
+    """Added units that copy others: for each, the unit that it copies, its slope and its kink."""
+
+    sources: Tensor
+    slopes: Tensor
+    kinks: Tensor
+
+
+class Shares(NamedTuple):
+    """The work of the added units: how many are always on, (channels,) the ReLUs of each channel, and the copies."""
+
+    always_on: int
+    counts: Tensor
+    copies: Copies
+
+
+def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> Shares:
+    """The work of the added units that leaves the least error, summed over channels and the linear part.
+
+    Args:
+        fits: the fits with 1, 2, ... ReLUs a channel.
+        energies: (channels,) the squares of which `unexplained` is a share.
+        linear: the error that each further unit that is always on takes away, in falling order.
+        units: the number of added units; there may be more than can be used.
+    """
+    left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
+    # A gain counts at most as much as the gain before, so that no channel gets its third ReLU before its second.
+    gains = torch.where(torch.isfinite(left[1:]), left[:-1] - left[1:], 0.0).clamp(min=0).cummin(0).values
+    gains = torch.where(torch.isfinite(left[0]), gains, -1.0)
+    every = torch.cat([linear.to(gains.device), gains.flatten()])
+    taken = every.argsort(descending=True, stable=True)[: min(units, int((every >= 0).sum()))]
+    copied = taken[taken >= len(linear)] - len(linear)
+    counts = 1 + torch.bincount(copied % gains.shape[1], minlength=gains.shape[1])
+    found = [
+        (at, fit.slopes[at, place], fit.kinks[at, place])
+        for number, fit in enumerate(fits[1:], 2)
+        for at in [(counts == number).nonzero()[:, 0]]
+        for place in range(1, number)
+    ]
+    copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    return Shares(len(taken) - len(copied), counts, copies)

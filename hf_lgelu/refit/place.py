@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
-from hf_lgelu.refit.kinks import MOST_KINKS, Kinks, PlacementSums, first_of, fit_kinks
+from hf_lgelu.refit.kinks import MOST_KINKS, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
@@ -131,7 +131,7 @@ class AddedUnits:
     block: Block
     width: int
     always_on: int
-    copies: "Copies"
+    copies: Copies
     inputs: Moments
     size: float
 
@@ -151,9 +151,10 @@ class _PlacedGate:
     def write(self, student: nn.Module) -> None:
         """Write units and copies, which are made of the weights as they are, and then slopes and kinks."""
         if self.added is not None:
-            block, width, count, copies, inputs, size = vars(self.added).values()
+            block, width, count = self.added.block, self.added.width, self.added.always_on
+            inputs, size = self.added.inputs, self.added.size
             write_always_on(student, block, self.placement, inputs, width, count, size, self.direction)
-            write_copies(student, block, copies, width + count, self.direction)
+            write_copies(student, block, self.added.copies, width + count, self.direction)
         write_placement(student, self.unit, self.placement, self.direction)
 
 
@@ -218,49 +219,6 @@ def _fit_block(
     # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
     return first_of(fits, shares.counts), AddedUnits(block, width, shares.always_on, shares.copies, inputs, size)
-
-
-class Copies(NamedTuple):
-    """Added units that copy others: for each, the unit that it copies, its slope and its kink."""
-
-    sources: Tensor
-    slopes: Tensor
-    kinks: Tensor
-
-
-class Shares(NamedTuple):
-    """The work of the added units: how many are always on, (channels,) the ReLUs of each channel, and the copies."""
-
-    always_on: int
-    counts: Tensor
-    copies: Copies
-
-
-def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> Shares:
-    """The work of the added units that leaves the least error, summed over channels and the linear part.
-
-    Args:
-        fits: the fits with 1, 2, ... ReLUs a channel.
-        energies: (channels,) the squares of which `unexplained` is a share.
-        linear: the error that each further unit that is always on takes away, in falling order.
-        units: the number of added units; there may be more than can be used.
-    """
-    left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
-    # A gain counts at most as much as the gain before, so that no channel gets its third ReLU before its second.
-    gains = torch.where(torch.isfinite(left[1:]), left[:-1] - left[1:], 0.0).clamp(min=0).cummin(0).values
-    gains = torch.where(torch.isfinite(left[0]), gains, -1.0)
-    every = torch.cat([linear.to(gains.device), gains.flatten()])
-    taken = every.argsort(descending=True, stable=True)[: min(units, int((every >= 0).sum()))]
-    copied = taken[taken >= len(linear)] - len(linear)
-    counts = 1 + torch.bincount(copied % gains.shape[1], minlength=gains.shape[1])
-    found = [
-        (at, fit.slopes[at, place], fit.kinks[at, place])
-        for number, fit in enumerate(fits[1:], 2)
-        for at in [(counts == number).nonzero()[:, 0]]
-        for place in range(1, number)
-    ]
-    copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-    return Shares(len(taken) - len(copied), counts, copies)
 
 
 @torch.no_grad()

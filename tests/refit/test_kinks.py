@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hf_lgelu.refit.kinks import Kinks, PlacementSums, first_of, fit_kinks, knots
-from hf_lgelu.refit.place import share_out
+from hf_lgelu.refit.kinks import Kinks, PlacementSums, first_of, fit_kinks, knots, share_out
 
 
 def drawn(channels=3, count=500, seed=2):
@@ -30,21 +29,22 @@ def residual(x, y, kinks, basis, weight):
 
 @pytest.mark.parametrize("basis", ["relu", "constant", "line"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_two_kinks_are_about_the_best_pair(basis, weighted):
+def test_one_and_two_kinks_are_about_the_best(basis, weighted):
     z = drawn()
     weight = torch.rand(z.shape, generator=torch.Generator().manual_seed(1), dtype=z.dtype) if weighted else None
     sums = PlacementSums.zeros(3)
     for part in z.split(180):
         of_part = None if weight is None else weight[: len(part)]
         sums.add(part, F.silu(part), of_part)
-    found = fit_kinks(sums, basis, 2)[1]
-    for channel in range(3):
+    fits = fit_kinks(sums, basis, 2)
+    for channel, (count, found) in itertools.product(range(3), enumerate(fits, 1)):
         x, y = z[:, channel].numpy(), F.silu(z[:, channel]).numpy()
         w = np.ones(len(x)) if weight is None else np.concatenate([weight[: len(p), channel] for p in z.split(180)])
         inside = [kink for kink in knots().tolist() if (x < kink).any() and (x > kink).any()]
-        best = min(residual(x, y, pair, basis, w) for pair in itertools.combinations(inside[::2], 2))
+        best = min(residual(x, y, some, basis, w) for some in itertools.combinations(inside[::count], count))
         reached = (w * (y - value(found, channel, x)) ** 2).sum()
-        assert reached <= 1.1 * best
+        # The floor under the diagonal costs little. Of one kink all were tried, and nothing can be below the best.
+        assert best * (1 - 1e-9) * (count == 1) <= reached <= (1 + 0.05 * count) * best
         assert float(found.unexplained[channel]) == pytest.approx(reached / (w * y**2).sum(), rel=0.1)
 
 
@@ -90,8 +90,8 @@ def test_a_channel_without_spread_keeps_its_gate_and_gets_no_copy():
     assert (always_on, counts.tolist()) == (0, [1, 4])
     assert copies.sources.tolist() == [1, 1, 1]
     first = first_of(fits, counts)
-    assert (float(first.slope[0]), float(first.kink[0])) == (1.0, 0.0)
-    assert (first.slope[1], first.kink[1]) == (fits[3].slopes[1, 0], fits[3].kinks[1, 0])
+    assert (float(first.slopes[0]), float(first.kinks[0])) == (1.0, 0.0)
+    assert (first.slopes[1], first.kinks[1]) == (fits[3].slopes[1, 0], fits[3].kinks[1, 0])
 
 
 def test_units_go_where_they_take_the_most_away():

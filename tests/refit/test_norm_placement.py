@@ -13,7 +13,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gate_units import find_gate_units
-from hf_lgelu.refit.kinks import Placement
+from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.place import gather_placements, write_placement
 from hf_lgelu.refit.program import Program, Programs
 
@@ -56,7 +56,7 @@ def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
     converted = copy.deepcopy(model)
     draws = torch.Generator().manual_seed(2)
     slope, kink = torch.rand(6, generator=draws).double() + 0.5, torch.randn(6, generator=draws).double()
-    write_placement(converted, units[0], Placement(slope, kink, slope, slope, slope))
+    write_placement(converted, units[0], Kinks(slope[:, None], kink[:, None], slope, slope, slope))
     with torch.no_grad():
         z = model[:2].double()(pictures(4).double())
         found = converted[:2].double()(pictures(4).double()).relu()

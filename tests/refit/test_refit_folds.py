@@ -162,3 +162,23 @@ def test_no_piece_of_a_batch_has_as_many_samples_as_tokens(lengths, sizes):
     assert [len(piece) for piece in pieces] == sizes
     assert [number for piece in pieces for number in piece.numbers] == list(range(7))
     assert {piece.lengths == batch.lengths for piece in pieces} == {True}
+
+
+def test_sequences_whose_parts_are_long_in_turn_all_fit():
+    """Of an encoder and a decoder: where one is long, the other is short."""
+    batch = Batch(
+        {
+            f"{part}{name}": torch.ones(1, length, dtype=torch.long)
+            for part, length in (("", 20), ("decoder_", 19))
+            for name in ("input_ids", "attention_mask")
+        }
+    )
+    given = []
+    for number in range(64):
+        inputs = {name: value.clone() for name, value in batch.inputs.items()}
+        inputs["input_ids"][0, 0] = number + 2
+        cut = {"": 3, "decoder_": 19} if number % 2 else {"": 20, "decoder_": 3}
+        lengths = {name: cut["decoder_" * name.startswith("decoder_")] for name in inputs}
+        given.append(Batch({name: value[:, : lengths[name]] for name, value in inputs.items()}))
+    plan = deal_folds(given)
+    assert sum(len(batch.load()) for part in (*plan.folds, plan.held_out) for batch in part) == 64

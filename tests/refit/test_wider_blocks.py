@@ -3,7 +3,6 @@
 import copy
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from loud_nets import VOCABULARY, bert, gpt2, llama, loud, tokens, traced
@@ -15,48 +14,10 @@ from transformers import (
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.always_on import low_rank, write_always_on
-from hf_lgelu.refit.kinks import Placement, PlacementSums, fit_placement, knots
+from hf_lgelu.refit.kinks import Copies, Kinks
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.place import Copies, write_copies, write_placement
+from hf_lgelu.refit.place import write_copies, write_placement
 from hf_lgelu.refit.widen import widen_original
-
-
-@pytest.mark.parametrize("basis", ["relu", "constant", "line"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_a_placement_is_the_best_of_least_squares_at_every_kink(basis, weighted):
-    generator = torch.Generator().manual_seed(2)
-    z = torch.randn(400, 3, generator=generator, dtype=torch.float64) * torch.tensor([0.5, 1.0, 2.0]) + 0.3
-    weight = torch.rand(400, 3, generator=generator, dtype=torch.float64) if weighted else None
-    sums = PlacementSums.zeros(3)
-    for rows in range(0, 400, 150):
-        part = slice(rows, rows + 150)
-        sums.add(z[part], F.silu(z[part]), None if weight is None else weight[part])
-    found = fit_placement(sums, basis)
-    for channel in range(3):
-        x, y = z[:, channel].numpy(), F.silu(z[:, channel]).numpy()
-        w = np.ones(400) if weight is None else weight[:, channel].numpy()
-        best = np.inf
-        for kink in knots().tolist():
-            columns = np.stack([np.maximum(x - kink, 0), np.ones(400), x], 1)[
-                :, : {"relu": 1, "constant": 2}.get(basis, 3)
-            ]
-            if not (x >= kink).any() or (x >= kink).all():
-                continue
-            solution = np.linalg.lstsq(np.sqrt(w)[:, None] * columns, np.sqrt(w) * y, rcond=None)[0]
-            best = min(best, (w * (y - columns @ solution) ** 2).sum())
-        parts = found.slope, found.kink, found.constant, found.line
-        slope, kink, constant, line = (float(part[channel]) for part in parts)
-        reached = (w * (y - slope * np.maximum(x - kink, 0) - constant - line * x) ** 2).sum()
-        # The floor under the diagonal costs little; nothing can be below the best.
-        assert best * (1 - 1e-9) <= reached <= best * 1.05
-        assert float(found.unexplained[channel]) == pytest.approx(reached / (w * y**2).sum(), rel=0.05)
-
-
-def test_a_channel_without_spread_keeps_its_gate():
-    sums = PlacementSums.zeros(1)
-    sums.add(torch.full((50, 1), 0.05), torch.full((50, 1), 0.02))
-    found = fit_placement(sums, "line")
-    assert (float(found.slope), float(found.kink)) == (1.0, 0.0)
 
 
 def test_low_rank_is_the_best_in_the_metric_of_the_inputs():
@@ -128,9 +89,9 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
         constant = torch.zeros_like(constant)  # the intercept's
     copies = Copies(torch.tensor(copied, dtype=torch.long), *torch.randn(2, len(copied), dtype=torch.float64))
     fill = torch.zeros(extra, dtype=torch.float64)
-    placement = Placement(
-        torch.cat([slope, fill + 1]), *(torch.cat([part, fill]) for part in (kink, constant, line)), torch.tensor(0.0)
-    )
+    parts = (torch.cat([part, fill + (part is slope)]) for part in (slope, kink, constant, line))
+    slopes, kinks, *beside = parts
+    placement = Kinks(slopes[:, None], kinks[:, None], *beside, torch.tensor(0.0))
     seen = Moments.zeros(1, 16, 1)
     seen.add(rows[:, None], rows[:, None, :1], rows[:, None, :1])
     original = copy.deepcopy(room.model)
