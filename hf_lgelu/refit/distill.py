@@ -4,6 +4,10 @@ The loss needs no labels: the KL to the original, or, for outputs that are not c
 column over its variance. The best learning rate differs by orders of magnitude between networks, so a few are tried.
 The result is the best state on held-out inputs; the start is one of the candidates.
 
+A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
+unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
+step on plain W would mostly change the constant.
+
 Several processes take every step together: each runs its part of the batch that a single process would run, and
 gradients and sums over rows are added up. So the steps are those of a single process, up to rounding.
 """
@@ -12,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, cast
@@ -29,7 +33,6 @@ from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened
-from hf_lgelu.refit.optimizer import CentredAdam, CentredMap, Masters
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 
 _STEPS = 200
@@ -39,6 +42,8 @@ _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share 
 _LOOKS = 8  # how often the held-out inputs are looked at
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
+_WARMUP = 10
+_LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
 
 
 class Distill:
@@ -96,7 +101,8 @@ def distill(
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the trial takes a tenth of the loss
             away.
-        bf16: run the steps under autocast, with products in bfloat16; states are judged without it.
+        bf16: run the steps under autocast, with products in bfloat16, as those of a bfloat16 network always are;
+            states are judged without it.
         max_seconds: a limit on the time.
 
     Returns:
@@ -107,13 +113,19 @@ def distill(
     def time_share() -> float:
         return 0.0 if max_seconds is None else main_decides((time.perf_counter() - started) / max_seconds)
 
-    with _learning(converted, names) as parameters:
-        run = _Distillation(original, converted, folds, outputs, parameters, time_share, bf16)
+    # A step of a thousandth of a weight is below the precision of bfloat16: it is taken on a copy in float32.
+    is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
+    moved = independent_copy(converted).float() if is_narrow else converted
+    with _learning(moved, names) as parameters:
+        run = _Distillation(original, moved, folds, outputs, parameters, time_share, bf16 or is_narrow)
         best = run.start
         try:
             best = run.nearest(steps)
         finally:
             run.put(best)
+            with torch.no_grad():
+                for name in names if is_narrow else ():
+                    converted.get_parameter(name).copy_(parameters[name])
     return run.start.loss, best.loss
 
 
@@ -138,7 +150,7 @@ class _Seen(NamedTuple):
     values: list[Tensor]
 
 
-class _Together(NamedTuple):
+class Together(NamedTuple):
     """This process's part of a batch with `samples` samples that all processes run together.
 
     A process without a sample of the batch runs another sample with weight 0: every process must take part in the sums.
@@ -149,7 +161,7 @@ class _Together(NamedTuple):
     samples: int
 
     @classmethod
-    def of(cls, batch: FoldBatch, folds: Folds) -> "_Together":
+    def of(cls, batch: FoldBatch, folds: Folds) -> "Together":
         # Nothing is traced here: each batch is padded to its own longest.
         samples, own = batch.samples, tuple(number for number in batch.numbers if number in batch.samples.run_here)
         if not own:
@@ -175,7 +187,7 @@ class _Distillation:
         bf16: bool,
     ) -> None:
         """`time_share` gives the share of the time limit that has passed; the descents end at 1."""
-        together = partial(_Together.of, folds=folds)
+        together = partial(Together.of, folds=folds)
         most = main_decides(samples_at_once(original, together(folds.together[-1]).load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         # With few rows, processes may disagree whether an output holds probabilities.
@@ -184,21 +196,17 @@ class _Distillation:
         self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
         watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
-        self._masters = Masters(list(parameters.values()))
-        maps = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
-        self._centred = [
-            replace(centred, weight=self._masters.of(centred.weight), bias=self._masters.of(centred.bias))
-            for centred in maps
-        ]
+        self._parameters = list(parameters.values())
+        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
         self._time_share = time_share
-        self._step_precision = partial(
-            torch.autocast, self._masters.values[0].device.type, torch.bfloat16, enabled=bf16
-        )
-        self.start = _Seen(self._look(), self._masters.rounded())
+        self._step_precision = partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16, enabled=bf16)
+        self.start = self._seen()
 
+    @torch.no_grad()
     def put(self, seen: _Seen) -> None:
         """Set the parameters to a state."""
-        self._masters.put(seen.values)
+        for parameter, value in zip(self._parameters, seen.values, strict=True):
+            parameter.copy_(value)
 
     def nearest(self, steps: int | None) -> _Seen:
         """The best state of a long descent at the rate whose trial came nearest; `steps` as in `distill`."""
@@ -211,7 +219,7 @@ class _Distillation:
     def _descent(self, rate: float, steps: int, looks: int) -> _Seen:
         """The best state of a descent from the start, the start included."""
         self.put(self.start)
-        optimizer, best = CentredAdam(self._masters.values, rate, self._centred), self.start
+        optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
         every = max(1, steps // looks)
         begun = self._time_share()
         for step, number in enumerate(islice(_order(len(self._batches)), steps)):
@@ -228,24 +236,23 @@ class _Distillation:
 
     def _nearer(self, best: _Seen) -> _Seen:
         """The present state where its loss is lower than that of `best`, else `best`."""
-        now = self._look()
-        return _Seen(now, self._masters.rounded()) if now < best.loss else best
+        return min(best, self._seen(), key=lambda seen: seen.loss)
 
-    def _step(self, optimizer: CentredAdam, number: int, done: int, progress: float) -> None:
+    def _step(self, optimizer: "CentredAdam", number: int, done: int, progress: float) -> None:
         with torch.enable_grad(), self._step_precision():
             loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
-        self._masters.take_gradients()
-        sum_gradients(self._masters.values)
-        torch.nn.utils.clip_grad_norm_(self._masters.values, 1.0)
+        sum_gradients(self._parameters)
+        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
         optimizer.step(done, progress)
-        self._masters.write()
 
     @torch.no_grad()
-    def _look(self) -> float:
+    def _seen(self) -> _Seen:
+        """The present state."""
         losses = [self._loss(batch.load(), weight=batch.weight) * batch.samples for batch in self._watched]
-        return float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
+        loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
+        return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
@@ -259,6 +266,53 @@ def _order(count: int) -> Iterator[int]:
     generator = torch.Generator().manual_seed(0)
     while True:
         yield from reversed(torch.randperm(count, generator=generator).tolist())
+
+
+@dataclass(frozen=True)
+class CentredMap:
+    """A map's weight, (outputs, inputs) or `transposed`, its bias and the mean of its inputs."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    transposed: bool = False
+
+    def constant(self, change: Tensor) -> Tensor:
+        """W·x̄ for a change of the weight."""
+        return (change.mT if self.transposed else change) @ self.mean
+
+
+class CentredAdam:
+    """Adam whose steps on a map's weight and bias are those on W and b'.
+
+    The rates rise over the first steps, and fall to zero as a cosine.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
+        """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value."""
+        self._rates = [rate * max(value.detach().abs().mean().item(), _LEAST_SIZE) for value in parameters]
+        self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
+        self._maps = maps
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        self._adam.zero_grad()
+
+    @torch.no_grad()
+    def step(self, done: int, progress: float) -> None:
+        """Take a step: `done` is the number of steps before, `progress` the share of the descent that has passed."""
+        share = min(1.0, (done + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
+        for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
+            group["lr"] = rate * share
+        # A map without a gradient was reached by no input.
+        maps = [centred for centred in self._maps if centred.bias.grad is not None]
+        before = [centred.weight.detach().clone() for centred in maps]
+        for centred in maps:
+            moved = torch.outer(centred.bias.grad, centred.mean)
+            centred.weight.grad.sub_(moved.mT if centred.transposed else moved)
+        self._adam.step()
+        for centred, old in zip(maps, before, strict=True):
+            centred.bias.sub_(centred.constant(centred.weight - old))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison
-from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig
+from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
@@ -51,7 +51,6 @@ def gate_costs(
     >>> list(gate_costs(net, torch.randn(50, 4)))
     ['1']
     """
-    ConversionConfig(batch_size=batch_size, max_samples=max_samples)  # raises where one is out of range
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
     given = read_batches(data, batch_size=batch_size, data_collator=data_collator, max_samples=max_samples)

@@ -45,12 +45,8 @@ def possible_rungs(task: Task) -> list[str]:
     """All rungs that the model can take and there are samples for."""
     if not task.folds.held_out_samples or len(task.folds.folds) == 1:
         return [EFFORTS[0]]
-    can_be_placed, steps = task.config.gate.can_be_placed, can_take_steps(task.model)
-    return [
-        rung.effort
-        for rung in RUNGS.values()
-        if (can_be_placed or not rung.moves_kinks) and (steps or not rung.takes_steps)
-    ]
+    every = replace(task.config, effort=EFFORTS[-1]).rungs
+    return [effort for effort in every if can_take_steps(task.model) or not RUNGS[effort].takes_steps]
 
 
 def build_rungs(task: Task) -> list[Maker]:

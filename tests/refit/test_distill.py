@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.distill import _spread, distill, output_loss
+from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, distill, output_loss
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.optimizer import CentredAdam, CentredMap
 
 
 @pytest.mark.parametrize("transposed", [False, True])

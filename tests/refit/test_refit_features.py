@@ -1,6 +1,4 @@
-"""Rows of linear maps, against the maps themselves and against windows cut out by a plain loop."""
-
-import itertools
+"""Rows of linear maps, against the maps themselves."""
 
 import pytest
 import torch
@@ -64,23 +62,6 @@ def test_chosen_positions_are_each_image_s_own(case):
     expected = expected.reshape(len(rows), geometry.groups, -1)
     torch.testing.assert_close(products(rows, weight, geometry.groups), expected, rtol=1e-12, atol=1e-12)
     assert torch.equal(geometry.output_rows(y, positions), expected)
-
-
-def test_windows_equal_those_cut_out_by_a_loop():
-    x = torch.arange(2 * 4 * 5 * 6, dtype=torch.float32).reshape(2, 4, 5, 6)
-    geometry = Geometry("convolution", 2, (2, 3), (2, 1), (1, 0), (1, 2))
-    padded = F.pad(x, (0, 0, 1, 1))
-    expected = [
-        [
-            [
-                padded[b, c, 2 * i + ki, j + 2 * kj].item()
-                for c, ki, kj in itertools.product(range(2 * g, 2 * g + 2), range(2), range(3))
-            ]
-            for g in range(2)
-        ]
-        for b, i, j in itertools.product(range(2), range(3), range(2))
-    ]
-    assert geometry.feature_rows(x).tolist() == expected
 
 
 def test_a_view_that_is_not_contiguous_has_the_same_windows():

@@ -1,13 +1,9 @@
-"""Sums over rows, against float64 sums over all rows at once; reduced over two processes."""
+"""Sums over rows, against float64 sums over all rows at once."""
 
 import math
-import os
-import socket
 
 import pytest
 import torch
-from accelerate import PartialState
-from torch.multiprocessing import start_processes
 
 from hf_lgelu.refit import moments as module
 from hf_lgelu.refit.moments import Moments
@@ -208,43 +204,3 @@ def test_what_is_not_finite_is_noticed():
     overflow = drawn(10, dtype=torch.float32)
     overflow[0][:, 0, 0] = torch.linspace(-1e30, 1e30, 10)
     assert not of(*overflow).is_finite()
-
-
-def test_one_process_needs_no_reduction():
-    moments = of(*drawn(5))
-    assert moments.reduce_over_processes() is moments
-
-
-def _reduce_in_a_process(rank, port, folder):
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in environment.items()})
-    torch.set_num_threads(1)
-    PartialState._reset_state()  # what the tests before this one have left
-    state = PartialState(cpu=True)
-    own = of(*drawn(10 + 7 * rank, seed=rank))
-    total = own.reduce_over_processes()
-    fields = {name: getattr(total, name) for name in module._SUMS}
-    torch.save((state.num_processes, total.count, own.count, fields), f"{folder}/{rank}.pt")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-def test_two_processes_get_the_sums_over_the_rows_of_both(tmp_path, free_port):
-    # forked: a fresh interpreter would take ten seconds to import torch
-    start_processes(_reduce_in_a_process, (free_port, str(tmp_path)), nprocs=2, start_method="fork")
-    both = tuple(torch.cat(pair) for pair in zip(drawn(10, seed=0), drawn(17, seed=1), strict=True))
-    expected = sums(*both)
-    for rank in range(2):
-        processes, count, own, fields = torch.load(tmp_path / f"{rank}.pt")
-        assert (processes, count, own) == (2, 27, 10 + 7 * rank)
-        assert fields.keys() == expected.keys()
-        for name, value in expected.items():
-            torch.testing.assert_close(fields[name], torch.tensor(value, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.distill import distill
+from hf_lgelu.refit.distill import Together, distill
 from hf_lgelu.refit.folds import Folds, deal_folds
 
 # Plans
@@ -156,8 +156,9 @@ def distilled(way: str, state: PartialState | None) -> dict:
 
 def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
     """Which samples of each batch a process runs."""
-    batches = [batch.share() for batch in planned(way, state).together]
-    return [() if batch is None else batch.numbers for batch in batches]
+    folds = planned(way, state)
+    parts = [Together.of(batch, folds) for batch in folds.together]
+    return [part.part.numbers if part.weight else () for part in parts]
 
 
 def climbed(state: PartialState | None) -> tuple[dict, dict]:
