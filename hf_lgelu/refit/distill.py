@@ -31,6 +31,7 @@ from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layerwise import Student, Task
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
@@ -65,9 +66,11 @@ class Distill:
             work.restore(0, student)
         else:
             work.begin(student)
+            written = [*find_gate_units(best.program), *(each for layer in best.fitted for each in layer.maps)]
+            names = [*dict.fromkeys(name for each in written for name in each.parameters)]
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=best.moved, steps=config.distill_steps,
+                task.model, student, task.folds, config.outputs, names=names, steps=config.distill_steps,
                 bf16=config.bf16,
                 max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
             )  # fmt: skip

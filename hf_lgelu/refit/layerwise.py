@@ -6,7 +6,6 @@ on to the next layer.
 """
 
 import functools
-import itertools
 import math
 import operator
 import sys
@@ -26,7 +25,6 @@ from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.plan import Plan
@@ -80,8 +78,7 @@ class Task:
 class Student:
     """The converted network of one rung, and what was done to it.
 
-    `gaps` has its distance to the original on each sample held out, `moved` the names of the parameters that were
-    written.
+    `gaps` has its distance to the original on each sample held out; `fitted` are its layers in `program`.
     """
 
     effort: str
@@ -91,7 +88,8 @@ class Student:
     gaps: tuple[float, ...]
     config_changes: tuple[str, ...]
     width_share: float
-    moved: tuple[str, ...]
+    program: Program
+    fitted: Sequence[Layer]
 
 
 @dataclass(frozen=True)
@@ -170,12 +168,10 @@ class Refit:
                     f"{significant(fit.error_after)}  {last - before:.1f} s  {left:.0f} s left"
                 )
 
-        written = [tuple(unit.parameters) for unit in find_gate_units(program)]
-        written += [consumer.parameters for layer in found.layers for consumer in layer.maps]
-        moved = dict.fromkeys(itertools.chain.from_iterable(written))
         return Student(
-            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, tuple(moved)
-        )
+            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, program,
+            found.layers,
+        )  # fmt: skip
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Find what the rung writes into the student beside the refits: here nothing."""

@@ -2,7 +2,8 @@
 
 import operator
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,17 +89,9 @@ class Program:
 
         return constant
 
-    def run(
-        self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate
-    ) -> None:
+    def run(self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[dict[Node, Any]], gate: Gate) -> None:
         """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
-
-        def value(node: Node) -> Any:
-            for mapping in (values, *known):
-                if node in mapping:
-                    return mapping[node]
-            raise KeyError(f"{node.name} is needed before it was computed")
-
+        value = ChainMap(values, *known).__getitem__
         for node in nodes:
             if node.op == "get_attr":
                 values[node] = operator.attrgetter(node.target)(self._module)

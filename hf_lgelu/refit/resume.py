@@ -43,7 +43,8 @@ def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
     A missing folder is made. No other conversion can use the folder inside the block. All processes of the conversion
     name the same folder, and the main process writes.
 
-    Raises ValueError for a folder that holds something else, and BlockingIOError for a folder that is in use.
+    Raises ValueError for a folder that holds something else, FileExistsError for a file, and BlockingIOError for a
+    folder that is in use.
     """
     if config.checkpoint_dir is None:
         yield Work()
@@ -133,8 +134,6 @@ class RungWork:
 
 def _open(path: Path, mark: dict[str, Any], lock: ExitStack) -> None:
     """Lock the folder, and put the mark there, unless there is something else."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"checkpoint_dir: {path} is a file; give a folder")
     path.mkdir(parents=True, exist_ok=True)
     # A killed call may leave the lock and a half-written mark: neither holds work.
     there = {entry.name for entry in path.iterdir()} - {_LOCK, _new(path / _MARK).name}

@@ -188,16 +188,11 @@ def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
 def add_constant(
     network: nn.Module, operation: AffineOperation, outputs: slice, values: Tensor, direction: Tensor | None
 ) -> None:
-    """Add `values` to the outputs `outputs` of a map: to its bias, or to its weight as values · directionᵀ.
-
-    Raises ValueError for a map that has neither a bias nor a direction.
-    """
+    """Add `values` to some outputs of a map: to its bias; without one to its weight, as values · directionᵀ."""
     if operation.bias is not None:
         bias = network.get_parameter(operation.bias)
         bias[outputs] = (bias[outputs].double() + values.to(bias.device)).to(bias.dtype)
         return
-    if direction is None:
-        raise ValueError(f"{operation.weight_name} has no bias, and its inputs no constant direction")
     rows = oriented(network, operation)
-    values, direction = values.to(rows.device), direction.to(rows.device)
-    rows[outputs] = (rows[outputs].double() + torch.outer(values, direction)).to(rows.dtype)
+    change = torch.outer(values, cast(Tensor, direction).to(values.device)).to(rows.device)
+    rows[outputs] = (rows[outputs].double() + change).to(rows.dtype)

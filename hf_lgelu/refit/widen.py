@@ -146,9 +146,7 @@ def _pad_block(wide: nn.Module, block: Block, extra: int, biases: bool) -> None:
                 _add_bias(wide, operation)
 
 
-def _pad(wide: nn.Module, operation: AffineOperation, axis: int | None, extra: int) -> None:
-    if axis is None:
-        raise UnsupportedConfigError(f"{operation.weight} mixes nothing, and cannot be widened")
+def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
     weight = wide.get_parameter(operation.weight_name)
     _put(wide, operation.weight_name, _with_zeros(weight, axis, extra))
     if operation.bias is not None and axis == operation.output_axis:

@@ -67,12 +67,6 @@ def test_a_bias_takes_the_constant_where_there_is_one():
     assert torch.equal(layer.bias, bias + torch.tensor([0.0, 2.0, -3.0, 0.0]))
 
 
-def test_without_bias_and_direction_there_is_no_place_for_it():
-    network = nn.ModuleDict({"map": nn.Linear(6, 4, bias=False)})
-    with pytest.raises(ValueError, match=r"map\.weight has no bias, and its inputs no constant direction"):
-        add_constant(network, AffineOperation(None, None, "map.weight", None, -1, 0, 1), slice(1), torch.ones(1), None)
-
-
 def mistral(constant: float) -> MistralForCausalLM:
     """2 x 16 with SwiGLU of 32; the first channel of the stream is `constant` throughout."""
     torch.manual_seed(0)
