@@ -66,11 +66,11 @@ class Distill:
             work.restore(0, student)
         else:
             work.begin(student)
-            written = [*find_gate_units(best.program), *(each for layer in best.fitted for each in layer.maps)]
-            names = [*dict.fromkeys(name for each in written for name in each.parameters)]
+            names = [name for unit in find_gate_units(best.program) for name in unit.parameters]
+            names += [name for layer in best.fitted for consumer in layer.maps for name in consumer.parameters]
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=names, steps=config.distill_steps,
+                task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)], steps=config.distill_steps,
                 bf16=config.bf16,
                 max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
             )  # fmt: skip

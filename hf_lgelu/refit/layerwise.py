@@ -151,8 +151,8 @@ class Refit:
                     done += filter(None, [work.restore(index, student)])
                     continue
                 if index == work.done:  # carry on behind the layers of that call
-                    for before in range(index):
-                        carrier.pass_by(before)
+                    for restored in range(index):
+                        carrier.pass_by(restored)
                 # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
                 moments = carrier.moments(index)
                 fit = _fitted(layer, moments)
