@@ -70,7 +70,8 @@ class Distill:
             names += [name for layer in best.fitted for consumer in layer.maps for name in consumer.parameters]
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)], steps=config.distill_steps,
+                task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)],
+                steps=config.distill_steps,
                 bf16=config.bf16,
                 max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
             )  # fmt: skip
@@ -104,8 +105,8 @@ def distill(
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the trial takes a tenth of the loss
             away.
-        bf16: run the steps under autocast, with products in bfloat16, as those of a bfloat16 network always are;
-            states are judged without it.
+        bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
+            moved and judged under autocast.
         max_seconds: a limit on the time.
 
     Returns:
@@ -120,7 +121,7 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        run = _Distillation(original, moved, folds, outputs, parameters, time_share, bf16 or is_narrow)
+        run = _Distillation(original, moved, folds, outputs, parameters, time_share, bf16, is_narrow)
         best = run.start
         try:
             best = run.nearest(steps)
@@ -188,8 +189,11 @@ class _Distillation:
         parameters: Mapping[str, Tensor],
         time_share: Callable[[], float],
         bf16: bool,
+        is_narrow: bool,
     ) -> None:
         """`time_share` gives the share of the time limit that has passed; the descents end at 1."""
+        autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
+        self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         together = partial(Together.of, folds=folds)
         most = main_decides(samples_at_once(original, together(folds.together[-1]).load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
@@ -200,9 +204,10 @@ class _Distillation:
         watched = _spread(folds.held_out_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
-        self._centred = centred_maps(converted, parameters.keys(), self._batches[0].load(), self._batches[0].weight)
+        with self._judging():
+            first = self._batches[0]
+            self._centred = centred_maps(converted, parameters.keys(), first.load(), first.weight)
         self._time_share = time_share
-        self._step_precision = partial(torch.autocast, self._parameters[0].device.type, torch.bfloat16, enabled=bf16)
         self.start = self._seen()
 
     @torch.no_grad()
@@ -242,7 +247,7 @@ class _Distillation:
         return min(best, self._seen(), key=lambda seen: seen.loss)
 
     def _step(self, optimizer: "CentredAdam", number: int, done: int, progress: float) -> None:
-        with torch.enable_grad(), self._step_precision():
+        with torch.enable_grad(), self._stepping():
             loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
         optimizer.zero_grad()
         loss.backward()
@@ -253,7 +258,8 @@ class _Distillation:
     @torch.no_grad()
     def _seen(self) -> _Seen:
         """The present state."""
-        losses = [self._loss(batch.load(), weight=batch.weight) * batch.samples for batch in self._watched]
+        with self._judging():
+            losses = [self._loss(batch.load(), weight=batch.weight) * batch.samples for batch in self._watched]
         loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
