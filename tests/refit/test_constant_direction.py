@@ -68,10 +68,10 @@ def test_a_bias_takes_the_constant_where_there_is_one():
 
 
 def mistral(constant: float) -> MistralForCausalLM:
-    """2 x 16 with SwiGLU of 32; the first channel of the stream is `constant` throughout."""
+    """16 wide with SwiGLU of 32; the first channel of the stream is `constant` throughout."""
     torch.manual_seed(0)
     config = MistralConfig(
-        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, sliding_window=None, tie_word_embeddings=False, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
     model = MistralForCausalLM(config).eval()
@@ -128,8 +128,6 @@ def test_plain_transformers_loads_the_wider_network(conversions, tmp_path):
 def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
     model = mistral(0.0)
     weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(
-        ConversionRefusedError, match=r"the blocks of model\.layers\.0\.mlp\.act_fn, model\.\S+ cannot be widened"
-    ):
+    with pytest.raises(ConversionRefusedError, match=r"the blocks of model\.layers\.0\.mlp\.act_fn cannot be widened"):
         convert_to_relu(model, tokens(), effort="place", width=1.5)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -8,13 +8,16 @@ import torch
 from fresh_process import run_fresh
 from full_disk import full_disk
 from networks import convert_with
+from resume_run import mlp, rows
 from torch import nn
 
 from hf_lgelu.files import hold
+from hf_lgelu.refit import layerwise
 from hf_lgelu.refit.config import EFFORTS
 from hf_lgelu.refit.resume import forget_work
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
     program = Path(__file__).with_name("resume_run.py")
     result = run_fresh(program, tmp_path)
@@ -41,6 +44,26 @@ def test_two_processes_of_which_one_is_killed_go_on_to_the_same_bits(tmp_path):
     ):
         assert line.startswith(said)
     assert "or of another number of processes than 1; give another folder" in result.stdout
+
+
+def test_an_interrupted_conversion_goes_on_behind_its_last_layer_to_the_same_bits(tmp_path, monkeypatch):
+    whole = convert_with(mlp(), rows())
+    fit, fitted = layerwise.fit_ridge, []
+
+    def interrupted(*given, **options):
+        fitted.append(1)
+        if len(fitted) == 3:
+            raise KeyboardInterrupt
+        return fit(*given, **options)
+
+    monkeypatch.setattr(layerwise, "fit_ridge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        convert_with(mlp(), rows(), checkpoint_dir=tmp_path / "work")
+    again = convert_with(mlp(), rows(), checkpoint_dir=tmp_path / "work")
+    assert len(fitted) == 3 + len(whole.report.layers) - 2
+    assert again.report.layers == whole.report.layers
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
 
 
 def net(seed=0):
