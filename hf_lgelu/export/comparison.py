@@ -307,7 +307,8 @@ def _quartiles(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, float, f
     try:
         for call in calls:
             call()  # the first allocates
-        repeats = [max(1, math.ceil(_ROUND_SECONDS / max(seconds(call, 1), 1e-5))) for call in calls]  # 0 by a clock that ticks
+        # The seconds of one call are 0 where the processor's clock ticks.
+        repeats = [max(1, math.ceil(_ROUND_SECONDS / max(seconds(call, 1), 1e-5))) for call in calls]
         times: list[list[float]] = [[] for _ in calls]
         began = time.monotonic()
         for number in range(_ROUNDS):
