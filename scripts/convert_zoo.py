@@ -1,9 +1,8 @@
 """Convert networks that nobody here trained, and record what is left of them, each by its own measure.
 
-    python scripts/convert_zoo.py --networks gpt2 bert-sst2 swin-tiny --output_dir runs/zoo
     python scripts/convert_zoo.py --networks minilm smollm2 --packages runs/packages --data_dir data
 
-The first form loads from the Hub; the second takes packages of the registry that carry weights.
+The networks come from packages of the registry that carry weights. Networks of the Hub: hf-lgelu convert.
 """
 
 import sys

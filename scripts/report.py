@@ -1,10 +1,14 @@
-"""Tables, figures and a page from the records below a folder: `python scripts/report.py --runs runs/profiles`."""
+"""Tables, figures and a page from the records below a folder: `python scripts/report.py --runs runs/profiles`.
+
+With --compare RUN, in place of these, how a run differs from the committed records of the same configuration.
+"""
 
 import argparse
 import sys
 from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
+from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
     page_tables,
@@ -13,13 +17,19 @@ from lgelu_lab.report.write import (
     write_report,
 )
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import read_records
+from lgelu_lab.studies.records import read_record, read_records
+
+COMMITTED = Path(__file__).parents[1] / "model_cards"
 
 
 def parse_arguments() -> argparse.Namespace:
     """Where the records are, and where the report goes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--runs", required=True, help="folder with records in it or below it")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--runs", help="folder with records in it or below it")
+    what.add_argument(
+        "--compare", metavar="RUN", help="folder of a run: say how it differs from the committed records of its kind"
+    )
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--readme", help="put the main results into this file, between its marks")
     parser.add_argument(
@@ -37,7 +47,10 @@ def main() -> int:
     """Write tables.md, report.html and the figures, print the results; 1, with the reason, if refused."""
     arguments = parse_arguments()
     try:
-        _write(arguments)
+        if arguments.compare:
+            print(compare_run(read_record(arguments.compare), read_records(COMMITTED)))
+        else:
+            _write(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

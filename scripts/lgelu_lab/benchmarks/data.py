@@ -15,15 +15,13 @@ from lgelu_lab.benchmarks.source import Origin
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where the data lies, which part of it is used, and what a run is selected on.
+    """Where the data lies, and which part of it is used.
 
     Args:
         data_dir: a folder of data set folders. None takes the environment variable LGELU_DATA_DIR,
             and without that the Hugging Face Hub.
         max_train_samples: at most this many training rows, the first of a seeded permutation.
-        max_eval_samples: the same for the validation part and for the test split.
-        validation_fraction: 0 evaluates on the test split, as the paper seems to; a fraction in (0, 1)
-            holds out that part of the training split, stratified by class, to evaluate on.
+        max_eval_samples: the same for the rows that a run is evaluated on.
         split_seed: of every choice of rows. It is not the seed of the run.
 
     Raises ValueError for a value that is out of range.
@@ -32,7 +30,6 @@ class DataOptions:
     data_dir: str | os.PathLike[str] | None = None
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
-    validation_fraction: float = 0.0
     split_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,11 +37,6 @@ class DataOptions:
             limit = getattr(self, name)
             if limit is not None and limit < 1:
                 raise ValueError(f"{name} must be at least 1, got {limit}; None uses every row")
-        if not 0 <= self.validation_fraction < 1:
-            raise ValueError(
-                f"validation_fraction must lie in [0, 1), got {self.validation_fraction!r}; "
-                "0 evaluates on the test split"
-            )
 
 
 @dataclass(frozen=True)
@@ -72,29 +64,11 @@ class ModelOptions:
     vocabulary_size: int | None = None
 
 
-@dataclass(frozen=True)
-class RowChoice:
-    """Row numbers: `train` and `validation` in the training split, `test` in the test split.
-
-    `validation` is None where the test split selects.
-    """
-
-    train: np.ndarray
-    validation: np.ndarray | None
-    test: np.ndarray
-
-
-def choose_rows(train_labels: np.ndarray, test_size: int, options: DataOptions) -> RowChoice:
-    """Hold out a validation part if `options` ask for one, then apply the limits on sample counts."""
-    train, validation = np.arange(len(train_labels)), None
-    if options.validation_fraction > 0:
-        train, validation = stratified_holdout(train_labels, options.validation_fraction, options.split_seed)
-        validation = _first(validation, options.max_eval_samples, options.split_seed)
-    return RowChoice(
-        train=_first(train, options.max_train_samples, options.split_seed),
-        validation=validation,
-        test=_first(np.arange(test_size), options.max_eval_samples, options.split_seed),
-    )
+def choose_rows(train_size: int, eval_size: int, options: DataOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the split that trains and of the one that is evaluated on, within the limits on their counts."""
+    limits = (options.max_train_samples, options.max_eval_samples)
+    sizes = zip((train_size, eval_size), limits, strict=True)
+    return tuple(_first(np.arange(size), limit, options.split_seed) for size, limit in sizes)
 
 
 def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -241,8 +215,7 @@ class RawSplit:
 class BenchmarkData:
     """The rows of one benchmark.
 
-    `eval` is what a run is selected on: the validation part if there is one, else `test` itself.
-    `eval_split` and `test_split` say in words what they are, e.g. "validation (10 % of train)".
+    `eval` is what a run is selected on, the test split as the paper seems to; `eval_split` says in words what it is.
     `label_names` is empty where there are no classes. `preprocessing` is the encoder's description of itself.
     `processor` is the tokenizer or image processor that a saved model needs beside it, if any; `origin` says what
     was read.
@@ -250,9 +223,7 @@ class BenchmarkData:
 
     train: Rows
     eval: Rows
-    test: Rows
     eval_split: str
-    test_split: str
     label_names: tuple[str, ...]
     preprocessing: Mapping[str, Any]
     processor: Any = None
@@ -260,7 +231,7 @@ class BenchmarkData:
 
     def to(self, device: torch.device) -> "BenchmarkData":
         """The same with every row on `device`, so that no batch has to wait for its way there."""
-        return replace(self, train=self.train.to(device), eval=self.eval.to(device), test=self.test.to(device))
+        return replace(self, train=self.train.to(device), eval=self.eval.to(device))
 
     @property
     def num_labels(self) -> int:
@@ -270,35 +241,27 @@ class BenchmarkData:
 
 def prepare(
     train: RawSplit,
-    test: RawSplit,
+    evaluated: RawSplit,
     fit: Callable[[Any], Any],
     label_names: Sequence[str],
     options: DataOptions,
     origin: Origin,
-    test_split: str = "test",
+    eval_split: str = "test",
 ) -> BenchmarkData:
     """Choose rows, fit the encoder on the training rows alone, and encode every part with it.
 
     `fit` maps raw training rows to an encoder: `encode` makes raw rows features, (N, F) float32, and `describe` says in
     plain JSON what it learned.
 
-    The encoder sees exactly the rows that a run trains on: neither the validation part nor rows beyond
-    `options.max_train_samples`.
+    The encoder sees exactly the rows that a run trains on, none beyond `options.max_train_samples`.
     """
-    chosen = choose_rows(train.labels, len(test.labels), options)
-    raw_train = train.read(chosen.train)
+    chosen = choose_rows(len(train.labels), len(evaluated.labels), options)
+    raw_train, raw_eval = (split.read(rows) for split, rows in zip((train, evaluated), chosen, strict=True))
     encoder = fit(raw_train)
 
     def rows(split: RawSplit, numbers: np.ndarray, raw: Any) -> FeatureRows:
         labels = split.labels[numbers].astype(np.int64, copy=False)
         return FeatureRows(torch.from_numpy(encoder.encode(raw)), torch.from_numpy(labels))
 
-    train_rows = rows(train, chosen.train, raw_train)
-    eval_rows = test_rows = rows(test, chosen.test, test.read(chosen.test))
-    eval_split = test_split
-    if chosen.validation is not None:
-        eval_rows = rows(train, chosen.validation, train.read(chosen.validation))
-        eval_split = f"validation ({options.validation_fraction * 100:g} % of train)"
-    return BenchmarkData(
-        train_rows, eval_rows, test_rows, eval_split, test_split, tuple(label_names), encoder.describe(), origin=origin
-    )
+    train_rows, eval_rows = rows(train, chosen[0], raw_train), rows(evaluated, chosen[1], raw_eval)
+    return BenchmarkData(train_rows, eval_rows, eval_split, tuple(label_names), encoder.describe(), origin=origin)

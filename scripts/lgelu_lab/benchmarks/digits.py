@@ -36,7 +36,7 @@ def load_digits(options: DataOptions | None = None) -> BenchmarkData:
         [str(digit) for digit in np.unique(labels)],
         options,
         Origin("scikit-learn"),
-        test_split=f"test (held out, {TEST_FRACTION * 100:g} % of the rows)",
+        eval_split=f"test (held out, {TEST_FRACTION * 100:g} % of the rows)",
     )
 
 

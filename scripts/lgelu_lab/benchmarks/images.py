@@ -237,9 +237,9 @@ def prepare_images(
         image_size: pixels a side of what the model sees; None keeps the images as they are.
     """
     label_names = class_names(source.train, source.label_column, source.folder)
-    train_labels, test_labels = (labels_of(split, source.label_column) for split in (source.train, source.test))
-    chosen = choose_rows(train_labels, len(test_labels), options)
-    train_images = source.read(source.train, chosen.train)
+    train_labels, eval_labels = (labels_of(split, source.label_column) for split in (source.train, source.test))
+    train, evaluated = choose_rows(len(train_labels), len(eval_labels), options)
+    train_images = source.read(source.train, train)
     statistics = statistics or ChannelStatistics.fit(train_images)
     size = image_size or source.side_pixels
 
@@ -248,17 +248,10 @@ def prepare_images(
             images, torch.from_numpy(labels), statistics.mean, statistics.deviation, size, augmentation=augmented
         )
 
-    test_rows = eval_rows = rows(source.read(source.test, chosen.test), test_labels[chosen.test])
-    eval_split = source.test_split
-    if chosen.validation is not None:
-        eval_rows = rows(source.read(source.train, chosen.validation), train_labels[chosen.validation])
-        eval_split = f"validation ({options.validation_fraction * 100:g} % of train)"
     return BenchmarkData(
-        train=rows(train_images, train_labels[chosen.train], augmentation),
-        eval=eval_rows,
-        test=test_rows,
-        eval_split=eval_split,
-        test_split=source.test_split,
+        train=rows(train_images, train_labels[train], augmentation),
+        eval=rows(source.read(source.test, evaluated), eval_labels[evaluated]),
+        eval_split=source.test_split,
         label_names=label_names,
         preprocessing={
             "mean": list(statistics.mean),

@@ -1,17 +1,12 @@
-"""DeiT-Tiny (Touvron et al., arXiv:2012.12877) on Tiny ImageNet (Le and Yang, 2015), from scratch or a checkpoint.
+"""DeiT-Tiny (Touvron et al., arXiv:2012.12877) on Tiny ImageNet (Le and Yang, 2015), from scratch.
 
 It is transformers' ViT, not its DeiT: facebook/deit-tiny-patch16-224 is saved as one, and the DeiT class adds a
 distillation token that only a teacher gives something to do.
 """
 
 from dataclasses import replace
-from typing import Any
 
-import torch
-from torch import nn
 from transformers import (
-    AutoConfig,
-    AutoModelForImageClassification,
     BaseImageProcessor,
     PreTrainedModel,
     ViTConfig,
@@ -38,13 +33,12 @@ AUGMENTATION = Augmentation(padding=SIDE_PIXELS // 8)
 """The share of the image's side that CIFAR's 4 pixels are."""
 DEFAULT_IMAGE_SIZE = 224
 DEFAULT_PATCH_SIZE = 16
-PRETRAINED = "facebook/deit-tiny-patch16-224"
 
 
 def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelOptions | None = None) -> BenchmarkData:
     """100,000 and 10,000 RGB images of 64x64 pixels in 200 classes; a copy with fewer classes has fewer rows.
 
-    Normalized by ImageNet's mean and deviation, as the checkpoints that may be fine-tuned expect. Training
+    Normalized by ImageNet's mean and deviation. Training
     rows are cropped and flipped at 64x64; then all are resized to `model_options.image_size`.
 
     Raises ValueError for missing data, labels that are no ClassLabel, or images that are not 64x64;
@@ -79,22 +73,14 @@ def image_processor(image_size: int) -> BaseImageProcessor:
 
 
 def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | None = None) -> PreTrainedModel:
-    """12 layers of width 192 with 3 heads, or the checkpoint `options.pretrained` with a new head where it needs one.
+    """12 layers of width 192 with 3 heads; 5,717,416 weights for 1,000 classes at 224 pixels.
 
-    5,717,416 weights for 1,000 classes at 224 pixels. Weights that no checkpoint gives come from torch's global
-    generator. The position embeddings of a checkpoint for another image size are interpolated.
-
-    Raises:
-        ValueError: the image size is not divisible by the patch size, or the checkpoint has another patch size or
-            is no vision transformer.
-        RuntimeError: the checkpoint is neither a folder nor to be had from the Hub.
+    Weights come from torch's global generator. Raises ValueError for an image that patches do not fill.
     """
     options = options or ModelOptions()
     image_size = options.image_size or DEFAULT_IMAGE_SIZE
     names = dict(enumerate(data.label_names))
     labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
-    if options.pretrained is not None:
-        return _from_checkpoint(options.pretrained, image_size, options.patch_size, hidden_act=activation, **labels)
     patch_size = options.patch_size or DEFAULT_PATCH_SIZE
     _check_sizes(image_size, patch_size)
     config = ViTConfig(
@@ -110,22 +96,6 @@ def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | Non
     return ViTForImageClassification(config)
 
 
-def _from_checkpoint(name: str, image_size: int, patch_size: int | None, **changes: Any) -> PreTrainedModel:
-    config = AutoConfig.from_pretrained(name)
-    own_patch_size = getattr(config, "patch_size", None)
-    if not isinstance(own_patch_size, int) or not hasattr(config, "image_size"):
-        raise ValueError(f"{name!r} is a {config.model_type}; a vision transformer such as {PRETRAINED} is wanted")
-    if patch_size not in (None, own_patch_size):
-        raise ValueError(f"{name!r} has patches of {own_patch_size} pixels, got patch_size {patch_size}")
-    _check_sizes(image_size, own_patch_size)
-    model = AutoModelForImageClassification.from_pretrained(
-        name, ignore_mismatched_sizes=True, use_safetensors=True, **changes
-    )
-    if config.image_size != image_size:
-        resize_position_embeddings(model, image_size)
-    return model
-
-
 def _check_sizes(image_size: int, patch_size: int) -> None:
     if image_size % patch_size:
         fewer = image_size // patch_size
@@ -136,40 +106,11 @@ def _check_sizes(image_size: int, patch_size: int) -> None:
         )
 
 
-@torch.no_grad()
-def resize_position_embeddings(model: PreTrainedModel, image_size: int) -> None:
-    """Make a ViT or DeiT take images of `image_size` pixels a side, by transformers' own bicubic interpolation.
-
-    `interpolate_pos_encoding=True` does it anew in every forward and has to be passed to each; here it is done
-    once, and the model that is saved takes images of the new size as its own.
-
-    Raises ValueError for a model without position embeddings of that kind.
-    """
-    found = [module for module in model.modules() if hasattr(module, "interpolate_pos_encoding")]
-    if len(found) != 1 or not isinstance(getattr(found[0], "position_embeddings", None), nn.Parameter):
-        raise ValueError(
-            f"the position embeddings of {type(model).__name__} cannot be resized to {image_size} pixels; set "
-            f"image_size to its own, {model.config.image_size}"
-        )
-    embeddings = found[0]
-    old = embeddings.position_embeddings
-    patches = embeddings.patch_embeddings
-    extra_tokens = old.shape[1] - patches.num_patches  # [CLS], and DeiT's distillation token
-    num_patches = (image_size // model.config.patch_size) ** 2
-    shape_alone = old.new_empty(1, num_patches + extra_tokens, old.shape[2])
-    resized = embeddings.interpolate_pos_encoding(shape_alone, image_size, image_size)
-    embeddings.position_embeddings = nn.Parameter(resized.clone())
-    patches.num_patches = num_patches
-    patches.image_size = embeddings.image_size = (image_size, image_size)
-    model.config.image_size = image_size
-
-
 DEIT_TINY_IMAGENET = image_benchmark(
     name="deit-tiny-imagenet",
     load=load_tiny_imagenet,
     build_model=build_deit,
     weight_decay=7e-2,
     epochs=90,
-    model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
-    pretrained_model_defaults={"pretrained": None, "image_size": DEFAULT_IMAGE_SIZE},
+    model_defaults={"image_size": DEFAULT_IMAGE_SIZE, "patch_size": DEFAULT_PATCH_SIZE},
 )

@@ -4,10 +4,8 @@ Small and from scratch, with a tokenizer trained on the corpus, or fine-tuned fr
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import tokenizers
 import torch
 from torch import Tensor, nn
@@ -81,9 +79,7 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
     trained on the training text, all of it, whatever `options.max_train_samples` says. What is left of a split
     behind its last whole block is dropped.
 
-    A run is selected on the validation split. With `options.validation_fraction` it is that share of the
-    training text, from its end, which then neither the tokenizer nor the model is trained on. `test` is the
-    test split, and where a copy has none, the validation split. The limits on samples count blocks.
+    A run is selected on the validation split. The limits on samples count blocks.
 
     Raises ValueError for missing, empty or too short data or a vocabulary that is too small;
     RuntimeError if the Hub, or the checkpoint, cannot be reached.
@@ -95,43 +91,25 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         options.data_dir,
         splits=("train", "validation"),
         columns=(COLUMN,),
-        optional_splits=("test",),
         hub_config=HUB_CONFIG,
     )
     lines = {split: rows[COLUMN][:] for split, rows in found.splits.items()}
-    test_split = eval_split = "validation"
-    if "test" in lines:
-        test_split = "test"
-    if options.validation_fraction > 0:
-        eval_split = f"validation ({options.validation_fraction * 100:g} % of train, its end)"
-        lines["train"], lines["held out"] = _hold_out(lines["train"], options.validation_fraction)
     context_length = model.context_length or CONTEXT_LENGTH
     if model.pretrained is None:
         tokenizer = train_tokenizer(lines["train"], model.vocabulary_size or VOCABULARY_SIZE, context_length)
     else:
         tokenizer = AutoTokenizer.from_pretrained(model.pretrained)
     blocks = {split: _blocks(text, tokenizer, context_length, split) for split, text in lines.items()}
-    test = blocks["test"] if "test" in blocks else blocks["validation"]
-    train, test = _limited(blocks["train"], test, options)
-    _, evaluated = _limited(blocks["train"], blocks.get("held out", blocks["validation"]), options)
+    train, evaluated = choose_rows(len(blocks["train"]), len(blocks["validation"]), options)
     return BenchmarkData(
-        train=train,
-        eval=evaluated,
-        test=test,
-        eval_split=eval_split,
-        test_split=test_split,
+        train=blocks["train"].take(train),
+        eval=blocks["validation"].take(evaluated),
+        eval_split="validation",
         label_names=(),
         preprocessing=_describe(tokenizer, model.pretrained, context_length),
         processor=tokenizer,
         origin=found.origin,
     )
-
-
-def _hold_out(lines: list[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Whole lines (kept, held out): the last `fraction` of the characters, as nearly as lines allow."""
-    ends = np.cumsum([len(line) for line in lines])
-    kept = int(np.argmin(np.abs(ends - (1 - fraction) * ends[-1]))) + 1
-    return lines[:kept], lines[kept:]
 
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length: int, split: str) -> TokenBlocks:
@@ -145,12 +123,6 @@ def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     # Quiet: the text is longer than any context, and is cut afterwards.
     encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
     return torch.tensor(encoded["input_ids"], dtype=torch.int64)
-
-
-def _limited(train: TokenBlocks, evaluated: TokenBlocks, options: DataOptions) -> tuple[TokenBlocks, TokenBlocks]:
-    # Blocks have no class to stratify by, and what is held out is already out.
-    chosen = choose_rows(np.zeros(len(train)), len(evaluated), replace(options, validation_fraction=0.0))
-    return train.take(chosen.train), evaluated.take(chosen.test)
 
 
 def _describe(tokenizer: PreTrainedTokenizerBase, pretrained: str | None, context_length: int) -> dict[str, Any]:

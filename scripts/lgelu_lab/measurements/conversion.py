@@ -18,7 +18,6 @@ from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, available_rows, draw_calibration, evaluate
 from lgelu_lab.studies.experiments import STUDIES
@@ -26,8 +25,8 @@ from lgelu_lab.studies.experiments import STUDIES
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
     "method": "original (GELU), direct (swapped, weights as they are), statistics (swapped, and those of BatchNorms "
-    "taken anew, where there are some), bias-fold (biases fitted alone), the effort that was asked for (refit, place, "
-    "distill; place-wider: place with a width budget; in older records blocks) or hardened",
+    "taken anew, where there are some), the effort that was asked for (refit, place, "
+    "distill; place-wider: place with a width budget; in older records bias-fold and blocks) or hardened",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
     "original_score": "the same of the GELU network",
@@ -51,8 +50,8 @@ class ConversionSettings:
     """What is fitted on, and how hard it is tried.
 
     Args:
-        rows: calibration rows of the refits, of text tokens; as many as there are where there are fewer. The bias
-            fold and the efforts above "refit" take the most.
+        rows: calibration rows of the refits, of text tokens; as many as there are where there are fewer. The efforts
+            above "refit" take the most.
         seed: of the draw from the training rows.
         bf16: score and compare the networks under bfloat16 autocast, in which some runs train and are evaluated; what
             is fitted is fitted without. None as the run of the GELU network, and float32 where none is known.
@@ -117,7 +116,6 @@ def measure_conversion(
     direct = original.compared(swapped) | {"score": original.direct_score}
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
     fits = {"statistics": with_new_statistics} if batch_norms(original.model) else {}
-    fits["bias-fold"] = fold_biases
     return [
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),

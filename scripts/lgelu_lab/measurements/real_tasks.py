@@ -33,11 +33,9 @@ class Task:
     """
 
     metric: str
-    auto_class: str
     units: Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Batch]]
     judge: Callable[[nn.Module, nn.Module, list[Batch], Any], Judged]
     judged_at_once: int = 16
-    processor_class: str = "AutoTokenizer"
 
 
 def paragraphs(lines: Sequence[str]) -> list[str]:
@@ -92,13 +90,6 @@ def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, l
 def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
     tokens = torch.tensor(tokenizer("\n\n".join(texts), add_special_tokens=False, verbose=False)["input_ids"])
     return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
-
-
-def _images(images: Sequence[Any], labels: Sequence[int] | None, processor: Any, length: int) -> list[Batch]:
-    return [
-        {**processor(image.convert("RGB"), return_tensors="pt"), "labels": torch.tensor([label])}
-        for image, label in zip(images, labels or (), strict=True)
-    ]
 
 
 def _sounds(
@@ -203,13 +194,8 @@ def _neighbours(embeddings: Tensor) -> Tensor:
 
 
 TASKS: dict[str, Task] = {
-    "classification": Task("accuracy", "AutoModelForSequenceClassification", _texts, _judge_classes),
-    "embedding": Task("same_neighbour", "AutoModel", _texts, _judge_embeddings),
-    "image": Task(
-        "accuracy", "AutoModelForImageClassification", _images, _judge_classes, processor_class="AutoImageProcessor"
-    ),
-    "speech": Task(
-        "word_error_rate", "AutoModelForSpeechSeq2Seq", _sounds, _judge_speech, processor_class="AutoProcessor"
-    ),
-    "text": Task("perplexity", "AutoModelForCausalLM", _blocks, _judge_text, 1),
+    "classification": Task("accuracy", _texts, _judge_classes),
+    "embedding": Task("same_neighbour", _texts, _judge_embeddings),
+    "speech": Task("word_error_rate", _sounds, _judge_speech),
+    "text": Task("perplexity", _blocks, _judge_text, 1),
 }

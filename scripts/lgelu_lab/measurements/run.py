@@ -16,10 +16,8 @@ from lgelu_lab.measurements.conversion import CONVERSION
 from lgelu_lab.measurements.conversion_finetuning import FINETUNING
 from lgelu_lab.measurements.gates import GATE_OPTIONS
 from lgelu_lab.measurements.int8 import INT8
-from lgelu_lab.measurements.linear_pieces import LINEAR_PIECES
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import find_models, load_data
-from lgelu_lab.measurements.pruning import PRUNING
 from lgelu_lab.measurements.records import (
     MeasurementRecord,
     measurement_path,
@@ -27,24 +25,18 @@ from lgelu_lab.measurements.records import (
     read_same,
     write_measurement,
 )
-from lgelu_lab.measurements.verification import VERIFICATION
-from lgelu_lab.measurements.zeros import ZEROS
 from lgelu_lab.studies.checkout import software_versions
 
 MEASUREMENTS: dict[str, Measurement] = {
     measurement.name: measurement
     for measurement in (
         INT8,
-        VERIFICATION,
-        ZEROS,
-        PRUNING,
-        LINEAR_PIECES,
         CONVERSION,
         FINETUNING,
         GATE_OPTIONS,
     )
 }
-_TOOLS = ("onnx", "onnxscript", "onnxruntime", "maraboupy", "torch-pruning")
+_TOOLS = ("onnx", "onnxscript", "onnxruntime")
 
 
 def run_measurement(

@@ -31,7 +31,6 @@ PALETTE = {
 """Colours that stay apart for colour-blind readers (after Okabe and Ito) and dark enough for a line on white."""
 
 PALETTE |= {"ReLU from the start": PALETTE["ReLU"], "λ-GELU as learned": PALETTE["λ-GELU uniform"]}
-DASHES = {"GELU": (0, (5, 2)), "ReLU": (0, (1, 1.2))}
 
 DOTS_PER_INCH = 150
 

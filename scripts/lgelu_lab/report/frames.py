@@ -50,7 +50,7 @@ _RECIPE = (
     *("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "learning_rate", "weight_decay"),
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "max_grad_norm", "label_smoothing_factor"),
     *("train_batch_size", "dataloader_drop_last", "num_train_epochs", "max_steps", "bf16", "fp16"),
-    *("validation_fraction", "pretrained", "image_size", "patch_size", "num_layers", "width"),
+    *("pretrained", "image_size", "patch_size", "num_layers", "width"),
     *("num_heads", "context_length", "vocabulary_size"),
 )
 """What two runs have in common that differ in their activation alone."""
@@ -245,7 +245,6 @@ def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
 
 EVALUATIONS = {
     "best": "at each run's best epoch as trained (the paper's choice)",
-    "best_substituted": "at each run's best epoch with ReLU in place",
     "last": "in the last epoch",
 }
 """Which evaluation of each run is looked at."""
@@ -256,17 +255,14 @@ def evaluations(data: ReportData, at: str) -> pd.DataFrame:
 
     `at`: a key of EVALUATIONS.
     """
-    epochs = data.epochs.join(data.runs[["relufied", "greater_is_better"]], on="run")
+    epochs = data.epochs.join(data.runs["greater_is_better"], on="run")
     if at == "last":
         chosen = epochs.groupby("run").tail(1)
     else:
-        if at == "best_substituted":  # of a run that was swapped early, after the switch
-            epochs = epochs[epochs["relu"].notna() & (epochs["is_relu"] | ~epochs["relufied"])]
-        sign = epochs["greater_is_better"].map({True: -1.0, False: 1.0})
-        order = sign * epochs["score" if at == "best" else "relu"]
+        order = epochs["greater_is_better"].map({True: -1.0, False: 1.0}) * epochs["score"]
         chosen = epochs.assign(order=order).sort_values(["run", "order", "epoch"]).groupby("run").head(1)
-    chosen = chosen[chosen["relu"].notna()].set_index("run").drop(columns=["relufied", "greater_is_better"])
-    return data.runs.join(chosen.drop(columns="order", errors="ignore"))
+    chosen = chosen[chosen["relu"].notna()].set_index("run")
+    return data.runs.join(chosen.drop(columns=["greater_is_better", "order"], errors="ignore"))
 
 
 def measurement_frame(measurements: Iterable[MeasurementRecord], runs: pd.DataFrame) -> pd.DataFrame:

@@ -29,14 +29,12 @@ from lgelu_lab.report.numbers import (
     largest,
     listed,
     mean_and_deviation,
-    metric_with_direction,
     number,
     percentage,
     present,
     score_text,
 )
 from lgelu_lab.report.paper import Notes
-from lgelu_lab.report.run_tables import machine_of
 from lgelu_lab.studies.experiments import STUDIES
 
 _OF_ANY_NETWORK = ("int8", "zeros", "conversion")
@@ -66,13 +64,6 @@ STARTS = {
     "gelu": "GELU tuned, never swapped",
 }
 CRITERIA = {"none": "nothing", "dead": "dead units", "apoz": "by APoZ", "magnitude": "by magnitude"}
-STEP = 0.01
-"""Length of the step at which linear models are compared, L2, in standardized features."""
-
-_COMPARED = ("gelu", "relu", "hardened_relu")
-_TRANSFORMERS = ("deit-tiny-imagenet", "gpt2-wikitext2")
-
-
 # Which rows
 
 
@@ -263,202 +254,11 @@ def _start(start: str) -> Column:
     return Column(STARTS[start], lambda row, notes: seeds_text(row[start]))
 
 
-# All networks, and what each measurement came to
-
-
-def network_summaries(data: ReportData) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """{(benchmark, network): {seed: what the records say of it}}; the substituted one is the hardened one's run."""
-    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for record in data.measurements:
-        for model, summary in record.models.items():
-            found.setdefault((record.benchmark, model.removesuffix("_relu")), {}).setdefault(record.seed, summary)
-    return found
-
-
-def _networks(data: ReportData) -> Iterator[Group]:
-    summaries = network_summaries(data)
-    samples = data.runs.groupby("name")["eval_samples"].first()
-    for benchmark in measured_benchmarks(data):
-        for model, label in MODEL_LABELS.items():
-            seeds = summaries.get((benchmark, model))
-            if seeds:
-                frame = pd.DataFrame(list(seeds.values()), dtype=object)
-                beside = {"samples": frame["run"].map(samples), "seed": list(seeds)}
-                yield (benchmark, label), frame.where(frame.notna(), None).assign(**beside)
-
-
-def _metric(seeds: pd.DataFrame, notes: Notes) -> str:
-    metric = seeds["metric"].iloc[0]
-    return metric_with_direction(metric, metric not in LOWER_IS_BETTER)
-
-
-def _target(seeds: pd.DataFrame, notes: Notes) -> str:
-    return mean_and_deviation(list(seeds["target_hardness"]), 1).removesuffix(" ± 0.0")
-
-
-def _settings(seeds: Sequence[Any], notes: Notes) -> str:
-    def setting(value: Any) -> str:
-        if isinstance(value, list):
-            return listed([setting(entry) for entry in value]) or "of the benchmark"
-        if isinstance(value, bool):
-            return "yes" if value else "no"
-        return NONE if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-    return either(
-        ["; ".join(f"{name.replace('_', ' ')} {setting(v)}" for name, v in r.settings.items()) for r in seeds]
-    )
-
-
-def _measured_with(data: ReportData) -> Iterator[Group]:
-    for name in dict.fromkeys(record.measurement for record in data.measurements):
-        for benchmark in of_measurement(data, name):
-            seeds = [r for r in data.measurements if (r.measurement, r.benchmark) == (name, benchmark)]
-            yield (name, benchmark), sorted(seeds, key=lambda record: record.seed)
-
-
-_NOT_TOLD = ("python", "datasets", "evaluate", "tokenizers", "accelerate")  # no number rests on them
-
-
-def _tool_versions(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    versions = [record.versions for record in data.measurements]
-    names = [name for name in dict.fromkeys(n for found in versions for n in found) if name not in _NOT_TOLD]
-    shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in names]
-    if shown:
-        yield f"Versions: {listed(shown)}."
-
-
-Line = Callable[[pd.DataFrame], tuple[str, Mapping[str, str]]]
-"""The rows of one benchmark → (what was measured, {network: text})."""
-
-
-def _mean(seeds: pd.DataFrame, key: str) -> float:
-    return statistics.fmean(seeds[key])
-
-
-def _int8_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
-    timed = rows_by(frame, "model", "precision", "batch_size")
-    size = max(frame["batch_size"])
-    # What between a transformer's products is rounded as well costs GPT-2 a tenth of its perplexity.
-    transformer = frame["benchmark"].iloc[0] in _TRANSFORMERS
-    small, what = ("int8-layers", "int8 products") if transformer else (INT8, "int8")
-    texts = {}
-    for model in _COMPARED:
-        pair = [timed.get((model, precision, size)) for precision in ("float32", small)]
-        if all(rows is not None for rows in pair):
-            digits = digits_of(pair[0]["metric"].iloc[0])
-            scores = " → ".join(number(_mean(rows, "score"), digits) for rows in pair)
-            times = " → ".join(f"{_mean(rows, 'median_ms'):.3g}" for rows in pair)
-            texts[model] = f"{scores}; {times} ms"
-    return f"float32 → {what}: score; batch of {size}", texts
-
-
-def _verification_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
-    asked = rows_by(frame, "model", "epsilon")
-    epsilons = sorted(set(frame["epsilon"].dropna()))
-    texts = {}
-    for model in _COMPARED:
-        found = [asked[model, epsilon] for epsilon in (None, *epsilons) if (model, epsilon) in asked]
-        if any(rows["refusal"].iloc[0] is not None for rows in found):
-            texts[model] = "refused"
-        elif found:
-            texts[model] = listed([amount(_mean(rows, "proved")) for rows in found])
-    shown = listed([f"{epsilon:g}" for epsilon in epsilons])
-    return f"images proved of {frame['points'].dropna().max()}, ε = {shown}", texts
-
-
-def _pruning_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
-    rows = rows_by(frame, "model", "criterion", "rule", "fraction")
-    half = min(set(frame["fraction"].dropna()), key=lambda fraction: abs(fraction - 0.5))
-    texts = {}
-    for model in _COMPARED:
-        pair = [rows.get((model, criterion, "fraction", half)) for criterion in ("apoz", "magnitude")]
-        if all(found is not None for found in pair):
-            digits = digits_of(pair[0]["metric"].iloc[0])
-            texts[model] = listed([number(_mean(found, "score_finetuned"), digits) for found in pair])
-    return f"score without {half * 100:.0f} % of the units, fine-tuned: by APoZ, by magnitude", texts
-
-
-def _pieces_line(frame: pd.DataFrame) -> tuple[str, Mapping[str, str]]:
-    rows = rows_by(frame, "model", "perturbation")
-    texts = {}
-    for model in _COMPARED:
-        found = rows.get((model, STEP), frame[:0])
-        found = found[found["max_error_float64"].notna()]
-        if len(found):
-            inside = present(list(found["inside"]))
-            texts[model] = largest(list(found["max_error_float64"]))
-            texts[model] += f" ({100 * statistics.fmean(inside):.0f} % inside)" if inside else ""
-    return f"error of W·x + b, {STEP:g} away in the piece", texts
-
-
-_LINES: dict[str, tuple[str, Line]] = {
-    "int8": ("float32 → int8", _int8_line),
-    "verification": ("images proved", _verification_line),
-    "pruning": ("score pruned", _pruning_line),
-    "linear_pieces": ("error of the linear model", _pieces_line),
-}
-
-
-def _overview(data: ReportData) -> Iterator[Group]:
-    for benchmark in measured_benchmarks(data):
-        for name, (title, line) in _LINES.items():
-            if benchmark in wanted_benchmarks(data, name):
-                frame = of_measurement(data, name).get(benchmark)
-                if frame is None:
-                    yield (benchmark, title), None
-                else:
-                    title, texts = line(frame)
-                    yield (benchmark, title), {"texts": texts, "seeds": set(frame["seed"])}
-
-
-def _compared(model: str) -> Column:
-    return Column(MODEL_LABELS[model], lambda row, notes: row["texts"].get(model, NONE))
-
-
 _NETWORK = ("Benchmark", "Network")
 _OVER_SEEDS = "Mean ± sample standard deviation over seeds."
 
 
 MEASURED_TABLES: dict[str, TableSpec] = {
-    "downstream": TableSpec(
-        title="What the ReLU networks allow",
-        caption="Means over seeds, of errors the largest; the report has the deviations, the settings, the machines "
-        "and every other row. int8 by onnxruntime, with the median time of a batch on one thread; proofs by Marabou, "
-        "which has no GELU (other verifiers can bound it).",
-        rows=_overview,
-        head=("Benchmark", "Measured"),
-        columns=(*map(_compared, _COMPARED), Column("Seeds", lambda row, notes: seed_count(row["seeds"]))),
-        text_columns=5,
-    ),
-    "networks": TableSpec(
-        title="The networks that were measured",
-        caption="Score on the evaluation split in the last epoch, as trained and with ReLU in the gates' place. "
-        f"{_OVER_SEEDS}",
-        rows=_networks,
-        head=_NETWORK,
-        columns=(
-            Column("Metric", _metric),
-            _score("As trained", "score"),
-            _score("With ReLU", "relu_score"),
-            Column("Target λ", _target),
-            _SEEDS,
-        ),
-        text_columns=3,
-    ),
-    "measured-with": TableSpec(
-        title="Settings, seconds and machines of the measurements",
-        caption="Written by scripts/measure.py; every setting has its default there.",
-        rows=_measured_with,
-        head=("Measurement", "Benchmark"),
-        columns=(
-            Column("Seeds", lambda seeds, notes: listed([record.seed for record in seeds])),
-            Column("Settings", _settings),
-            Column("Seconds", lambda seeds, notes: listed([f"{record.seconds:.1f}" for record in seeds])),
-            Column("Machine", lambda seeds, notes: either([machine_of(record.hardware) for record in seeds])),
-        ),
-        notes=_tool_versions,
-        text_columns=6,
-    ),
     "int8": TableSpec(
         title="float32 and int8 by onnxruntime",
         caption="Records of hf-lgelu 0.1.0 have files of layers alone that round what Gemm gives as well, which those "

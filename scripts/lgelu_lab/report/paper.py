@@ -130,8 +130,6 @@ def _shortened(record: RunRecord, recipe: PaperRecipe) -> list[str]:
         found.append(f"{count(record.data['train_samples'])} training samples only")
     if recipe.eval_samples is None and config.get("max_eval_samples", True):  # records from before 0.2.0 do not say
         found.append(f"{count(record.data['eval_samples'])} evaluation samples only")
-    if config.get("validation_fraction"):
-        found.append(f"{config['validation_fraction']:.0%} of the training split held out for selection")
     return found
 
 

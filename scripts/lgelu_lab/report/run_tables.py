@@ -354,43 +354,6 @@ _PART_ORDER = ("", "grid", "downstream", "gates")
 _VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
 
 
-def _coverage(data: ReportData) -> Iterator[Group]:
-    there = set(data.runs["name"])
-    # A look at a toy benchmark is no half-finished reproduction of the paper.
-    of_paper = bool(PAPER_RECIPES.keys() & set(data.runs["benchmark"]))
-    for study in STUDIES.values():
-        named = {run.name for run in study.build(study.benchmarks)}
-        if (of_paper and set(study.benchmarks) <= PAPER_RECIPES.keys()) or there & named:
-            for benchmark in study.benchmarks:
-                planned = {run.name for run in study.build((benchmark,))}
-                names = [run.name for run in study.build((benchmark,), removed=True)]
-                names = [name for name in names if name in planned | there]
-                yield (study.name, benchmark), {"names": names, "missing": [n for n in names if n not in there]}
-
-
-def _coverage_runs(runs: dict[str, Any], notes: Notes) -> str:
-    names, missing = runs["names"], runs["missing"]
-    return f"{len(names) - len(missing)} of {len(names)}"
-
-
-def _coverage_missing(runs: dict[str, Any], notes: Notes) -> str:
-    names, missing = runs["names"], runs["missing"]
-    if not missing:
-        return NONE
-    prefix = names[0].rpartition("/")[0] + "/"
-    return "all" if len(missing) == len(names) else _first_of([name.removeprefix(prefix) for name in missing])
-
-
-def _coverage_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    there = set(data.runs["name"])
-    planned = {run.name for study in STUDIES.values() for run in study.build(study.benchmarks, removed=True)}
-    if data.left_out:
-        why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
-        yield f"Left out, as {why}: {_first_of(data.left_out)}."
-    if there - planned:
-        yield f"Of no study, and shown all the same: {_first_of(sorted(there - planned))}."
-
-
 def _first_of(names: Sequence[str]) -> str:
     more = len(names) - _NAMED_AT_MOST
     return listed(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
@@ -451,6 +414,9 @@ def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     told = [name for name in _VERSIONS if any(name in found for found in versions)]
     shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in told]
     yield f"Versions: {listed(shown)}. ± is the sample standard deviation over seeds."
+    if data.left_out:
+        why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
+        yield f"Left out, as {why}: {_first_of(data.left_out)}."
 
 
 TABLES: dict[str, TableSpec] = {
@@ -479,7 +445,6 @@ TABLES: dict[str, TableSpec] = {
         ),
     ),
     "substitution-best": _substitution("best"),
-    "substitution-best-substituted": _substitution("best_substituted"),
     "substitution-last": _substitution("last"),
     "substitution-learned-last": _substitution("last", learned=True),
     "grid": TableSpec(
@@ -513,16 +478,6 @@ TABLES: dict[str, TableSpec] = {
             *(Column(f"Minus {rival}", partial(_related_gain, data, rival)) for rival in ("GELU", "ReLU")),
             *(_SEEDS, _TRAINED),
         ),
-    ),
-    "coverage": TableSpec(
-        title="Runs of each study",
-        caption="A run that is missing shows as missing in the tables and figures, never as zero. A run may serve "
-        "several studies.",
-        rows=_coverage,
-        head=("Study", "Benchmark"),
-        columns=(Column("Runs", _coverage_runs), Column("Missing", _coverage_missing)),
-        notes=_coverage_notes,
-        text_columns=4,
     ),
     "basis": TableSpec(
         title="Seeds, epochs, samples, recipes and machines",

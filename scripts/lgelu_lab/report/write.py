@@ -65,7 +65,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "The same network with GELU, with ReLU, and with a hardness λ per layer that is learned from three starts: "
         "uniform (every λ close to 1), increasing over depth (1 to 2), and decreasing.",
         ("profiles", "correlation"),
-        ("trajectories",),
     ),
     "hardness": SectionSpec(
         "Hardness over depth and epochs",
@@ -77,12 +76,11 @@ SECTIONS: dict[str, SectionSpec] = {
         "ReLU in the gates' place",
         "Every smooth gate of a checkpoint is replaced by ReLU, the weights stay, and the network is measured again. "
         "Which checkpoint matters: the best epoch as trained may lie before the gates are hard.",
-        ("substitution-best", "substitution-best-substituted", "substitution-last", "substitution-learned-last"),
+        ("substitution-best", "substitution-last", "substitution-learned-last"),
     ),
     "grid": SectionSpec(
         "Temperature and learning-rate multiplier",
         "How the temperature t of λ = 1 + softplus(s/t) and the factor c on the learning rate of s move the gates.",
-        ("grid",),
         ("grid",),
     ),
     "related": SectionSpec(
@@ -95,12 +93,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "Each option of the gates and of hardening beside the paper's way, and beside the ways that need no λ, all "
         "trained for as many steps from the same weights.",
         ("gates",),
-    ),
-    "downstream": SectionSpec(
-        "Downstream: what a ReLU network allows",
-        "The reason to harden: tools that take piecewise-linear networks. Each was run on the same networks with GELU, "
-        "with ReLU from the start, and with hardened λ-GELU as it is and swapped.",
-        ("downstream", "networks", "measured-with"),
     ),
     "downstream-int8": SectionSpec(
         "Downstream: integer inference",
@@ -151,7 +143,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "Trained networks from the package registry or the Hub, swapped and converted, by their own measure.",
         ("real",),
     ),
-    "coverage": SectionSpec("What is there and what is missing", "", ("coverage",)),
     "basis": SectionSpec("What the numbers rest on", "", ("basis",)),
 }
 """{key: one part of the report}, in its order."""

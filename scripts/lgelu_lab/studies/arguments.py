@@ -92,13 +92,6 @@ class RunArguments:
     )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on at most so many rows."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most so many rows."})
-    validation_fraction: float = field(
-        default=0.0,
-        metadata={
-            "help": "Share of the training split to hold out for selection. 0 evaluates on the test split, as the "
-            "paper seems to."
-        },
-    )
     save_final_model: bool = field(
         default=True,
         metadata={
@@ -240,13 +233,15 @@ def data_options(run: RunArguments) -> DataOptions:
 
 def recorded_options(config: Mapping[str, Any], data_dir: str | None = None) -> tuple[DataOptions, ModelOptions]:
     """The options that a run was made with, from the config of its record: they give the same rows again."""
+    if config.get("validation_fraction"):
+        raise ValueError("the run held out a part of its training split, which the laboratory no longer does")
     rows = {name: config[name] for name in _ROWS if config.get(name) is not None}
     return DataOptions(data_dir=data_dir, **rows), ModelOptions(
         **{option.name: config.get(option.name) for option in fields(ModelOptions)}
     )
 
 
-_ROWS = ("max_train_samples", "max_eval_samples", "validation_fraction")
+_ROWS = ("max_train_samples", "max_eval_samples")
 
 
 @dataclass

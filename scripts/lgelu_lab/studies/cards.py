@@ -178,7 +178,7 @@ def _earlier_hardness(record: RunRecord) -> dict[str, Any]:
 def _whole_split(record: RunRecord) -> bool:
     """Whether the last evaluation saw all of the Hub's split; the earliest records do not say."""
     config = record.config
-    return "max_eval_samples" in config and config["max_eval_samples"] is None and not config.get("validation_fraction")
+    return "max_eval_samples" in config and config["max_eval_samples"] is None
 
 
 def _data(record: RunRecord) -> tuple[str | None, str, str]:
@@ -187,8 +187,6 @@ def _data(record: RunRecord) -> tuple[str | None, str, str]:
     limits = []
     if config.get("max_train_samples") is not None:
         limits.append(f"training was limited to {config['max_train_samples']:,} samples")
-    if config.get("validation_fraction"):
-        limits.append(f"{config['validation_fraction']:.0%} of the training split was held out")
     if (config.get("max_steps") or -1) > 0:
         limits.append(f"training was limited to {config['max_steps']:,} steps")
     if config.get("max_eval_samples") is not None:

@@ -158,12 +158,6 @@ STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         Study(
-            "quickstart",
-            "GELU, ReLU, λ-GELU and hardened λ-GELU on scikit-learn's digits",
-            ("mlp-digits",),
-            lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
-        ),
-        Study(
             "grid",
             "drift and best validation score over temperature t and learning-rate multiplier c, against GELU",
             ("mlp-fmnist", "resnet18-cifar100"),

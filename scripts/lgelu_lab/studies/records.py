@@ -57,6 +57,9 @@ EARLIER_DEFAULTS = {
 }  # fmt: skip
 """What a record from before an option existed was made with, where that is neither None nor False."""
 
+UNTOLD = frozenset({"max_eval_samples", "eval_strategy", "eval_steps"})
+"""Options older than their place in the record: where one is absent, nothing is known of it."""
+
 
 @dataclass(frozen=True)
 class EpochRecord:

@@ -442,10 +442,7 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
     # accelerate's configuration file may ask for it as well
     values |= {name: training.mixed_precision == name for name in ("bf16", "fp16")}
     values["train_batch_size"] = training.per_device_train_batch_size * training.gradient_accumulation_steps * processes
-    values |= {
-        name: getattr(run, name)
-        for name in ("validation_fraction", "max_train_samples", "max_eval_samples", "channels_last")
-    }
+    values |= {name: getattr(run, name) for name in ("max_train_samples", "max_eval_samples", "channels_last")}
     values |= asdict(model_options(run))
     if run.timm_optimizer is not None:
         values |= {"optim": run.timm_optimizer} | dict.fromkeys(_ADAM_DEFAULTS)  # whose own are not transformers'

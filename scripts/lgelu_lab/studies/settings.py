@@ -8,12 +8,10 @@ from typing import Any
 
 from lgelu_lab.benchmarks.source import Origin
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import EARLIER_DEFAULTS
+from lgelu_lab.studies.records import EARLIER_DEFAULTS, UNTOLD
 
 SETTINGS_FILE = "settings.json"
 _DATA = "data"  # beside the settings; files of versions before it have none
-# Options older than their place in the record: where it is absent nothing is known.
-_UNTOLD = frozenset({"max_eval_samples", "eval_strategy", "eval_steps"})
 
 
 def write_settings(folder: Path, settings: Mapping[str, Any], origin: Origin) -> None:
@@ -50,7 +48,7 @@ def refuse_differing(folder: Path, what: str, asked: Mapping[str, Any], there: M
     """Raise ValueError that names every setting in which what is `asked` for is not what is `there`."""
     there = {**EARLIER_DEFAULTS, **there}
     # What else an older record lacks was None or False.
-    compared = asked.keys() - (_UNTOLD - there.keys())
+    compared = asked.keys() - (UNTOLD - there.keys())
     differing = [
         name for name in asked if name in compared and asked[name] != there.get(name) and (name in there or asked[name])
     ]

@@ -52,24 +52,23 @@ def test_one_hot_columns_by_hand(load_rows, adult_rows):
     workclass = slice(6, 9)  # behind the six numbers
     assert data.train.features[:, workclass].tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     # Never-worked is in no training row
-    assert data.test.features[:, workclass].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
+    assert data.eval.features[:, workclass].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
     categories = data.preprocessing["categories"]
     sex = 6 + sum(len(categories[name]) for name in CATEGORY_COLUMNS[: CATEGORY_COLUMNS.index("sex")])
-    assert data.test.features[:, sex : sex + 2].tolist() == [[1, 0], [0, 1], [1, 0]]
+    assert data.eval.features[:, sex : sex + 2].tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
 def test_features_and_labels_equal_a_loop(load_rows, adult_rows):
     train, test = adult_rows(24), adult_rows(10, education=["Masters", "HS-grad"] * 5)
     data = load_rows({"train": train, "test": test})
-    for rows, raw in ((data.train, train), (data.test, test)):
+    for rows, raw in ((data.train, train), (data.eval, test)):
         expected = loop_features(train, raw)
         assert rows.features.shape == (len(expected), data.train.num_features)
         np.testing.assert_allclose(rows.features, expected, rtol=1e-6, atol=1e-6)
         assert rows.labels.tolist() == [int(value == ">50K") for value in raw["income"]]
     assert data.train.num_features == 6 + 3 + 2 + 1 + 4 + 2 + 1 + 2 + 2
     assert (data.num_labels, data.label_names) == (2, ("<=50K", ">50K"))
-    assert (data.eval_split, data.test_split) == ("test", "test")
-    assert data.eval is data.test
+    assert data.eval_split == "test"
 
 
 def test_ucis_own_spelling_gives_the_same_rows(load_rows, adult_rows):
@@ -80,20 +79,20 @@ def test_ucis_own_spelling_gives_the_same_rows(load_rows, adult_rows):
         "income": [f" {value}." for value in plain["income"]],
     }
     data = load_rows({"train": plain, "test": spaced})
-    assert torch.equal(data.test.features, data.train.features)
-    assert torch.equal(data.test.labels, data.train.labels)
-    assert 0 < data.test.labels.sum() < 12
+    assert torch.equal(data.eval.features, data.train.features)
+    assert torch.equal(data.eval.labels, data.train.labels)
+    assert 0 < data.eval.labels.sum() < 12
 
 
 def test_without_a_test_split_a_third_is_held_out(load_rows, adult_rows):
     data = load_rows({"train": adult_rows(48)})
-    train, test = row_numbers(data, data.train), row_numbers(data, data.test)
+    train, test = row_numbers(data, data.train), row_numbers(data, data.eval)
     assert sorted(train + test) == list(range(48))
     assert len(test) == 16
     assert data.train.labels.tolist() == [int(i % 4 == 0) for i in train]
-    assert data.test.labels.tolist() == [int(i % 4 == 0) for i in test]
-    assert data.test.labels.sum() == 4  # of 12 among 48
-    assert data.eval_split == data.test_split == "test (held out, 1/3 of the rows)"
+    assert data.eval.labels.tolist() == [int(i % 4 == 0) for i in test]
+    assert data.eval.labels.sum() == 4  # of 12 among 48
+    assert data.eval_split == "test (held out, 1/3 of the rows)"
     assert data.preprocessing["mean"][0] == pytest.approx(np.mean([20 + 3 * i % 41 for i in train]), rel=1e-12)
 
 

@@ -45,10 +45,9 @@ def standardized(images, statistics_of):
 def test_pixels_are_standardized_by_the_training_rows(write_splits, cifar, reverse):
     train, test = pictures(7, seed=0), pictures(4, seed=1) // 2
     data = cifar.load(DataOptions(write_splits(cifar.folder, {"train": split(train), "test": split(test)})))
-    batch = data.test.__getitems__(range(4))
+    batch = data.eval.__getitems__(range(4))
     np.testing.assert_allclose(batch["pixel_values"], standardized(test, train), rtol=1e-5, atol=1e-5)
     assert batch["labels"].tolist() == [0, 1, 2, 0][::reverse]
-    assert data.eval is data.test
     assert (data.label_names, data.eval_split, data.num_labels) == (tuple(NAMES), "test", 3)
     assert data.preprocessing["image_size"] == 32
     assert data.preprocessing["augmentation"] == {"crop_padding": 4, "horizontal_flip": True}
@@ -57,7 +56,7 @@ def test_pixels_are_standardized_by_the_training_rows(write_splits, cifar, rever
 def test_only_training_rows_are_augmented_with_four_pixels(write_splits):
     train = pictures(40, seed=0) // 2 + 1
     data = CIFAR10.load(DataOptions(write_splits("cifar10", {"train": split(train), "test": split(train)})))
-    assert (data.train.augmentation.padding, data.test.augmentation) == (4, None)
+    assert (data.train.augmentation.padding, data.eval.augmentation) == (4, None)
     darkest = torch.from_numpy(standardized(np.zeros((1, 1, 1, 3)), train))
     black = (data.train.__getitems__(range(40))["pixel_values"] < darkest + 1e-3).all(dim=1)
     # A black margin of up to four pixels on either side, and no more.

@@ -12,7 +12,7 @@ import hf_lgelu
 
 TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
 BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))
-DATA = BenchmarkData(BLOCKS, BLOCKS, BLOCKS, "validation", "validation", (), {}, TOKENIZER)
+DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), {}, TOKENIZER)
 
 
 @pytest.mark.parametrize(("width", "hidden"), [(16, 48), (128, 344)])

@@ -23,7 +23,7 @@ def test_rows_are_what_the_image_processor_makes_of_the_images(write_splits, ima
     data_dir = write_splits("tiny_imagenet", {"train": split(4), "valid": valid})
     data = load_tiny_imagenet(DataOptions(data_dir), ModelOptions(image_size=image_size))
     size = image_size or 64
-    found = data.test.__getitems__(range(3))["pixel_values"]
+    found = data.eval.__getitems__(range(3))["pixel_values"]
     assert found.shape == (3, 3, size, size)
     expected = data.processor([image.convert("RGB") for image in valid["image"]], return_tensors="pt")["pixel_values"]
     # A resized pixel is rounded to a byte there, along rows and then along columns, and not here.
@@ -37,7 +37,7 @@ def test_training_rows_are_cropped_from_eight_pixels_more_on_each_side(write_spl
     assert (data.train.augmentation.padding, data.eval.augmentation) == (8, None)
     assert data.train.labels.tolist() == [0, 1, 0, 1]
     assert data.label_names == ("n1", "n2")
-    assert (data.eval_split, data.test_split) == ("valid", "valid")
+    assert data.eval_split == "valid"
 
 
 def test_a_copy_of_all_classes_goes_before_one_of_some(write_splits):

@@ -36,8 +36,7 @@ def test_a_split_is_its_lines_cut_into_blocks(copy):
         assert text.startswith(decoded(rows, data.processor))
         assert rows.tokens.shape[1] == 8
         assert rows.tokens.numel() == len(data.processor(text)["input_ids"]) // 8 * 8 > 0
-    assert (data.eval_split, data.test_split) == ("validation", "validation")
-    assert data.test.tokens.equal(data.eval.tokens)
+    assert data.eval_split == "validation"
     assert data.label_names == ()
     assert data.preprocessing == {
         "tokenizer": "byte-level BPE trained on the training text",
@@ -52,32 +51,12 @@ def test_the_tokenizer_knows_the_training_text_alone(copy):
     assert data.processor.get_vocab() != train_tokenizer((LINES + OTHERS) * 6, 280, 8).get_vocab()
 
 
-def test_a_test_split_is_kept_for_the_test(write_splits):
-    splits = {"train": texts(LINES * 6), "validation": texts(OTHERS * 3), "test": texts(LINES * 2)}
-    data = load_wikitext2(DataOptions(write_splits("wikitext2", splits)), SIZES)
-    assert (data.eval_split, data.test_split) == ("validation", "test")
-    assert "".join(OTHERS * 3).startswith(decoded(data.eval, data.processor))
-    assert "".join(LINES * 2).startswith(decoded(data.test, data.processor))
-
-
-def test_a_validation_part_is_the_end_of_the_training_text_and_nothing_learns_from_it(copy):
-    lines = LINES * 6
-    data = load_wikitext2(DataOptions(copy, validation_fraction=1 / 6), SIZES)
-    kept = next(count for count in range(len(lines)) if "".join(lines[:count]) == "".join(LINES * 5))
-    assert data.eval_split == "validation (16.6667 % of train, its end)"
-    assert "".join(lines[:kept]).startswith(decoded(data.train, data.processor))
-    assert "".join(LINES).startswith(decoded(data.eval, data.processor))
-    assert data.processor.get_vocab() == train_tokenizer(LINES * 5, 280, 8).get_vocab()
-    assert data.test_split == "validation"
-    assert "".join(OTHERS * 3).startswith(decoded(data.test, data.processor))
-
-
 def test_limits_count_blocks_of_a_seeded_choice(copy):
     whole = {tuple(row) for row in load_wikitext2(DataOptions(copy), SIZES).train.tokens.tolist()}
     few = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
     again = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
     other = load_wikitext2(DataOptions(copy, max_train_samples=5, split_seed=1), SIZES)
-    assert (len(few.train), len(few.eval), len(few.test)) == (5, 2, 2)
+    assert (len(few.train), len(few.eval)) == (5, 2)
     assert {tuple(row) for row in few.train.tokens.tolist()} < whole
     assert few.train.tokens.equal(again.train.tokens)
     assert not few.train.tokens.equal(other.train.tokens)

@@ -1,4 +1,4 @@
-"""Rows of the measurement `conversion`, and the bias fold, against plain loops on small networks."""
+"""Rows of the measurement `conversion` against plain loops on small networks."""
 
 import dataclasses
 import math
@@ -8,7 +8,6 @@ import pytest
 import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.bias_fold import fold_biases
 from lgelu_lab.measurements.conversion import (
     CONVERSION,
     CONVERSION_COLUMNS,
@@ -53,7 +52,7 @@ def rows_of(count, seed):
 @pytest.fixture(scope="module")
 def data():
     test = rows_of(50, 1)
-    return BenchmarkData(rows_of(300, 0), test, test, "test", "test", ("a", "b", "c"), {})
+    return BenchmarkData(rows_of(300, 0), test, "test", ("a", "b", "c"), {})
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +85,13 @@ def test_a_row_per_way_with_the_rows_that_there_are(measured):
     assert [(row["model"], row["method"], row["rows"]) for row in measured] == [
         ("gelu", "original", None),
         ("gelu", "direct", None),
-        ("gelu", "bias-fold", 300),
         ("gelu", "refit", 32),
         ("gelu", "refit", 256),
         ("gelu", "refit", 300),
         ("hardened_relu", "hardened", None),
     ]
     assert all(row["refusal"] is None for row in measured)
-    assert [row["seconds"] is None for row in measured] == [True, True, *[False] * 5]
+    assert [row["seconds"] is None for row in measured] == [True, True, *[False] * 4]
     assert measured[-1]["seconds"] == 7.5
     original = measured[0]
     assert (original["kl"], original["agreement"], original["max_logit_change"]) == (0, 1, 0)
@@ -103,8 +101,7 @@ def test_a_row_per_way_with_the_rows_that_there_are(measured):
 def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data):
     calibration = draw_calibration(data, 256, 0)
     refitted = convert_with(network(), calibration, data_collator=DIGITS.collate).model
-    folded = fold_biases(network(), draw_calibration(data, 300, 0), DIGITS)
-    models = {1: direct_swap(), 2: folded, 4: refitted, 6: network("relu")}
+    models = {1: direct_swap(), 3: refitted, 5: network("relu")}
     for place, model in models.items():
         score, kl, agreement, largest = compared(model, data.eval)
         row = measured[place]
@@ -113,17 +110,17 @@ def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data)
         assert row["agreement"] == pytest.approx(agreement, abs=1e-12)
         assert row["max_logit_change"] == pytest.approx(largest, rel=1e-4)
     assert measured[0]["score"] == compared(network(), data.eval)[0]
-    assert measured[4]["kl"] < 0.2 * measured[1]["kl"]
+    assert measured[3]["kl"] < 0.2 * measured[1]["kl"]
 
 
 def test_what_is_refused_is_a_row_with_the_reason(data):
     rows = measure_conversion(both(), DIGITS, data, ConversionSettings(rows=(8, 64), efforts=("refit",)))
-    refused = rows[3]
+    refused = rows[2]
     assert (refused["method"], refused["rows"]) == ("refit", 8)
     assert "16" in refused["refusal"]
     values = ("score", "kl", "agreement", "max_logit_change", "seconds")
     assert [refused[key] for key in values] == [None] * 5
-    assert rows[4]["refusal"] is None
+    assert rows[3]["refusal"] is None
 
 
 def test_an_effort_that_is_none_is_no_setting():
@@ -132,27 +129,6 @@ def test_an_effort_that_is_none_is_no_setting():
         choose_settings(CONVERSION, {"efforts": ["refit", "harder"]})
     with pytest.raises(ValueError, match="width"):
         choose_settings(CONVERSION, {"width_budget": 0.5})
-
-
-def test_the_bias_fold_makes_up_for_the_mean_error_of_each_layer_in_turn():
-    rows = rows_of(40, 3)  # too few to hold some out: the fold is fitted on all
-    folded = fold_biases(network(), rows, DIGITS)
-    expected, original = direct_swap(), network()
-    with torch.no_grad():
-        teacher = student = rows.features.double()
-        layers = zip(original.double().layers, expected.double().layers, strict=True)
-        for number, (old, new) in enumerate(layers):
-            teacher_output, student_output = old.linear(teacher), new.linear(student)
-            if number:
-                error = (teacher_output - student_output).mean(0)
-                new.linear.bias += error
-                student_output += error
-            teacher, student = torch.nn.functional.gelu(teacher_output), student_output.relu()
-        expected.classifier.bias += (original.classifier(teacher) - expected.classifier(student)).mean(0)
-    found = folded.state_dict()
-    for name, tensor in expected.state_dict().items():
-        torch.testing.assert_close(found[name].double(), tensor, atol=1e-6, rtol=0)
-    assert (found["classifier.bias"] - network().classifier.bias).abs().max() > 1e-3
 
 
 def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_networks(measured, data):

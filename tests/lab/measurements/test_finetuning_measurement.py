@@ -45,7 +45,7 @@ def data():
     labels = (features[:, 0] > 0).long()
     train, test = Watched(features[:100], labels[:100]), FeatureRows(features[100:], labels[100:])
     train.taken = []
-    return BenchmarkData(train, test, test, "test", "test", ("a", "b"), {})
+    return BenchmarkData(train, test, "test", ("a", "b"), {})
 
 
 def accuracy(model, rows):
@@ -111,7 +111,7 @@ def test_a_run_begins_and_ends_with_the_gates_that_its_start_names(data, monkeyp
 
 def test_a_step_is_gradient_descent_by_the_recipe(data):
     rows = FeatureRows(data.train.features[:40], data.train.labels[:40])  # one batch
-    few = BenchmarkData(rows, data.eval, data.eval, "test", "test", ("a", "b"), {})
+    few = BenchmarkData(rows, data.eval, "test", ("a", "b"), {})
     model = network()
     tune(model, DIGITS, few, {"max_steps": 1, "learning_rate": 0.5, "lr_scheduler_type": "constant"}, 0)
     oracle = network().double()

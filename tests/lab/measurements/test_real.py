@@ -13,18 +13,20 @@ from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, m
 from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.real_tasks import TASKS, paragraphs
 from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
-from PIL import Image
 from test_real_speech import SAID, a_speaker, sound
 from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
+    AutoProcessor,
+    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
     GPT2Config,
     GPT2LMHeadModel,
-    ViTConfig,
-    ViTForImageClassification,
 )
-from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 SETTINGS = RealSettings(units=(1000,), finetune_steps=2, evaluation_units=12)
 WORDS = (
@@ -47,13 +49,11 @@ def stand_ins(tmp_path_factory):
     size = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     bert = {**size, "intermediate_size": 32, "max_position_embeddings": 64, "pad_token_id": tokenizer.pad_token_id}
     gpt2 = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 64, "activation_function": "gelu"}
-    images = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     torch.manual_seed(0)
     networks = {
         "classification": BertForSequenceClassification(BertConfig(**bert, num_labels=3)),
         "embedding": BertModel(BertConfig(**bert)),
         "text": GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, **gpt2)),
-        "image": ViTForImageClassification(ViTConfig(**images, image_size=16, patch_size=8, num_labels=3)),
     }
     for task, network in networks.items():
         with torch.no_grad():
@@ -61,22 +61,17 @@ def stand_ins(tmp_path_factory):
                 weight.mul_(4.0) if weight.ndim > 1 else None
         network.save_pretrained(models / task)
         tokenizer.save_pretrained(models / task)
-    ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(models / "image")
     lines = {"text": [f" {sentence(number)} .\n" for number in range(80)]}
-    labelled = {"sentence": [sentence(i) for i in range(60)], "label": [i % 3 for i in range(60)]}
-    random = torch.Generator().manual_seed(0)
-    shown = [Image.fromarray(torch.randint(0, 256, (16, 16, 3), generator=random).byte().numpy()) for _ in range(60)]
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    labelled = {"text": [sentence(i) for i in range(60)], "label": [i % 3 for i in range(60)]}
     sets = {
         "wikitext2": {"train": datasets.Dataset.from_dict(lines), "validation": datasets.Dataset.from_dict(lines)},
-        "sst2": dict.fromkeys(("train", "validation"), datasets.Dataset.from_dict(labelled)),
-        "imagenet": {"validation": datasets.Dataset.from_dict({"image": shown, "label": labelled["label"]}, features)},
+        "reactions": dict.fromkeys(("train", "validation"), datasets.Dataset.from_dict(labelled)),
     }
     speaker, processor = a_speaker()
     speaker.save_pretrained(models / "speech")
     processor.save_pretrained(models / "speech")
     spoken = [{"audio": sound(0.3 + 0.01 * i), "text": SAID[i % 3]} for i in range(60)]
-    sets["librispeech_dummy"] = {"validation": datasets.Dataset.from_list(spoken)}
+    sets["telephone_prompts"] = dict.fromkeys(("train", "validation"), datasets.Dataset.from_list(spoken))
     for folder, splits in sets.items():
         (data / folder / "data").mkdir(parents=True)
         for split, rows in splits.items():
@@ -84,13 +79,21 @@ def stand_ins(tmp_path_factory):
     return models, data
 
 
-OF_TASK = {
-    "classification": "bert-sst2",
-    "embedding": "minilm-hub",
-    "text": "gpt2",
-    "image": "swin-tiny",
-    "speech": "whisper-hub",
-}
+OF_TASK = {"classification": "reactions", "embedding": "minilm", "text": "smollm2", "speech": "whisper"}
+AUTO_CLASS = {
+    "classification": AutoModelForSequenceClassification, "embedding": AutoModel, "text": AutoModelForCausalLM,
+    "speech": AutoModelForSpeechSeq2Seq,
+}  # fmt: skip
+
+
+def stand_in(task, folder, length, monkeypatch):
+    """A network of REAL of the task, with the small one in its place."""
+    reader = AutoProcessor if task == "speech" else AutoTokenizer
+    loaded = AUTO_CLASS[task].from_pretrained(folder).eval(), reader.from_pretrained(folder)
+    monkeypatch.setattr(real, "load_network", lambda network, packages: loaded)
+    network = dataclasses.replace(REAL[OF_TASK[task]], length=length)
+    assert network.task == task
+    return network
 
 
 @pytest.mark.parametrize(  # what is heard has tests of its own, and Whisper takes half of the time of all
@@ -99,22 +102,20 @@ OF_TASK = {
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
-    length = 24 if task == "speech" else 16
-    network = dataclasses.replace(REAL[OF_TASK[task]], source=str(models / task), length=length)
-    assert network.task == task
+    network = stand_in(task, models / task, 24 if task == "speech" else 16, monkeypatch)
     record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
     rows = record.rows
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
     original, direct, converted, *tuned = rows
     assert {row["judged"] for row in rows} == {12}
-    folder = {"classification": "sst2", "image": "imagenet", "speech": "librispeech_dummy"}.get(task, "wikitext2")
+    folder = {"classification": "reactions", "speech": "telephone_prompts"}.get(task, "wikitext2")
     told = {"source": f"local folder {folder}", "copy_of": network.corpus.hub_id, "folder": folder, "readme": None}
     assert told.items() <= record.data.items()
     assert record.data["files"]
     counts = {"train_samples": converted["units"], "eval_samples": 12, "eval_split": "validation"}
     assert counts.items() <= record.data.items()
-    assert record.data["classes"] == (3 if task in ("classification", "image") else None)
+    assert record.data["classes"] == (3 if task == "classification" else None)
     assert [row["method"] for row in rows[:3]] == ["original", "direct", "converted"]
     of_the_labelled = [] if task == "embedding" else [("direct", 2), ("converted", 2), ("hardened", 2)]
     assert [(row["method"], row["steps"]) for row in tuned] == of_the_labelled
@@ -134,7 +135,7 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
 def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
-    network = dataclasses.replace(REAL["bert-sst2"], source=str(models / "classification"), length=16)
+    network = stand_in("classification", models / "classification", 16, monkeypatch)
     settings = RealSettings(
         units=(24, 40), efforts=("refit", "place"), width_budget=1.5, evaluation_units=12, onnx=True
     )
@@ -192,20 +193,22 @@ def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypat
 
 
 def zoo(monkeypatch, tmp_path, *arguments):
-    monkeypatch.setattr("sys.argv", ["convert_zoo.py", "--networks", "gpt2", "--output_dir", str(tmp_path), *arguments])
+    monkeypatch.setattr(
+        "sys.argv", ["convert_zoo.py", "--networks", "minilm", "--output_dir", str(tmp_path), *arguments]
+    )
     return convert_zoo.main()
 
 
 def test_a_record_of_other_settings_is_refused(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(convert_zoo, "record_real", lambda *_, **__: pytest.fail("measured"))
-    row = dict.fromkeys(REAL_COLUMNS) | {"model": "gpt2"}
+    row = dict.fromkeys(REAL_COLUMNS) | {"model": "minilm"}
     settings = plain_settings(RealSettings())
     record = MeasurementRecord(
-        "real", "gpt2", 0, "2026-01-01T00:00:00+00:00", 1.0, settings, {"gpt2": {}}, (row,), {"torch": "2"}, {}
+        "real", "minilm", 0, "2026-01-01T00:00:00+00:00", 1.0, settings, {"minilm": {}}, (row,), {"torch": "2"}, {}
     )
     path = write_measurement(record, tmp_path)
     assert zoo(monkeypatch, tmp_path) == 0
-    assert f"gpt2: there already, {path}" in capsys.readouterr().out
+    assert f"minilm: there already, {path}" in capsys.readouterr().out
     assert zoo(monkeypatch, tmp_path, "--width_budget", "2", "--efforts", "place") == 1
     told = capsys.readouterr().err
     assert f"{path} was measured with efforts=['refit'], width_budget=1.0; remove it, or give another output" in told

@@ -160,11 +160,11 @@ def evaluated(data_of, record, at):
 def test_each_evaluation_is_the_one_asked_for(data_of, record_of):
     run = record_of(activation="lambda_gelu", harden=True, hardness=HARD, relu_scores=(0.75, 0.6, 0.7))
     found = {at: evaluated(data_of, run, at) for at in EVALUATIONS}
-    assert {at: row["epoch"] for at, row in found.items()} == {"best": 2, "best_substituted": 1, "last": 3}
+    assert {at: row["epoch"] for at, row in found.items()} == {"best": 2, "last": 3}
     assert {at: (row["score"], row["relu"]) for at, row in found.items()} == {
-        "best": (0.9, 0.6), "best_substituted": (0.8, 0.75), "last": (0.85, 0.7),
+        "best": (0.9, 0.6), "last": (0.85, 0.7),
     }  # fmt: skip
-    assert {at: row["early"] for at, row in found.items()} == {"best": True, "best_substituted": True, "last": False}
+    assert {at: row["early"] for at, row in found.items()} == {"best": True, "last": False}
 
 
 def test_of_equal_scores_the_earliest_epoch_counts(data_of, record_of):
@@ -181,12 +181,9 @@ def test_a_gate_counts_as_hard_from_half_the_target(data_of, record_of, smallest
 
 def test_a_run_that_swapped_early_is_its_own_relu_network_after_the_switch(data_of, relufied):
     run = relufied(scores=(0.95, 0.8, 0.85))
-    best, best_relu, last = (evaluated(data_of, run, at) for at in EVALUATIONS)
+    best, last = (evaluated(data_of, run, at) for at in EVALUATIONS)
     assert (best["epoch"], best["early"], best["is_relu"], best["relu"]) == (1, True, False, 0.5)
-    assert (best_relu["epoch"], best_relu["is_relu"], best_relu["relu"]) == (3, True, 0.85)
     assert (last["score"], last["relu"], last["logit_change"], last["unchanged"]) == (0.85, 0.85, 0.0, 1.0)
-    lower = relufied(scores=(9.0, 5.0, 6.0), metric="perplexity", greater_is_better=False)
-    assert evaluated(data_of, lower, "best_substituted")["epoch"] == 2
 
 
 # Hardness over depth and epochs

@@ -2,7 +2,6 @@
 
 import pytest
 from lgelu_lab.measurements.conversion import CONVERSION_COLUMNS
-from lgelu_lab.measurements.pruning import PRUNING_COLUMNS
 
 
 def cells(table):
@@ -20,24 +19,6 @@ def verified(model, epsilon, **counts):
 
 def refused(model, words):
     return dict.fromkeys(verified(model, 0.1)) | {"model": model, "refusal": words}
-
-
-def test_networks_are_counted_once_however_often_they_were_measured(measurement_of, summaries, table_of):
-    relu = {"relu": summaries["relu"]}
-    other = {**summaries, "gelu": {**summaries["gelu"], "score": 0.25}}
-    other["hardened"] = {**summaries["hardened"], "score": 0.625}
-    records = [
-        measurement_of("int8", [{"model": "gelu"}]),
-        measurement_of("pruning", [{"model": "gelu"}]),
-        measurement_of("int8", [{"model": "gelu"}], seed=1, models=other),
-        measurement_of("int8", [{"model": "gelu"}], benchmark="mlp-fmnist", models=relu),
-    ]
-    assert table_of("networks", measurements=records).rows == [
-        ["mlp-digits", "GELU", "accuracy", "0.5000 ± 0.3536", "0.5000 ± 0.0000", "–", "2 of 3"],
-        ["mlp-digits", "ReLU from the start", "accuracy", "0.6250 ± 0.0000", "–", "–", "2 of 3"],
-        ["mlp-digits", "λ-GELU hardened", "accuracy", "0.7500 ± 0.1768", "0.8750 ± 0.0000", "160.0", "2 of 3"],
-        ["mlp-fmnist", "ReLU from the start", "accuracy", "0.6250", "–", "–", "1 of 3"],
-    ]
 
 
 def test_proofs_by_hand(measurement_of, table_of):
@@ -66,7 +47,9 @@ def test_proofs_by_hand(measurement_of, table_of):
 
 
 def pruned(model, criterion, fraction=None, **fields):
-    row = dict.fromkeys(PRUNING_COLUMNS) | {"parameters_before": 1000, "score_before": 0.5}
+    names = ("refusal", "widths", "parameters", "score_pruned", "score_finetuned")
+    changes = ("calibration_max_logit_change", "eval_max_logit_change")
+    row = dict.fromkeys((*names, *changes)) | {"parameters_before": 1000, "score_before": 0.5}
     rule = None if fraction is None else "fraction"
     return row | {"model": model, "criterion": criterion, "rule": rule, "fraction": fraction} | fields
 

@@ -45,7 +45,6 @@ def test_the_papers_own_settings_are_no_difference(faithful):
         ({"optim": "adamw_torch"}, "optimizer adamw_torch, not sgd"),
         ({"learning_rate": 0.1}, "learning rate 0.1, not 0.05"),
         ({"weight_decay": 0.0}, "weight decay 0, not 0.0001"),
-        ({"validation_fraction": 0.1}, "10% of the training split held out for selection"),
         ({"activation": "lambda_gelu", "temperature": 0.3}, "t 0.3, not 0.1"),
         ({"activation": "lambda_gelu", "hardness_lr_multiplier": 1.0}, "c 1, not 9"),
         ({"harden": True, "target_hardness": 40.0}, "target λ 40, not 159.6"),

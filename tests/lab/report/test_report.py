@@ -132,7 +132,7 @@ def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of
     written = write_report(data, folder)
     top = {path.relative_to(folder).parts[0] for path in written}
     assert top == {"tables.md", "report.html", "figures"}
-    assert len([path for path in written if path.suffix == ".png"]) == 2
+    assert len([path for path in written if path.suffix == ".png"]) == 1
     assert [path.name for path in tmp_path.rglob("*.html")] == ["report.html"]
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<b>_{" not in page
@@ -140,19 +140,6 @@ def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of
     text = put_results(f"{START}{END}", page_tables(data))
     assert text.count(END) == 1
     assert "\n# mine" not in text
-
-
-def test_a_heatmap_names_what_is_missing(record_of, data_of):
-    runs = [record_of(seed=seed, benchmark="mlp-fmnist", name=f"grid/{seed}") for seed in range(3)]
-    path = [{"a": 1.5}, {"a": 2.5}, {"a": 3.5}]
-    for c, seed in ((c, seed) for c in (1.0, 9.0) for seed in range(3)):
-        fields = {"activation": "lambda_gelu", "hardness": path, "scores": (0.5, 0.6, 1.0)}
-        run = record_of(seed=seed, benchmark="mlp-fmnist", name=f"grid/{c}-{seed}", **fields)
-        run.config.update(temperature=0.1, hardness_lr_multiplier=c)
-        runs.append(run)
-    (drawing,) = draw_all("grid", ALL_FIGURES["grid"], data_of(runs))
-    texts = sorted(text.get_text() for text in drawing.figure.axes[0].texts)
-    assert texts == ["+0.1000\n3 of 9 runs"] * 2 + ["missing"] * 14
 
 
 def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):

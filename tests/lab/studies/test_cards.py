@@ -28,7 +28,7 @@ RECORD = RunRecord(
         "hardening_schedule": "linear", "hardening_strategy": "epoch", "seed": 3, "optim": "sgd",
         "optim_args": None, "learning_rate": 0.05, "weight_decay": 1e-4, "lr_scheduler_type": "constant",
         "warmup_steps": 0, "max_grad_norm": 0.0, "num_train_epochs": 2, "max_steps": -1,
-        "gradient_accumulation_steps": 1, "bf16": False, "train_batch_size": 512, "validation_fraction": 0.1,
+        "gradient_accumulation_steps": 1, "bf16": False, "train_batch_size": 512,
         "max_train_samples": 20000, "max_eval_samples": None, "pretrained": None,
     },
     data={
@@ -90,10 +90,9 @@ def test_a_record_of_means_bounds_no_swap():
 
 
 def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
-    whole = with_config(validation_fraction=0.0)
+    whole = with_config()
     assert card_facts(whole).scores.split == RECORD.data["eval_split"]
-    assert card_facts(RECORD).scores.split is None
-    assert card_facts(with_config(validation_fraction=0.0, max_eval_samples=300)).scores.split is None
+    assert card_facts(with_config(max_eval_samples=300)).scores.split is None
     early = dataclasses.replace(
         whole, config={name: value for name, value in whole.config.items() if name != "max_eval_samples"}
     )
@@ -103,7 +102,7 @@ def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
 
 
 def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
-    whole = with_config(validation_fraction=0.0, max_train_samples=None)
+    whole = with_config(max_train_samples=None)
     read = {"copy_of": None, "folder": None, "files": {}, "readme": None}
     hub = dataclasses.replace(whole, data={**RECORD.data, **read})
     assert card_facts(hub).dataset == RECORD.data["source"]

@@ -1,0 +1,226 @@
+"""From GELU to ReLU on scikit-learn's handwritten digits, by both roads, in about two minutes of two idle cores.
+
+A GELU network is converted without training, and a network with λ-GELU hardens under `accelerate launch`. Beside both
+stand the plain swap and ReLU from the start. Each network is saved, loaded again by plain torch, and timed in float32
+and in int8.
+
+    python scripts/quickstart.py --output_dir runs/quickstart
+"""
+
+import argparse
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import torch
+from lgelu_lab.benchmarks.benchmark import Benchmark
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
+from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.report.drawing import PALETTE, new_figure, style
+from lgelu_lab.report.frames import hardness_path
+from lgelu_lab.studies.arguments import parse_mapping
+from lgelu_lab.studies.records import RunRecord, read_record
+from lgelu_lab.studies.run import run_benchmark
+from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from hf_lgelu import compare_networks, convert_to_relu, export_relu, from_pretrained, substitute_relu
+from hf_lgelu.export.comparison import ComparedNetwork
+from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
+from hf_lgelu.models.mlp import MLPForClassification
+
+BENCHMARK, SEED = "mlp-digits", 0
+TRAINED = ("gelu", "relu", "hardened")
+GELU, SWAPPED, CONVERTED = "GELU", "GELU, ReLU swapped in", "GELU, converted without training"
+HARDENED, FROM_START = "λ-GELU, hardened, then swapped", "ReLU from the start"
+_FOLDERS = {
+    GELU: "gelu", SWAPPED: "networks/swapped", CONVERTED: "networks/converted", HARDENED: "networks/hardened",
+    FROM_START: "relu",
+}  # fmt: skip
+
+_PLAIN_TORCH = """
+import json, sys
+import torch
+from safetensors.torch import load_file
+
+features, found = torch.load("features.pt"), {}
+for folder in sys.argv[1:]:
+    weights, config = load_file(f"{folder}/model.safetensors"), json.load(open(f"{folder}/config.json"))
+    modules = []
+    for name in [*(f"layers.{i}.linear" for i in range(config["num_hidden_layers"])), "classifier"]:
+        linear = torch.nn.Linear(*weights[f"{name}.weight"].T.shape)
+        linear.load_state_dict({part: weights[f"{name}.{part}"] for part in ("weight", "bias")})
+        modules += [linear, {"gelu": torch.nn.GELU, "relu": torch.nn.ReLU}[config["hidden_act"]]()]
+    found[folder] = torch.nn.Sequential(*modules[:-1])(features).detach()
+assert "hf_lgelu" not in sys.modules and "transformers" not in sys.modules
+torch.save(found, "logits.pt")
+"""
+
+_NEXT = """\
+What to try next:
+  hf-lgelu convert YOUR_CHECKPOINT out --data texts.txt     your own trained network, without training
+  python scripts/train.py --benchmark mlp-digits --harden --init_mode increasing --output_dir runs/one
+  python scripts/train.py --benchmark mlp-fmnist --harden --output_dir runs/fmnist     the paper's MLP, from the Hub
+  README.md: the same in ten lines of Python; docs/harden.md: your own Trainer; docs/convert.md: large networks"""
+
+
+def main() -> int:
+    """Train, convert, export, compare; the exit status is 1, with the reason, where a step failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output_dir", default="runs/quickstart", help="folder of networks, table and picture")
+    parser.add_argument("--num_train_epochs", type=float, default=BENCHMARKS[BENCHMARK].defaults["num_train_epochs"])
+    arguments = parser.parse_args()
+    try:
+        quickstart(Path(arguments.output_dir), arguments.num_train_epochs)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
+    """The rows of the table, which is printed; networks, table and picture go to `folder`."""
+    say = _Clock()
+    say(f"Five small networks on 1,797 handwritten digits: about two minutes on two idle cores. Networks: {folder}")
+    disable_progress_bar()
+    torch.set_num_threads(1)  # the second core is that of the network that hardens
+    for name in (*TRAINED, "networks"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    benchmark, data = BENCHMARKS[BENCHMARK], BENCHMARKS[BENCHMARK].load(DataOptions(), None)
+    hardening = _launch_hardening(folder / "hardened", epochs, say)
+    networks = {}
+    for way, activation in ((GELU, "gelu"), (FROM_START, "relu")):
+        run = {"activation": activation, "output_dir": str(folder / activation)}
+        began = time.perf_counter()
+        record = run_benchmark(*parse_mapping({**_run_arguments(epochs), **run}))
+        say(f"trained {activation}: accuracy {record.last.score:.4f}, {time.perf_counter() - began:.0f} s")
+        networks[way] = load_checkpoint(folder / activation)
+    networks[SWAPPED] = copy.deepcopy(networks[GELU])
+    substitute_relu(networks[SWAPPED], kinds=("gelu",))
+    networks[CONVERTED], report = convert_to_relu(networks[GELU], data.train.features)
+    say(f"converted without training or labels in {report.seconds:.1f} s")
+    for way in (SWAPPED, CONVERTED):
+        save_checkpoint(networks[way], folder / _FOLDERS[way])
+    if hardening.wait():
+        raise RuntimeError(f"the hardening failed:\n{hardening.stdout.read()[-2000:]}")
+    record = read_record(folder / "hardened")
+    soft = from_pretrained(MLPForClassification, folder / "hardened", use_safetensors=True)
+    export_relu(soft, folder / _FOLDERS[HARDENED], inputs=data.eval.features)
+    networks[HARDENED] = load_checkpoint(folder / _FOLDERS[HARDENED])
+    say(f"hardened every λ to {record.config['target_hardness']:.1f}; exported with ReLU, which costs nothing")
+    apart = _in_plain_torch(folder, networks, data)
+    say("loaded all of them again by plain torch; now float32 and int8")
+    rows, samples = _table(networks, benchmark, data, apart)
+    picture = draw_hardening(record, folder / "hardening.png")
+    text = pd.DataFrame(rows).set_index("network").rename_axis(None).to_string()
+    (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+    print(
+        f"\n{text}\n\nOn {samples} images held out; one image is {1 / samples:.4f} of accuracy. ms: processor time of "
+        "8 images at once,\none thread of onnxruntime. plain torch: largest difference of a logit after loading.\n"
+    )
+    say(f"done. λ rising to its target: {picture}")
+    print(_NEXT)
+    return rows
+
+
+class _Clock:
+    """Says a line with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __call__(self, line: str) -> None:
+        print(f"[{time.perf_counter() - self._began:3.0f} s] {line}", flush=True)
+
+
+def _run_arguments(epochs: float) -> dict[str, object]:
+    quiet = {"disable_tqdm": True, "log_level": "error", "use_cpu": True}
+    return {"benchmark": BENCHMARK, "seed": SEED, "num_train_epochs": epochs, **quiet}
+
+
+def _launch_hardening(folder: Path, epochs: float, say: _Clock) -> subprocess.Popen:
+    """A network with λ-GELU, which trains and hardens in a process of its own, as on many machines."""
+    launch = "--cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    command = ["accelerate", "launch", *launch.split(), "scripts/train.py", "--harden", "--output_dir", str(folder)]
+    for name, value in _run_arguments(epochs).items():
+        command += [f"--{name}", str(value)]
+    say(f"in the background: accelerate launch --num_processes 1 scripts/train.py --benchmark {BENCHMARK} --harden …")
+    command[:1] = [sys.executable, "-m", "accelerate.commands.accelerate_cli"]
+    command[command.index("scripts/train.py")] = str(Path(__file__).with_name("train.py"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@torch.no_grad()
+def _in_plain_torch(folder: Path, networks: dict[str, PreTrainedModel], data: BenchmarkData) -> dict[str, float]:
+    """{way: largest difference of a logit between the saved network, run by plain torch, and the network here}."""
+    torch.save(data.eval.features, folder / "features.pt")
+    folders = [_FOLDERS[way] for way in networks]
+    subprocess.run([sys.executable, "-c", _PLAIN_TORCH, *folders], cwd=folder, check=True)
+    found = torch.load(folder / "logits.pt")
+    for name in ("features.pt", "logits.pt"):
+        (folder / name).unlink()
+    return {
+        way: (found[_FOLDERS[way]] - network(data.eval.features).logits).abs().max().item()
+        for way, network in networks.items()
+    }
+
+
+def _table(
+    networks: dict[str, PreTrainedModel], benchmark: Benchmark, data: BenchmarkData, apart: dict[str, float]
+) -> tuple[list[dict[str, str]], int]:
+    """(a row a network: what `compare_networks` says of it beside the GELU network, how many images that is of)."""
+    batch = benchmark.collate(data.eval.__getitems__(range(len(data.eval))))
+    compared: dict[str, list[ComparedNetwork]] = {}
+    for way in (SWAPPED, CONVERTED, HARDENED, FROM_START):
+        comparison = compare_networks(networks[GELU], networks[way], [batch], int8=True)
+        for name, key in (("original", GELU), ("converted", way)):
+            compared[key] = [row for row in comparison.rows if row.network == name]  # float32, int8
+    rows = []
+    for way in _FOLDERS:
+        single, integer = compared[way]
+        same = 1.0 if single.change is None else single.change.agreement
+        rows.append(
+            {
+                "network": way,
+                "accuracy": f"{single.metrics['accuracy']:.4f}",
+                "same as GELU": f"{same:.1%}",
+                "ms": f"{single.milliseconds[1]:.3f}",
+                "MB": f"{single.megabytes:.2f}",
+                "int8: accuracy": f"{integer.metrics['accuracy']:.4f}",
+                "int8: ms": f"{integer.milliseconds[1]:.3f}",
+                "int8: MB": f"{integer.megabytes:.2f}",
+                "plain torch": f"{apart[way]:.1g}",
+            }
+        )
+    return rows, comparison.samples
+
+
+def draw_hardening(record: RunRecord, path: Path) -> Path:
+    """λ of every layer over the epochs, up to the target, and what the swap to ReLU would cost after each epoch."""
+    hardness, target = hardness_path(record), record.config["target_hardness"]
+    figure = new_figure(9.2, 3.6)
+    left, right = figure.subplots(1, 2)
+    for number, site in enumerate(hardness.columns, 1):
+        left.plot(hardness.index, hardness[site], label=f"layer {number}", linewidth=7 - 1.6 * number)
+    left.axhline(target, color=PALETTE["GELU"], linestyle="--", linewidth=1)
+    left.set_yscale("log")
+    left.legend(frameon=False)
+    style(left, title=f"λ rises to its target, {target:.0f}", x="epoch", y="hardness λ")
+    epochs = [epoch.epoch for epoch in record.epochs]
+    right.plot(epochs, [epoch.score for epoch in record.epochs], color=PALETTE["λ-GELU hardened"], label="as it is")
+    swapped = {"color": PALETTE["hardened, swapped"], "linestyle": "--", "label": "with ReLU swapped in"}
+    right.plot(epochs, [epoch.relu_score for epoch in record.epochs], **swapped)
+    right.legend(frameon=False)
+    style(right, title="… and swapping ReLU in costs nothing any more", x="epoch", y=record.metric)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
