@@ -270,6 +270,14 @@ class ProfileArguments(CheckpointArguments):
     overwrite: bool = _output("Replace a picture that is there. Default: refused.", False)
 
 
+@dataclass(kw_only=True)
+class DemoArguments(Arguments):
+    """Of `hf-lgelu demo`."""
+
+    output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
+    overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
+
+
 def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
     if not is_right:
         raise ValueError(f"--{name} must be {what}, got {getattr(arguments, name)!r}")
@@ -318,6 +326,13 @@ COMMANDS: dict[str, Command] = {
                 "hf-lgelu compare runs/tabular out/relu --data test.csv",
                 "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
             ),
+        ),
+        Command(
+            "demo",
+            "the whole road in half a minute: train on digits that are here, convert, save, reload, measure",
+            "hf_lgelu.cli.demo:demo",
+            DemoArguments,
+            ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits"),
         ),
         Command(
             "check",

@@ -2,12 +2,14 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
@@ -17,7 +19,7 @@ from hf_lgelu.formats import percent
 from hf_lgelu.formats import score as shown
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import call_alike, evaluation_mode, forward_hooks, run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
 from hf_lgelu.models.random_inputs import random_inputs
@@ -55,6 +57,21 @@ class Examined:
         """The tensors of an output that count."""
         return list(task_outputs(output, named(self.arguments.outputs)).values())
 
+    @cached_property
+    def layers(self) -> Layers | str:
+        """The layers that a conversion refits, or the reason why it is refused."""
+        network, sites = self.given.network, self.sites
+        reason = why_not_writable(network)
+        if reason is not None:
+            return f"No: {reason}"
+        try:
+            require_substitutable(network, kinds=SMOOTH_KINDS)
+            return find_layers(Program(network, sites, dict(self.inputs), self.counted), network, sites)
+        except UnsupportedConfigError as error:
+            return f"Not to be saved: {error}"
+        except ValueError as error:  # torch.export cannot trace it
+            return f"No: {' '.join(str(error).split())}"
+
     @property
     def learns_hardness(self) -> bool:
         """Whether one of them is a λ-gate."""
@@ -90,6 +107,10 @@ def check(arguments: CheckArguments) -> None:
 
 def _linearity(examined: Examined) -> Iterator[str]:
     calls = find_smooth_calls(examined.given.network, examined.inputs)
+    unused = _unused(examined, [call.module for call in calls if call.module])
+    calls = [call for call in calls if call.module not in unused]
+    if unused:
+        yield f"Not counted, because no output that counts depends on it: {', '.join(sorted(unused))}."
     if calls:
         yield "No. On the path of these inputs it computes smoothly:"
         yield from _shortened([f"- {call}" for call in calls])
@@ -102,6 +123,32 @@ def _linearity(examined: Examined) -> Iterator[str]:
         "Softmax, normalization and products of activations are not gates, and not listed; a formula of powers, "
         "quotients or exponentials in a forward is not seen."
     )
+
+
+def _unused(examined: Examined, names: Sequence[str]) -> set[str]:
+    """The modules of these names on whose outputs no output that counts depends, such as the pooler of an encoder.
+
+    Gradients tell. Where there are none, every module counts as used.
+    """
+    network = examined.given.network
+    named_modules = dict(network.named_modules())
+    modules = {named_modules[name]: name for name in names if name in named_modules}
+    seen: list[tuple[str, Tensor]] = []
+
+    def see(module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            seen.append((modules[module], output if output.requires_grad else output.requires_grad_()))
+
+    try:
+        with torch.enable_grad(), evaluation_mode(network), forward_hooks(modules, see):
+            outputs = [value for value in examined.counted(call_alike(network, examined.inputs)) if value.requires_grad]
+            gradients = torch.autograd.grad(
+                [value.float().sum() for value in outputs], [output for _, output in seen], allow_unused=True
+            )
+    except (RuntimeError, ValueError):
+        return set()
+    used = {name for (name, _), gradient in zip(seen, gradients, strict=True) if gradient is not None}
+    return {name for name, _ in seen} - used
 
 
 def _swap(examined: Examined) -> Iterator[str]:
@@ -140,22 +187,12 @@ def _swap(examined: Examined) -> Iterator[str]:
 
 
 def _conversion(examined: Examined) -> Iterator[str]:
-    network, sites = examined.given.network, examined.sites
-    if not sites:
+    if not examined.sites:
         return
-    reason = why_not_writable(network)
-    if reason is not None:
-        yield f"No: {reason}"
-        return
-    try:
-        require_substitutable(network, kinds=SMOOTH_KINDS)
-        layers = find_layers(Program(network, sites, dict(examined.inputs), examined.counted), network, sites)
-    except UnsupportedConfigError as error:
-        yield f"Not to be saved: {error}"
-    except ValueError as error:  # torch.export cannot trace it
-        yield f"No: {' '.join(str(error).split())}"
+    if isinstance(examined.layers, str):
+        yield examined.layers
     else:
-        yield from _layers_in_words(layers, sites)
+        yield from _layers_in_words(examined.layers, examined.sites)
 
 
 def _dearest(examined: Examined) -> Iterator[str]:
@@ -197,7 +234,7 @@ def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[st
         reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
         lines.append(f"- not {names}: {reason}")
     yield from _shortened(lines)
-    if unfit:
+    if unfit and layers.layers:
         yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
 
 
@@ -235,11 +272,6 @@ def _notes(examined: Examined) -> Iterator[str]:
             "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
             "such rows show what int8 changes there."
         )
-    if examined.sites:
-        yield (
-            f"- A conversion counts as near up to a KL of {FAR_KL} nat a prediction; beyond that, its report and card "
-            "say first how far it is."
-        )
 
 
 def _advice(examined: Examined) -> Iterator[str]:
@@ -257,10 +289,17 @@ def _advice(examined: Examined) -> Iterator[str]:
 
 
 def _how_to_convert(examined: Examined) -> str:
-    reason = why_not_read(examined.given.model)
+    layers, reason = examined.layers, why_not_read(examined.given.model)
+    if isinstance(layers, str) or not layers.layers:
+        return (
+            "It cannot be converted as it is. Load it with hf_lgelu.from_pretrained and the activation lambda_gelu, "
+            "train it with harden=True, then hf-lgelu export"
+        )
     if reason is not None:
         return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
-    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER"
+    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER" + (
+        " --allow_unrefitted" if layers.unfit else ""
+    )
 
 
 def _outputs(output: Any) -> list[str]:

@@ -2,8 +2,9 @@
 
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ from hf_lgelu.cli.rows import (
     tokenizer_of,
 )
 from hf_lgelu.files import is_hub_id
-from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+from hf_lgelu.models.batches import TRIED, Batch, taken_by
 from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)
@@ -39,6 +40,7 @@ logger = logging.get_logger(__name__)
 _SECOND_SPLITS = ("validation", "valid", "test")
 _SAVED_TO_DISK = ("dataset_dict.json", "state.json")
 _BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _LABELS = ("label", "labels")
 _FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
@@ -123,15 +125,7 @@ def _read(
         label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
         sequence_length=length, prompt=given.prompt,
     ).read()  # fmt: skip
-    rows = inputs.first(2)
-    try:
-        run_example(given.network, rows)
-    except NOT_TAKEN as error:
-        shapes = ", ".join(f"{column} {tuple(tensor.shape)}" for column, tensor in rows.items())
-        raise ValueError(
-            f"{given.name} does not take the rows of {inputs.description} ({shapes}): {error}. Give inputs like those "
-            "that the model was trained on"
-        ) from error
+    next(taken_by(given.network, [Batch(inputs.first(TRIED))], inputs.description))
     return inputs
 
 
@@ -150,11 +144,16 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
         if path is not None and path.is_file():
             if path.suffix.lower() not in _BUILDERS:
                 raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
-            found = datasets.load_dataset(_BUILDERS[path.suffix.lower()], data_files={"train": str(path)})
+            builder = _BUILDERS[path.suffix.lower()]
+            # Without the mark of the byte order, which would be part of the first word.
+            settings = {"encoding": "utf-8-sig"} if builder == "text" else {}
+            found = datasets.load_dataset(builder, data_files={"train": str(path)}, **settings)
         elif path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
             found = datasets.load_from_disk(str(path))
         else:
             found = datasets.load_dataset(str(path or name), config)
+            if path is not None:
+                _say_what_is_left_out(path, datasets.load_dataset_builder(str(path), config).config.data_files)
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
         raise ValueError(
@@ -162,6 +161,22 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
             f"or a file with rows that ends in {', '.join(_BUILDERS)}"
         ) from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def _say_what_is_left_out(folder: Path, read: Mapping[str, Sequence[str]]) -> None:
+    """Warn of data files in a folder that are not among those `read`: `datasets` reads files of one type."""
+    known = {Path(file).resolve() for files in read.values() for file in files}
+    left_out = [
+        file.relative_to(folder)
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() in {*_BUILDERS, *_PICTURES} and file.resolve() not in known
+    ]
+    if left_out:
+        types = ", ".join(sorted({file.suffix.lower() for file in known}))
+        logger.warning(
+            f"of {folder} the files {types} are read, and {len(left_out)} others are left out, such as {left_out[0]}: "
+            "give a folder of one type"
+        )
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:

@@ -124,7 +124,10 @@ class ProcessedImages(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch."""
         numbers = list(indices)
-        found = self.rows[numbers][self.column]
+        try:
+            found = self.rows[numbers][self.column]
+        except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
+            raise ValueError(f"{self._broken(numbers)} cannot be read ({error}); mend it, or leave it out") from error
         empty = [number for number, image in zip(numbers, found, strict=True) if image is None]
         if empty:
             raise ValueError(
@@ -134,6 +137,19 @@ class ProcessedImages(Dataset):
         images = [image.convert(self.mode) for image in found]
         batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
+
+    def _broken(self, numbers: Sequence[int]) -> str:
+        """The first of these pictures that cannot be decoded, by file and row."""
+        import datasets
+
+        for number in numbers:
+            try:
+                self.rows[number]
+            except (OSError, ValueError, SyntaxError):
+                encoded = self.rows.cast_column(self.column, datasets.Image(decode=False))[number][self.column]
+                file = f" (file {encoded['path']})" if encoded.get("path") else ""
+                return f"the picture in row {number}, counted from 0{file},"
+        return "a picture"
 
 
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:

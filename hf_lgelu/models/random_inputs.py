@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_lgelu.models.example_run import NOT_TAKEN, run_example
+from hf_lgelu.models.batches import Batch, taken_by
 
 _TOKENS = 16
 _SAMPLES = 16_000  # a second of speech
@@ -43,14 +43,7 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
         inputs[kind] = torch.randn((batch_size, *shape), generator=generator).to(model.dtype)
     if "input_ids" in inputs and "attention_mask" in accepted:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    try:
-        run_example(model, inputs)
-    except NOT_TAKEN as error:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
-        raise ValueError(
-            f"{type(model).__name__} does not take the random inputs that its config says ({shapes}): {error}. Pass "
-            "some of your own, e.g. one batch as a dict of tensors"
-        ) from error
+    next(taken_by(model, [Batch(inputs)], "random numbers in the shapes of its config"))
     return inputs
 
 

@@ -188,7 +188,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             f"embedding, an image), its relative error of {significant(change.relative_error)} is what "
             'counts: convert a model that gives them by a name of their own, {"values": output}'
         )
-    yield from _of_layers(report.layers)
+    yield from _of_layers(report.layers, report.distinct_samples)
     second = report.evaluation
     if second is None:
         return
@@ -236,14 +236,16 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         )
 
 
-def _of_layers(layers: Sequence[LayerRefit]) -> Iterator[str]:
+def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
     starved = [layer for layer in layers if layer.is_starved]
     if starved:
         fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
+        enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
         yield (
             f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
-            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); give more inputs"
+            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); {enough:,} inputs like "
+            f"these {samples:,} would do (max_samples, --max_samples)"
         )
     yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
     uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]

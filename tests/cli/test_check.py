@@ -71,7 +71,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     model = BertForSequenceClassification(BertConfig(vocab_size=20, **SIZES))
     model.save_pretrained(tmp_path / "bert")
     _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
-    assert "bert.pooler.activation (Tanh): tanh × 1" in said
+    assert "bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
     assert "- With ReLU in its config: llama.cpp ignores the activation that the config of a bert names" in said
     assert "1 of 1 gates can be" in said
     assert "In int8 (quantize_onnx), have padded rows" in said
@@ -82,6 +82,17 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     assert "0 of 1 gates can be" in said
     assert "is shared: it is used 2 times" in said
     assert "Of these 1 would stay smooth" in said  # the pooler's tanh
+    assert "It cannot be converted as it is" in said
+    assert "hf-lgelu convert" not in said
+
+
+def test_what_the_output_never_uses_is_not_counted(sentence_folder, call):
+    """The encoder of a sentence encoder has a pooler, with tanh, and its embedding is of another pooling."""
+    _, said, _ = call("check", sentence_folder[0], "--disable_tqdm")
+    assert "Not counted, because no output that counts depends on it: encoder.pooler.activation." in said
+    assert "Tanh" not in said
+    assert "would stay smooth" not in said
+    assert "intermediate_act_fn (GELUActivation): gelu" in said
 
 
 def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
@@ -105,7 +116,7 @@ def test_pictures_of_another_size_than_the_models_are_told_as_such(tmp_path, cal
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     status, _, errors = call("check", tmp_path / "timm", "--evaluation", tmp_path / "rows.json", "--disable_tqdm")
     assert status == 1
-    assert "does not take the rows of rows.json" in errors
+    assert "does not take the inputs of rows.json" in errors
     assert "pixel_values (2, 3, 16, 16)" in errors
     assert "(16) doesn't match model (32)" in errors
 

@@ -463,3 +463,34 @@ def test_what_is_refused(name, columns, options, told, tokenizer, request):
 def test_texts_need_a_tokenizer(gpt2, tmp_path):
     with pytest.raises(ValueError, match="texts need the model's tokenizer"):
         inputs({"text": TEXTS}, gpt2, str(tmp_path))
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_word(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone two\nthree\n")
+    (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbffirst,second\n1,2\n")
+    assert load_splits(str(tmp_path / "text.txt"))["train"]["text"][:] == ["one two", "three"]
+    assert load_splits(str(tmp_path / "rows.csv"))["train"].column_names == ["first", "second"]
+
+
+@pytest.fixture
+def picture_folder(tmp_path):
+    for number in range(4):
+        Image.new("RGB", (32, 32), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+def test_a_folder_of_several_types_says_what_it_leaves_out(picture_folder, caplog):
+    assert len(load_splits(str(picture_folder))["train"]) == 4
+    assert not caplog.records
+    (picture_folder / "rows.csv").write_text("a\n1\n")
+    assert len(load_splits(str(picture_folder))["train"]) == 4
+    assert "the files .png are read, and 1 others are left out, such as rows.csv" in caplog.text
+
+
+def test_a_broken_picture_is_named_by_file_and_row(picture_folder):
+    whole = (picture_folder / "2.png").read_bytes()
+    (picture_folder / "2.png").write_bytes(whole[: len(whole) // 2])
+    ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(picture_folder / "model")
+    made = inputs(load_splits(str(picture_folder))["train"], vit(), str(picture_folder / "model"))
+    with pytest.raises(ValueError, match=r"the picture in row 2, counted from 0 \(file .*2\.png\), cannot be read"):
+        made.rows.__getitems__(range(4))
