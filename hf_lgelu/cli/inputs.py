@@ -32,6 +32,7 @@ from hf_lgelu.cli.rows import (
     tokenizer_of,
 )
 from hf_lgelu.files import is_hub_id
+from hf_lgelu.formats import counted
 from hf_lgelu.models.batches import TRIED, Batch, taken_by
 from hf_lgelu.models.outputs import is_causal
 
@@ -174,8 +175,8 @@ def _say_what_is_left_out(folder: Path, read: Mapping[str, Sequence[str]]) -> No
     if left_out:
         types = ", ".join(sorted({file.suffix.lower() for file in known}))
         logger.warning(
-            f"of {folder} the files {types} are read, and {len(left_out)} others are left out, such as {left_out[0]}: "
-            "give a folder of one type"
+            f"of {folder} the files {types} are read, and left out are {counted(len(left_out), 'file')} of other "
+            f"types, such as {left_out[0]}: give a folder of one type"
         )
 
 

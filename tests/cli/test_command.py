@@ -73,7 +73,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "give a command: convert, export, compare, check, profile"),
+        ((), "give a command: convert, export, compare, demo, check, profile"),
         (("convrt",), "there is no command 'convrt' (did you mean convert?)"),
         (("harden", "m"), "there is no command 'harden': a hardened checkpoint is exported, by hf-lgelu export"),
         (("convert", "m", "--dta", "x"), "convert: there is no option --dta (did you mean --data?)"),

@@ -6,11 +6,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForSequenceClassification
 
 from hf_lgelu.cli import demo
 from hf_lgelu.cli.arguments import COMMANDS
 from hf_lgelu.cli.command import parser_of
+from hf_lgelu.models.checkpoint import load_checkpoint
 
 
 def scores(said):
@@ -27,7 +27,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
     found = scores(said)
     assert len(found) == 4
     assert found["the same, saved and reloaded by plain torch"] == found["converted to ReLU"]
-    assert AutoModelForSequenceClassification.from_pretrained(folder).config.hidden_act == "relu"
+    assert load_checkpoint(folder).config.hidden_act == "relu"
     sizes = {}
     for name in ("rows", "test"):
         with (folder / f"{name}.csv").open(newline="") as file:

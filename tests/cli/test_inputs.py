@@ -484,7 +484,7 @@ def test_a_folder_of_several_types_says_what_it_leaves_out(picture_folder, caplo
     assert not caplog.records
     (picture_folder / "rows.csv").write_text("a\n1\n")
     assert len(load_splits(str(picture_folder))["train"]) == 4
-    assert "the files .png are read, and 1 others are left out, such as rows.csv" in caplog.text
+    assert "the files .png are read, and left out are 1 file of other types, such as rows.csv" in caplog.text
 
 
 def test_a_broken_picture_is_named_by_file_and_row(picture_folder):
