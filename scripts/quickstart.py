@@ -21,10 +21,8 @@ import torch
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.report.drawing import PALETTE, new_figure, style
-from lgelu_lab.report.frames import hardness_path
 from lgelu_lab.studies.arguments import parse_mapping
-from lgelu_lab.studies.records import RunRecord, read_record
+from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -72,7 +70,7 @@ What to try next:
 def main() -> int:
     """Train, convert, export, compare; the exit status is 1, with the reason, where a step failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output_dir", default="runs/quickstart", help="folder of networks, table and picture")
+    parser.add_argument("--output_dir", default="runs/quickstart", help="folder of networks and table")
     parser.add_argument("--num_train_epochs", type=float, default=BENCHMARKS[BENCHMARK].defaults["num_train_epochs"])
     arguments = parser.parse_args()
     try:
@@ -84,7 +82,7 @@ def main() -> int:
 
 
 def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
-    """The rows of the table, which is printed; networks, table and picture go to `folder`."""
+    """The rows of the table, which is printed; networks and table go to `folder`."""
     say = _Clock()
     say(f"Five small networks on 1,797 handwritten digits: about two minutes on two idle cores. Networks: {folder}")
     disable_progress_bar()
@@ -116,14 +114,13 @@ def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
     apart = _in_plain_torch(folder, networks, data)
     say("loaded all of them again by plain torch; now float32 and int8")
     rows, samples = _table(networks, benchmark, data, apart)
-    picture = draw_hardening(record, folder / "hardening.png")
     text = pd.DataFrame(rows).set_index("network").rename_axis(None).to_string()
     (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
     print(
         f"\n{text}\n\nOn {samples} images held out; one image is {1 / samples:.4f} of accuracy. ms: processor time of "
         "8 images at once,\none thread of onnxruntime. plain torch: largest difference of a logit after loading.\n"
     )
-    say(f"done. λ rising to its target: {picture}")
+    say(f"done. λ of every layer, rising to its target: {folder / 'hardened' / 'hardness.png'}")
     print(_NEXT)
     return rows
 
@@ -199,27 +196,6 @@ def _table(
             }
         )
     return rows, comparison.samples
-
-
-def draw_hardening(record: RunRecord, path: Path) -> Path:
-    """λ of every layer over the epochs, up to the target, and what the swap to ReLU would cost after each epoch."""
-    hardness, target = hardness_path(record), record.config["target_hardness"]
-    figure = new_figure(9.2, 3.6)
-    left, right = figure.subplots(1, 2)
-    for number, site in enumerate(hardness.columns, 1):
-        left.plot(hardness.index, hardness[site], label=f"layer {number}", linewidth=7 - 1.6 * number)
-    left.axhline(target, color=PALETTE["GELU"], linestyle="--", linewidth=1)
-    left.set_yscale("log")
-    left.legend(frameon=False)
-    style(left, title=f"λ rises to its target, {target:.0f}", x="epoch", y="hardness λ")
-    epochs = [epoch.epoch for epoch in record.epochs]
-    right.plot(epochs, [epoch.score for epoch in record.epochs], color=PALETTE["λ-GELU hardened"], label="as it is")
-    swapped = {"color": PALETTE["hardened, swapped"], "linestyle": "--", "label": "with ReLU swapped in"}
-    right.plot(epochs, [epoch.relu_score for epoch in record.epochs], **swapped)
-    right.legend(frameon=False)
-    style(right, title="… and swapping ReLU in costs nothing any more", x="epoch", y=record.metric)
-    figure.savefig(path, dpi=120)
-    return path
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys):
             right = model(rows_held_out.features).logits.argmax(-1) == rows_held_out.labels
         assert float(rows[way]["accuracy"]) == pytest.approx(right.double().mean().item(), abs=0.05)  # of five in six
         assert float(rows[way]["plain torch"]) < 1e-4
-    assert Path(tmp_path, "hardening.png").stat().st_size > 10_000
+    assert Path(tmp_path, "hardened", "hardness.png").stat().st_size > 10_000
     said = capsys.readouterr().out
     assert said.startswith("[  0 s] Five small networks on 1,797 handwritten digits: about two minutes")
     assert "What to try next:" in said
