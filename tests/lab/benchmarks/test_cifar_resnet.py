@@ -111,6 +111,7 @@ def test_it_comes_back_from_disk_with_equal_logits(tmp_path):
     assert loaded.config.model_args == {"act_layer": "lambda_gelu"}
 
 
+@pytest.mark.slow  # a process of its own
 def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
     model = trained(build())
     smooth = logits(model, images())

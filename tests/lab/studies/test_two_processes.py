@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tiny_language_model import CONTEXT, write_checkpoint, write_corpus
 from two_processes import run_in_two_processes
 
+pytestmark = pytest.mark.slow  # three runs in processes of their own
 ROOT = Path(__file__).parents[3]
 ARGUMENTS = {
     "activation": "lambda_gelu",
