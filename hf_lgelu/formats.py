@@ -36,6 +36,28 @@ def percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
+def measures(
+    kl: float | None, agreement: float, largest_change: float, relative_error: float, embedding: Mapping[str, float]
+) -> dict[str, str]:
+    """{measure: value} of how far a network is from the original: those that fit class scores (where there is a KL),
+    embeddings, or other values."""
+    error = {"relative error (share of squares)": significant(relative_error)}
+    if embedding:
+        return embedding_measures(embedding) | error
+    if kl is None:
+        return error | {"largest change": significant(largest_change)}
+    predictions = {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}
+    return predictions | {"largest logit change": significant(largest_change)} | error
+
+
+def embedding_measures(embedding: Mapping[str, float]) -> dict[str, str]:
+    """{measure: value} of the cosines and neighbours of embeddings (`OutputComparison.embedding`)."""
+    names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
+    found = {words: score("cosine", embedding[name]) for name, words in names.items()}
+    kept = embedding.get("same_neighbour")
+    return found if kept is None else found | {"same nearest neighbour": percent(kept)}
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 row", "1,200 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

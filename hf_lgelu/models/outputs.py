@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_lgelu.formats import percent
+from hf_lgelu.formats import embedding_measures, measures, percent
 from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.example_run import Inputs, run_example
 
@@ -34,6 +34,9 @@ _NOT_READ = frozenset(
         *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "decoder_hidden_states"),
         *("decoder_attentions", "feature_maps"),
     )
+)
+_EMBEDDINGS = frozenset(
+    ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
 _QUERIES = ("logits", "pred_boxes")
 _OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
@@ -110,7 +113,7 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class Compared(NamedTuple):
-    """The outputs that count by name, and whether the first, which is compared closest, holds class scores.
+    """The outputs that count by name, and whether the first, which is compared closest, is class scores or embeddings.
 
     `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
     the order of their rank: the n-th box of another network may be at another place.
@@ -119,6 +122,7 @@ class Compared(NamedTuple):
     tensors: dict[str, Tensor]
     are_logits: bool
     queries_are_chosen: bool = False
+    are_embeddings: bool = False
 
 
 def compared_outputs(
@@ -143,12 +147,14 @@ def compared_outputs(
             "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
             "another output (outputs=)"
         )
-    are_logits = found[name].ndim > 1 and _exclude_each_other(getattr(model, "config", None), name, found)
+    are_vectors = are_embeddings(model, name, found[name])
+    are_logits = not are_vectors and found[name].ndim > 1
+    are_logits = are_logits and _exclude_each_other(getattr(model, "config", None), name, found)
     axes = class_axes(model, inputs, found)
     tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
     are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
-    return Compared(tensors, are_logits, chosen)
+    return Compared(tensors, are_logits, chosen, are_vectors)
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
@@ -206,6 +212,15 @@ _CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictio
 def are_class_scores(name: str) -> bool:
     """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
     return name in ("", *_CLASS_SCORES)
+
+
+def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
+    """Whether an output of this name is embeddings, or the states that they are the mean of; no scores, no values.
+
+    transformers and sentence-transformers name them so; of timm it is what a network without classes gives.
+    """
+    without_classes = name == "" and getattr(model, "num_classes", None) == 0
+    return output.ndim > 1 and (without_classes or name in _EMBEDDINGS)
 
 
 def are_probabilities(output: Tensor) -> bool:
@@ -270,6 +285,10 @@ _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, tor
 
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
 _NUMBERS_AT_ONCE = 2**21  # compared in float64
+_TIE = 1e-7  # of cosines, by which rounding parts samples that are equally near
+
+MOST_NEIGHBOURS = 2048
+"""Samples among which nearest neighbours are looked for: the products of all pairs are held."""
 
 
 @dataclass(frozen=True)
@@ -280,17 +299,31 @@ class OutputChange:
         max_change: the largest absolute difference. An infinity that both models give at one place is no difference.
         largest_output: the largest finite absolute value of the first model.
         unchanged_predictions: the share of predictions whose largest score stays at its class; None where a prediction
-            is a single score.
+            is a single score, and of embeddings.
         rows: the number of predictions: all axes but the last, of maps (N, C, H, W) all but axis 1.
+        relative_error: Σ(changed − original)² / Σ(original − its mean)² (`OutputComparison.relative_error`).
+        kl: mean KL(original ‖ changed) in nats; None where the outputs are not known to be class scores.
+        embedding: of `OutputComparison.embedding`.
     """
 
     max_change: float
     largest_output: float
     unchanged_predictions: float | None
     rows: int
+    relative_error: float = math.nan
+    kl: float | None = None
+    embedding: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> dict[str, str]:
+        """{name: value} as tables show them (`hf_lgelu.formats.measures`)."""
+        kept = self.unchanged_predictions
+        return measures(self.kl, 1.0 if kept is None else kept, self.max_change, self.relative_error, self.embedding)
 
     def __str__(self) -> str:
         text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
+        if self.embedding:
+            return ", ".join([text, *(f"{name} {value}" for name, value in embedding_measures(self.embedding).items())])
         if self.unchanged_predictions is None:
             return f"{text}, on {self.rows} rows of one score"
         return f"{text}, {percent(self.unchanged_predictions)} of {self.rows} predictions unchanged"
@@ -301,6 +334,10 @@ class OutputComparison:
 
     A prediction is a row of numbers along the last axis (`classes_last`). Numbers are compared in float64, of large
     outputs a few rows at a time. An infinity that both networks give at one place is no change.
+
+    What fits is measured of each kind of output: of class scores (`are_scores`) the `kl`, of embeddings
+    (`are_embeddings`) the cosines and neighbours in `embedding`, of both and of all other values the `relative_error`.
+    `change` has them all, and `change.measures` in words.
     """
 
     def __init__(self) -> None:
@@ -309,9 +346,17 @@ class OutputComparison:
         self._columns: dict[int, tuple[int, Tensor]] = {}  # {columns: (rows with as many, sum of each column)}
         self._kls: list[float] = []  # of each sample, and so the errors
         self._errors: list[float] = []
+        self._cosines: list[float] = []
+        self._vectors: list[Tensor] = []  # (2, samples, columns) of the original and the other, for the neighbours
 
     def add(
-        self, original: Tensor, changed: Tensor, counted: Tensor | None = None, *, are_scores: bool = False
+        self,
+        original: Tensor,
+        changed: Tensor,
+        counted: Tensor | None = None,
+        *,
+        are_scores: bool = False,
+        are_embeddings: bool = False,
     ) -> "OutputComparison":
         """This comparison, with a batch of outputs added.
 
@@ -320,6 +365,8 @@ class OutputComparison:
             changed: the same of the other network.
             counted: (samples, ...), which predictions count; None for all.
             are_scores: whether the columns are scores of classes of which one is right: then there is a KL.
+            are_embeddings: whether the columns are an embedding; of several positions a sample's is the mean of those
+                that count, as sentence-transformers pools by default.
         """
         samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
         if counted is None:
@@ -345,6 +392,10 @@ class OutputComparison:
                 kls.index_add_(0, owners, kl_terms(wanted, found).sum(-1).cpu())
         self._kls += kls.tolist()
         self._errors += errors.tolist()
+        if are_embeddings:
+            vectors = torch.stack([_vectors(outputs, counted) for outputs in (original, changed)])
+            self._vectors.append(vectors[:, : max(0, MOST_NEIGHBOURS - len(self._cosines))])
+            self._cosines += F.cosine_similarity(*vectors.double(), dim=-1).tolist()
         return self
 
     def merge(self, other: "OutputComparison") -> None:
@@ -359,6 +410,8 @@ class OutputComparison:
             self._add_columns(count, total)
         self._kls += other._kls
         self._errors += other._errors
+        self._cosines += other._cosines
+        self._vectors += other._vectors
 
     def _add_columns(self, count: int, total: Tensor) -> None:
         before, sum_before = self._columns.get(len(total), (0, torch.zeros_like(total)))
@@ -372,8 +425,29 @@ class OutputComparison:
     @property
     def change(self) -> OutputChange:
         """The changes as a record."""
-        share = self.agreement if any(columns > 1 for columns in self._columns) else None
-        return OutputChange(self.largest_change, self.largest_output, share, self.rows)
+        share = self.agreement if any(columns > 1 for columns in self._columns) and not self._cosines else None
+        return OutputChange(
+            self.largest_change, self.largest_output, share, self.rows, self.relative_error, self.kl, self.embedding
+        )
+
+    @property
+    def embedding(self) -> dict[str, float]:
+        """How near embeddings are, by samples; empty of other outputs.
+
+        "cosine" is the mean cosine of a sample's two embeddings, "least_cosine" the least. "same_neighbour" is the
+        share of samples whose nearest other sample by cosine stays the nearest, among the first `MOST_NEIGHBOURS`; it
+        is left out of fewer than three. Of equally near samples any is the nearest.
+        """
+        if not self._cosines:
+            return {}
+        cosines = torch.tensor(self._cosines, dtype=torch.float64)
+        found = {"cosine": cosines.mean().item(), "least_cosine": cosines.min().item()}
+        units = F.normalize(torch.cat(self._vectors, 1)[:, :MOST_NEIGHBOURS].double(), dim=-1)
+        if units.shape[1] > 2:
+            original, changed = ((each @ each.T).fill_diagonal_(-math.inf) for each in units)
+            of_chosen = original.gather(1, changed.argmax(1, keepdim=True))
+            found["same_neighbour"] = (of_chosen >= original.amax(1, keepdim=True) - _TIE).double().mean().item()
+        return found
 
     @property
     def kl(self) -> float | None:
@@ -401,6 +475,16 @@ class OutputComparison:
     @property
     def _are_scores(self) -> bool:
         return self._rows_of_scores == self.rows
+
+
+def _vectors(output: Tensor, counted: Tensor | None) -> Tensor:
+    """(samples, columns) float32 on the CPU: the mean over a sample's positions; a sample without one is left out."""
+    if counted is None:
+        rows = list(output.reshape(len(output), -1, output.shape[-1]))
+    else:
+        rows = [sample[kept] for sample, kept in zip(output, counted, strict=True)]
+    means = [row.float().mean(0).cpu() for row in rows if len(row)]
+    return torch.stack(means) if means else torch.empty(0, output.shape[-1])
 
 
 def _larger(one: float, other: float) -> float:
@@ -431,20 +515,25 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
     Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
     the outputs are empty or the first model's hold NaN.
     """
-    before, after = outputs_of(model, inputs), outputs_of(other, inputs)
-    if not before or not after or before[0].shape != after[0].shape:
+    before, after = (_predicted(run_example(network, inputs)) for network in (model, other))
+    shapes = [[tuple(tensor.shape) for tensor in given.values()] for given in (before, after)]
+    if not all(shapes) or shapes[0][0] != shapes[1][0]:
         raise RuntimeError(
             "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
-            f"{[tuple(t.shape) for t in before]} and {[tuple(t.shape) for t in after]}"
+            f"{shapes[0]} and {shapes[1]}"
         )
-    first, second = (classes_last(outputs[0].cpu()) for outputs in (before, after))
+    (name, given), changed = next(iter(before.items())), next(iter(after.values()))
+    first, second = classes_last(given.cpu()), classes_last(changed.cpu())
     if not first.numel():
         raise ValueError(
             f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
         )
     if first.isnan().any():
         raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
-    return OutputComparison().add(first, second).change
+    are_vectors = are_embeddings(model, name, given)
+    mask = inputs.get("attention_mask") if are_vectors and isinstance(inputs, Mapping) else None
+    counted = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == first.shape[:-1] else None
+    return OutputComparison().add(first, second, counted, are_embeddings=are_vectors).change
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -457,8 +546,12 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 def floating_outputs(output: Any) -> list[Tensor]:
     """The same tensors as from `outputs_of`, of an output at hand."""
-    found = [tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"]
-    return [tensor for tensor in found if tensor.ndim > 0] or found
+    return list(_predicted(output).values())
+
+
+def _predicted(output: Any) -> dict[str, Tensor]:
+    found = {name: tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"}
+    return {name: tensor for name, tensor in found.items() if tensor.ndim > 0} or found
 
 
 def allowed_rounding(output: Tensor) -> float:

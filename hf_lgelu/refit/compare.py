@@ -92,7 +92,11 @@ class NetComparison:
             if number == 0 and counted is not None and not counted.any():
                 return
             change = self._outputs.setdefault(name, OutputComparison())
-            change.add(value, other.tensors[name], counted, are_scores=reference.are_logits and number == 0)
+            change.add(
+                value, other.tensors[name], counted,
+                are_scores=reference.are_logits and number == 0,
+                are_embeddings=reference.are_embeddings and number == 0,
+            )  # fmt: skip
         self._score += Score.of(other, batch, is_causal)
 
     def merge(self, other: "NetComparison") -> None:
@@ -122,7 +126,7 @@ class NetComparison:
         errors = {name: change.relative_error for name, change in self._outputs.items()}
         return NetChange(
             first.kl, first.agreement, first.largest_change, first.relative_error, scores,
-            errors if len(errors) > 1 else {},
+            errors if len(errors) > 1 else {}, first.embedding,
         )  # fmt: skip
 
 

@@ -2,16 +2,17 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hf_lgelu.files import save_picture
-from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
+from hf_lgelu.formats import NONE, markdown_table, quoted, score, significant
 from hf_lgelu.refit.report import (
     ConversionReport,
     Evaluation,
     LayerRefit,
+    NetChange,
     evaluations,
     how_far,
     rest_of_the_distance,
@@ -28,8 +29,8 @@ LAYER_NOTE = (
 )
 
 NET_NOTE = (
-    "The direct swap has the new gates and the original weights. KL and relative error are distances from the original "
-    "network, not from the truth; 0 is the same."
+    "The direct swap has the new gates and the original weights. All but the scores by labels are measured against the "
+    "original network, not against the truth."
 )
 
 _DOTS_PER_INCH = 130
@@ -66,7 +67,8 @@ def whole_network(report: ConversionReport) -> str:
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
             rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-            parts.append(markdown_table(("output", "relative error, direct swap", "refitted"), rows, text_columns=1))
+            header = ("output", "relative error (share of squares), direct swap", "refitted")
+            parts.append(markdown_table(header, rows, text_columns=1))
     if report.evaluation is None:
         parts.append(
             "No second set was given. Held-out inputs come from the data that was fitted on, and cannot show that this "
@@ -87,17 +89,14 @@ def bullets(lines: tuple[str, ...]) -> str:
 
 def _net_table(evaluation: Evaluation) -> str:
     """Original, direct swap and refitted network on the same rows, a line each."""
-    header = ("network", "KL to the original (nats)", "same prediction", "largest logit change", "relative error")
-    rows: list[tuple[tuple[str, ...], Mapping[str, float]]] = [
-        (("original", "0", "100 %", "0", "0"), evaluation.original_metrics)
-    ]
-    for name, change in (("direct swap", evaluation.direct), ("refitted", evaluation.refitted)):
-        same = NONE if change.kl is None else percent(change.agreement)  # no logits, no choice between classes
-        numbers = (significant(change.max_logit_change), significant(change.relative_error))
-        rows.append(((name, significant(change.kl), same, *numbers), change.metrics))
-    metrics = list(evaluation.original_metrics)
-    cells = [(*row, *(score(metric, scores.get(metric)) for metric in metrics)) for row, scores in rows]
-    return markdown_table((*header, *metrics), cells, text_columns=1)
+    direct, refitted = evaluation.direct, evaluation.refitted
+    scores, same = evaluation.original_metrics, dict.fromkeys(refitted.embedding, 1.0)
+    original = NetChange(None if refitted.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
+    rows = []
+    for name, change in zip(_NETWORKS, (original, direct, refitted), strict=True):
+        measured = [change.measures.get(measure, NONE) for measure in refitted.measures]
+        rows.append((name, *measured, *(score(metric, change.metrics.get(metric)) for metric in scores)))
+    return markdown_table(("network", *refitted.measures, *scores), rows, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
@@ -197,7 +196,9 @@ def _values(evaluation: Evaluation) -> tuple[str, list[float]]:
             return name, [original, direct.metrics[name], refitted.metrics[name]]
     if direct.kl is not None and refitted.kl is not None:
         return "KL to the original (nats)", [direct.kl, refitted.kl]
-    return "relative error", [direct.relative_error, refitted.relative_error]
+    if direct.embedding:
+        return "1 − cosine to the original", [1 - change.embedding["cosine"] for change in (direct, refitted)]
+    return "relative error (share of squares)", [direct.relative_error, refitted.relative_error]
 
 
 def _write(axis: "Axes", text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_lgelu.formats import counted, finite_or_none, percent, quoted, score, significant
+from hf_lgelu.formats import NONE, counted, finite_or_none, measures, quoted, score, significant
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
@@ -76,14 +76,19 @@ class LayerRefit:
 class NetChange:
     """How far a network is from the original on the same rows.
 
+    What counts of class scores are KL and agreement, of embeddings cosine and neighbours, of other values the relative
+    error.
+
     Args:
         kl: mean KL(original ‖ network) in nats per prediction; None where the outputs are no logits.
         agreement: share of predictions, 0 to 1, with the original's argmax. It means something only of logits.
         max_logit_change: the largest |ŷ − y| of any output.
-        relative_error: ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs.
+        relative_error: ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs, a share of squares.
         metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
         relative_errors: the relative error of each output that counts, where there are several; all other fields are
             of the first.
+        embedding: {"cosine", "least_cosine", "same_neighbour": number} of embeddings, one vector a sample
+            (`hf_lgelu.models.outputs.OutputComparison`); else empty.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -99,6 +104,7 @@ class NetChange:
     relative_error: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     relative_errors: Mapping[str, float] = field(default_factory=dict)
+    embedding: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "NetChange":
@@ -120,11 +126,22 @@ class NetChange:
         """ "KL 0.0025 nat", or the relative error of outputs that are no class scores; "infinitely far"."""
         if not math.isfinite(self.distance):
             return "infinitely far"
-        return (
-            f"relative error {significant(self.relative_error)}"
-            if self.kl is None
-            else f"KL {significant(self.kl)} nat"
-        )
+        if self.kl is None:
+            return f"relative error {significant(self.relative_error)} (share of squares)"
+        return f"KL {significant(self.kl)} nat"
+
+    @property
+    def measures(self) -> dict[str, str]:
+        """{measure: value} of those that fit the outputs, as tables and sentences show them."""
+        return measures(self.kl, self.agreement, self.max_logit_change, self.relative_error, self.embedding)
+
+    def beside(self, original_metrics: Mapping[str, float]) -> str:
+        """All measures in words, first the scores beside the original's."""
+        scores = [
+            f"{name} {score(name, self.metrics.get(name))}, the original's {score(name, value)}"
+            for name, value in original_metrics.items()
+        ]
+        return "; ".join([*scores, *(f"{name} {value}" for name, value in self.measures.items())])
 
 
 @dataclass(frozen=True)
@@ -149,7 +166,9 @@ class Evaluation:
 
     @property
     def size_in_words(self) -> str:
-        """ "12,288 predictions on 96 inputs", or "96 predictions" where each input has one."""
+        """ "12,288 predictions on 96 inputs", "96 predictions" where each input has one, of embeddings "96 inputs"."""
+        if self.refitted.embedding:
+            return counted(self.samples, "input")
         rows = counted(self.rows, "prediction")
         return rows if self.rows == self.samples else f"{rows} on {counted(self.samples, 'input')}"
 
@@ -278,15 +297,7 @@ def how_far(report: ConversionReport) -> str:
     if not measured:
         return "How far it is from the original was not measured: nothing was held out, and no second set given."
     title, evaluation = measured[-1]
-    change = evaluation.refitted
-    parts = [
-        f"{name} {score(name, change.metrics.get(name))}, the original's {score(name, value)}"
-        for name, value in evaluation.original_metrics.items()
-    ]
-    parts.append(f"{change.in_words} from the original")
-    if change.kl is not None:
-        parts.append(f"{percent(change.agreement)} of the predictions the same")
-    return f"On the {title} ({evaluation.size_in_words}): {'; '.join(parts)}."
+    return f"On the {title} ({evaluation.size_in_words}): {evaluation.refitted.beside(evaluation.original_metrics)}."
 
 
 def what_was_done(report: ConversionReport) -> str:
@@ -312,7 +323,8 @@ def what_was_done(report: ConversionReport) -> str:
         sentences.append(f"Of the model's outputs {quoted(report.outputs)} counted.")
     if len(report.steps) > 1:  # of the refit alone there is nothing to say
         tried = rungs_in_words(report)
-        sentences.append(f"Tried one after the other, with their distance on the inputs held out: {tried}.")
+        what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"
+        sentences.append(f"Tried one after the other, with their {what} on the inputs held out: {tried}.")
         if report.width_share != 1:
             sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
     return " ".join([*sentences, f"It took {report.seconds:.1f} s."])
@@ -365,17 +377,7 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
 
 def _in_one_line(title: str, evaluation: Evaluation) -> str:
     direct, refitted = evaluation.direct, evaluation.refitted
-    if direct.kl is None:
-        parts = [f"relative error {significant(direct.relative_error)} → {significant(refitted.relative_error)}"]
-    else:
-        parts = [
-            f"KL {significant(direct.kl)} → {significant(refitted.kl)}",
-            f"same prediction {percent(direct.agreement)} → {percent(refitted.agreement)}",
-        ]
-    what = "output" if direct.kl is None else "logit"
-    parts.append(
-        f"largest {what} change {significant(direct.max_logit_change)} → {significant(refitted.max_logit_change)}"
-    )
+    parts = [f"{name} {direct.measures.get(name, NONE)} → {value}" for name, value in refitted.measures.items()]
     for name, value in evaluation.original_metrics.items():
         swapped, fitted = (score(name, change.metrics.get(name)) for change in (direct, refitted))
         parts.append(f"{name} {swapped} → {fitted}, {score(name, value)} as it was")

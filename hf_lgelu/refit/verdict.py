@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
-from hf_lgelu.formats import counted, quoted, significant
+from hf_lgelu.formats import quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch, taken_by
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import run_example
@@ -31,6 +31,7 @@ from hf_lgelu.refit.report import (
 from hf_lgelu.refit.weights import why_not_writable
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
+_ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
 
 WHERE_NOT_FINITE = (
@@ -173,11 +174,19 @@ def _not_reached(
 def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     yield from _of_what_was_held_out(report)
-    for title, evaluation in evaluations(report):
-        if max_kl is not None and max_kl < evaluation.refitted.distance < math.inf:
+    for title, evaluation in evaluations(report) if max_kl is not None else ():
+        change = evaluation.refitted
+        kept = change.embedding.get("same_neighbour", 1.0)
+        if change.embedding and math.isfinite(change.distance):
+            if kept < _ENOUGH_SAME_NEIGHBOURS or max_kl < change.distance:
+                yield (
+                    f"on the {title} the embeddings are far from the original's ({change.beside({})}): try your search "
+                    "or clustering with them before you use them"
+                )
+        elif max_kl < change.distance < math.inf:
             yield (
-                f"on the {title} the converted network is {evaluation.refitted.in_words} away from the "
-                f"original, beyond max_kl = {max_kl:g}: measure what that costs before you use it"
+                f"on the {title} the converted network is {change.in_words} away from the original, beyond max_kl = "
+                f"{max_kl:g}: measure what that costs before you use it"
             )
     change = report.held_out.refitted if report.held_out is not None and report.outputs == ("",) else None
     # Softmax does not see an amount that is common to all columns.
@@ -185,8 +194,9 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
         yield (
             f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
             f"softmax makes count (KL {significant(change.kl)} nat). Should it be values (a regression, an "
-            f"embedding, an image), its relative error of {significant(change.relative_error)} is what "
-            'counts: convert a model that gives them by a name of their own, {"values": output}'
+            f"embedding, an image), its relative error of {significant(change.relative_error)} (share of "
+            'squares) is what counts: convert a model that gives them by a name, {"values": output} or {"embeddings": '
+            "output}"
         )
     yield from _of_layers(report.layers, report.distinct_samples)
     second = report.evaluation
@@ -223,7 +233,7 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         )
     if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
         yield (
-            f"judged on {counted(report.held_out.rows, 'prediction')} alone: what is said of the distance to the "
+            f"judged on {report.held_out.size_in_words} alone: what is said of the distance to the "
             "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
             "--evaluation)"
         )
