@@ -15,8 +15,6 @@ from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
-from hf_lgelu.formats import percent
-from hf_lgelu.formats import score as shown
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.example_run import call_alike, evaluation_mode, forward_hooks, run_example
@@ -175,11 +173,7 @@ def _swap(examined: Examined) -> Iterator[str]:
         outputs,
     )
     change = found["swapped"].change
-    scores = [
-        f"{name} {shown(name, value)}, {shown(name, score.values[name])} as it is"
-        for name, value in change.metrics.items()
-    ]
-    words = "; ".join([*scores, change.in_words, f"{percent(change.agreement)} of the predictions unchanged"])
+    words = change.beside(score.values)
     yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit: {words}"
     if change.kl is not None and not change.kl <= FAR_KL:
         yield f"That is far from the original: KL {change.kl:.3g} of {FAR_KL} nat a prediction"

@@ -19,7 +19,7 @@ from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.formats import NONE, percent, score, significant
+from hf_lgelu.formats import NONE, embedding_measures, percent, score, significant
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches, for_decoder, read_batches, taken_by
 from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
@@ -113,7 +113,8 @@ class NetworkComparison:
 def _measures(change: NetChange) -> dict[str, str]:
     """How far a network is, by the measures that fit its outputs."""
     if change.kl is None:
-        return {"relative error": significant(change.relative_error)}
+        error = {"relative error (share of squares)": significant(change.relative_error)}
+        return embedding_measures(change.embedding) or error
     return {"same predictions": percent(change.agreement), "KL, nat": significant(change.kl)}
 
 

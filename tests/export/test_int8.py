@@ -118,7 +118,7 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files):
     assert str(gelu).splitlines() == [
         f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows, "
         "operations 'all'" + ", weights of 7 bits" * (gelu.weight_bits == 7),
-        f"  on these rows, against float32: relative error {gelu.relative_error:.3g}, {gelu.change}",
+        f"  on these rows, against float32: relative error (share of squares) {gelu.relative_error:.3g}, {gelu.change}",
         "  2 layers in integers, 2 steps from float to integers and 2 back",
         "  of 1 activations, 0 are part of another integer operation, 0 are integer operations themselves and 1 are "
         "computed in float",

@@ -3,6 +3,7 @@
 import contextlib
 import math
 
+import numpy as np
 import pytest
 import torch
 from networks import Calls
@@ -11,7 +12,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.outputs import OutputChange, OutputComparison, compare_models, kl_terms, outputs_of
+from hf_lgelu.models.outputs import (
+    OutputChange,
+    OutputComparison,
+    compare_models,
+    compared_outputs,
+    kl_terms,
+    outputs_of,
+)
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 
@@ -74,6 +82,74 @@ def test_the_relative_error_is_a_share_of_squares_around_the_mean_of_each_column
 def test_the_error_of_an_output_that_does_not_vary_is_relative_to_its_size(original, other, expected, rows):
     found = OutputComparison().add(*(torch.tensor([row] * rows) for row in (original, other)))
     assert found.relative_error == pytest.approx(expected)
+
+
+def nearest_by_hand(vectors):
+    """The row that is nearest to each row by cosine, but the row itself."""
+    units = [vector / np.sqrt((vector**2).sum()) for vector in vectors]
+    return [max((j for j in range(len(units)) if j != i), key=lambda j: units[i] @ units[j]) for i in range(len(units))]
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
+    """A sample's vector is the mean over its tokens; padding holds NaN, and the last sample nothing else."""
+    draws = np.random.RandomState(0)
+    states = draws.randn(41, 6, 3) if is_masked else draws.randn(41, 3)
+    others = states + 0.8 * draws.randn(*states.shape)
+    kept = np.arange(6) < draws.randint(1, 7, (41, 1)) if is_masked else None
+    vectors = [states, others]
+    if is_masked:
+        kept[-1] = False
+        states[~kept], others[~kept] = np.nan, np.nan
+        vectors = [[sample[rows].mean(0) for sample, rows in zip(v[:-1], kept, strict=False)] for v in vectors]
+    cosines = [(a @ b) / np.sqrt((a @ a) * (b @ b)) for a, b in zip(*vectors, strict=True)]
+    same = np.mean([a == b for a, b in zip(*map(nearest_by_hand, vectors), strict=True)])
+    assert 0.1 < same < 0.9
+    whole, first = OutputComparison(), OutputComparison()
+    counted = None if kept is None else torch.from_numpy(kept)
+    pair = [torch.from_numpy(values) for values in (states, others)]
+    whole.add(*pair, counted, are_embeddings=True)
+    for comparison, part in ((first, slice(None, 17)), (OutputComparison(), slice(17, None))):
+        masks = None if counted is None else counted[part]
+        comparison.add(*(values[part] for values in pair), masks, are_embeddings=True)
+    first.merge(comparison)
+    for found in (whole, first):
+        assert found.embedding == pytest.approx(
+            {"cosine": np.mean(cosines), "least_cosine": min(cosines), "same_neighbour": same}, rel=1e-6
+        )
+    assert (whole.change.unchanged_predictions, whole.kl) == (None, None)
+    assert "predictions" not in str(whole.change)
+    assert f"same nearest neighbour {100 * same:.2f} %" in str(whole.change)
+
+
+def test_repeated_samples_are_each_others_nearest_whichever_is_chosen():
+    rows = torch.eye(3).repeat(3, 1)
+    swapped = rows + 1e-4 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
+    assert OutputComparison().add(rows, swapped, are_embeddings=True).embedding["same_neighbour"] == 1
+    assert "same_neighbour" not in OutputComparison().add(rows[:2], rows[:2], are_embeddings=True).embedding
+
+
+@pytest.mark.parametrize(
+    ("network", "are_vectors"),
+    [
+        (Calls(lambda x: {"last_hidden_state": x, "pooler_output": x[:, 0]}), True),
+        (Calls(lambda x: {"token_embeddings": x, "sentence_embedding": x[:, 0]}), True),
+        (Calls(lambda x: {"logits": x[:, 0], "last_hidden_state": x}), False),
+        (Calls(lambda x: {"values": x[:, 0]}), False),
+        (Calls(lambda x: x[:, 0]), False),
+    ],
+)
+def test_outputs_say_whether_a_network_gives_embeddings(network, are_vectors):
+    found = compared_outputs(network, torch.randn(4, 5, 3))
+    assert found.are_embeddings == are_vectors
+    assert not (found.are_embeddings and found.are_logits)
+    assert bool(compare_models(network, network, torch.randn(4, 5, 3)).embedding) == are_vectors
+
+
+def test_the_features_of_a_network_of_timm_without_classes_are_embeddings():
+    network = Calls(lambda x: x)
+    network.num_classes = 0
+    assert compared_outputs(network, torch.randn(4, 5))[1:] == (False, False, True)
 
 
 @pytest.fixture

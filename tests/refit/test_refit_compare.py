@@ -132,7 +132,7 @@ def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
 )
 def test_only_classes_that_exclude_each_other_have_a_kl(problem, has_logits):
     config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
-    tensors, found, _ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    tensors, found, *_ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
     assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
 
 

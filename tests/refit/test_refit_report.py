@@ -11,7 +11,8 @@ from torch import nn
 
 from hf_lgelu.formats import percent
 from hf_lgelu.refit.page import render_markdown
-from hf_lgelu.refit.report import ConversionReport, StepTaken
+from hf_lgelu.refit.report import ConversionReport, Evaluation, NetChange, StepTaken
+from hf_lgelu.refit.verdict import conversion_warnings
 
 
 def tables_of(page):
@@ -32,7 +33,7 @@ def test_numbers_of_the_whole_network():
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
     assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
     assert [row["largest logit change"] for row in held_out] == ["0", "12.5", "0.5"]
-    assert [row["relative error"] for row in held_out] == ["0", "0.25", "0.0003"]
+    assert [row["relative error (share of squares)"] for row in held_out] == ["0", "0.25", "0.0003"]
     assert "perplexity" not in held_out[0]
     assert [row["perplexity"] for row in second] == ["113.19", "292.36", "113.42"]
     assert [row["same prediction"] for row in second] == ["100 %", "25.00 %", "100 %"]
@@ -64,16 +65,42 @@ def test_outputs_that_are_no_logits_have_no_kl():
     )
     report = dataclasses.replace(REPORT, held_out=without, evaluation=None)
     held_out, _ = tables_of(render_markdown(report))
-    assert [row["KL to the original (nats)"] for row in held_out] == ["0", "–", "–"]
-    assert [row["same prediction"] for row in held_out] == ["100 %", "–", "–"]
+    assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.75", "0.0005"]
+    assert [row.pop("largest change") for row in held_out] == ["0", "25", "0.75"]
+    assert {column for row in held_out for column in row} == {"network", "perplexity"}
     assert (
         str(report)
         .splitlines()[2]
         .endswith(
-            "direct swap → refitted: relative error 0.75 → 0.0005; largest output change 25 → 0.75; "
+            "direct swap → refitted: relative error (share of squares) 0.75 → 0.0005; largest change 25 → 0.75; "
             "perplexity 292.36 → 113.42, 113.19 as it was"
         )
     )
+
+
+def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
+    swapped = {"cosine": 0.58849, "least_cosine": 0.367, "same_neighbour": 0.38}
+    nearer = {"cosine": 0.985, "least_cosine": 0.93, "same_neighbour": 0.81}
+    direct = NetChange(None, 0.5, 12.5, 0.5, embedding=swapped)
+    refitted = NetChange(None, 0.9, 0.5, 0.0296, embedding=nearer)
+    of_embeddings = Evaluation(rows=4096, samples=400, original_metrics={}, direct=direct, refitted=refitted)
+    report = dataclasses.replace(REPORT, held_out=of_embeddings, evaluation=None)
+    page, text = render_markdown(report), str(report)
+    held_out, _ = tables_of(page)
+    assert [row.pop("cosine to the original") for row in held_out] == ["1.0000", "0.5885", "0.9850"]
+    assert [row.pop("least cosine") for row in held_out] == ["1.0000", "0.3670", "0.9300"]
+    assert [row.pop("same nearest neighbour") for row in held_out] == ["100 %", "38.00 %", "81.00 %"]
+    assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.5", "0.0296"]
+    assert {column for row in held_out for column in row} == {"network"}
+    for said in (page, text):
+        assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in said
+        assert "predict" not in said
+    (warning,) = (found for found in conversion_warnings(report, 0.1) if "embeddings" in found)
+    assert "same nearest neighbour 81.00 %" in warning
+    near = dataclasses.replace(refitted, embedding=nearer | {"same_neighbour": 0.97})
+    report = dataclasses.replace(report, held_out=dataclasses.replace(of_embeddings, refitted=near))
+    assert not any("embeddings" in found for found in conversion_warnings(report, 0.1))
+    assert ConversionReport.from_dict(json.loads(json.dumps(report.as_dict()))) == report
 
 
 class Joint(nn.Module):

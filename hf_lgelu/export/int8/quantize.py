@@ -41,7 +41,8 @@ from hf_lgelu.export.onnx.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
+from hf_lgelu.models.batches import counted_rows
+from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
@@ -120,7 +121,8 @@ class Int8Report:
             f"{self.calibration_rows:,} rows, operations {self.operations!r}"
             + ", weights of 7 bits"
             * (self.weight_bits == 7),
-            f"  on these rows, against float32: relative error {self.relative_error:.3g}, {self.change}",
+            f"  on these rows, against float32: relative error (share of squares) {self.relative_error:.3g}, "
+            f"{self.change}",
             f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
             f"{counts.dequantize} back",
             f"  of {self.activations} activations, {self.vanished_activations} are part of another integer operation, "
@@ -235,8 +237,12 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         for name, array, other_array in zip(model.output_names, model(batch), other(batch), strict=True):
             if array.dtype.kind == "f" and array.size:
-                pair = (without_padding(torch.from_numpy(values), inputs, name) for values in (array, other_array))
-                found.setdefault(name, OutputComparison()).add(*map(classes_last, pair))
+                pair = [torch.from_numpy(values) for values in (array, other_array)]
+                are_vectors = are_embeddings(model, name, pair[0])
+                counted = counted_rows(inputs, pair[0], name) if are_vectors else None
+                if counted is None:
+                    pair = [classes_last(without_padding(values, inputs, name)) for values in pair]
+                found.setdefault(name, OutputComparison()).add(*pair, counted, are_embeddings=are_vectors)
     first = next(iter(found.values()), None)
     if first is None or not first.rows:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
