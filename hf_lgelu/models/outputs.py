@@ -515,15 +515,15 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
     Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
     the outputs are empty or the first model's hold NaN.
     """
-    before, after = (_predicted(run_example(network, inputs)) for network in (model, other))
+    before, after = (_by_task(run_example(network, inputs)) for network in (model, other))
     shapes = [[tuple(tensor.shape) for tensor in given.values()] for given in (before, after)]
     if not all(shapes) or shapes[0][0] != shapes[1][0]:
         raise RuntimeError(
             "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
             f"{shapes[0]} and {shapes[1]}"
         )
-    (name, given), changed = next(iter(before.items())), next(iter(after.values()))
-    first, second = classes_last(given.cpu()), classes_last(changed.cpu())
+    name, given = next(iter(before.items()))
+    first, second = (classes_last(next(iter(found.values())).cpu()) for found in (before, after))
     if not first.numel():
         raise ValueError(
             f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
@@ -547,6 +547,12 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 def floating_outputs(output: Any) -> list[Tensor]:
     """The same tensors as from `outputs_of`, of an output at hand."""
     return list(_predicted(output).values())
+
+
+def _by_task(output: Any) -> dict[str, Tensor]:
+    """The same tensors by name, first those that the task reads."""
+    found = _predicted(output)
+    return {name: found[name] for name in (*task_outputs(output), *found) if name in found}
 
 
 def _predicted(output: Any) -> dict[str, Tensor]:
