@@ -53,7 +53,7 @@ def measures(
 def embedding_measures(embedding: Mapping[str, float]) -> dict[str, str]:
     """{measure: value} of the cosines and neighbours of embeddings (`OutputComparison.embedding`)."""
     names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
-    found = {words: score("cosine", embedding[name]) for name, words in names.items()}
+    found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
     kept = embedding.get("same_neighbour")
     return found if kept is None else found | {"same nearest neighbour": percent(kept)}
 

@@ -321,6 +321,8 @@ def what_was_done(report: ConversionReport) -> str:
     )
     if report.outputs != ("",):
         sentences.append(f"Of the model's outputs {quoted(report.outputs)} counted.")
+    if any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report)):
+        sentences.append(f"An input's embedding is the mean of `{report.outputs[0]}` over all that is no padding.")
     if len(report.steps) > 1:  # of the refit alone there is nothing to say
         tried = rungs_in_words(report)
         what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"

@@ -177,7 +177,7 @@ def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
     words = ("--evaluation", pairs[0], "--column", "query", "--pair_column", "passage", "--disable_tqdm")
     status, said, errors = call("export", folder, "--output_dir", tmp_path / "relu", *words)
     assert status == 0, errors
-    assert "inputs: cosine to the original" in said
+    assert "relative error (share of squares)" in said
     hardened = package.CrossEncoder(str(tmp_path / "relu"), device="cpu")
     old = network(**package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
     assert (torch.tensor(hardened.predict(pairs[1][:8])) - old.detach()).abs().max() < 0.01
