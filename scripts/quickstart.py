@@ -64,7 +64,7 @@ What to try next:
   hf-lgelu convert YOUR_CHECKPOINT out --data texts.txt     your own trained network, without training
   python scripts/train.py --benchmark mlp-digits --harden --init_mode increasing --output_dir runs/one
   python scripts/train.py --benchmark mlp-fmnist --harden --output_dir runs/fmnist     the paper's MLP, from the Hub
-  README.md: the same in ten lines of Python; docs/harden.md: your own Trainer; docs/convert.md: large networks"""
+  README.md: the same in ten lines of Python; docs/train.md: your own Trainer; docs/convert.md: large networks"""
 
 
 def main() -> int:
