@@ -344,7 +344,7 @@ _TITLES = {
     "whisper": "Whisper tiny.en, speech recognizer",
 }
 _HEADINGS = {SMOOTH: "As it is", DIRECT: "ReLU swapped in", OWN_SHAPE: OWN_SHAPE, WIDER: WIDER}
-_MEASURES = {SAME_NEIGHBOUR: "share with the same nearest neighbour", "word_error_rate": "share of words wrong"}
+_MEASURES = {SAME_NEIGHBOUR: "same nearest neighbour", "word_error_rate": "share of words wrong"}
 
 
 def _elsewhere_rows(data: ReportData) -> Iterator[Group]:
@@ -393,6 +393,77 @@ ELSEWHERE = TableSpec(
     head=("Network",),
     columns=(Column("Measure", _measure), *(_elsewhere_cell(*column) for column in _HEADINGS.items())),
     notes=_elsewhere_notes,
+)
+
+
+# Gain beside price: what each road keeps of the score, and what the ReLU network's int8 form costs
+
+_SHORT = {
+    "mlp-adult": "MLP, Adult",
+    "mlp-fmnist": "MLP, Fashion-MNIST",
+    "resnet18-cifar10": "ResNet-18, CIFAR-10",
+    "resnet18-cifar100": "ResNet-18, CIFAR-100",
+    "deit-tiny-imagenet": "DeiT-Tiny, Tiny ImageNet",
+    "gpt2-wikitext2": "GPT-2 4 × 128, WikiText-2",
+    "minilm": "MiniLM-L6",
+    "reactions": "rxnfp classifier",
+    "smollm2": "SmolLM2-135M",
+    "whisper": "Whisper tiny.en",
+}
+_PRICED_BATCH = 64  # of the benchmarks: rows a call
+
+
+def _road_rows(data: ReportData) -> Iterator[Group]:
+    for name, ways in benchmarks_with_results(data).items():
+        if name in of_measurement(data, "real"):
+            ways = results_from_elsewhere(data, name)
+        yield (_SHORT.get(name, name),), ways | {"int8": _int8_time(data, name)}
+
+
+def _int8_time(data: ReportData, name: str) -> pd.DataFrame:
+    """Time of the ReLU network's int8 form over the smooth network's, by seed: hardened, or converted and wider."""
+    elsewhere, trained = of_measurement(data, "real").get(name), of_measurement(data, "int8").get(name)
+    if elsewhere is not None:
+        frame = elsewhere[(elsewhere["precision"] != "float32") & elsewhere["score"].notna()]
+        smooth, relu, time = frame[frame["method"] == "original"], frame[frame["method"] == "converted"], "call_ms"
+    elif trained is not None:
+        frame = trained[(trained["precision"] == "int8-all") & (trained["batch_size"] == _PRICED_BATCH)]
+        smooth, relu, time = frame[frame["model"] == "gelu"], frame[frame["model"] == "hardened_relu"], "median_ms"
+    else:
+        return pd.DataFrame(columns=["value"])
+    pairs = relu.merge(smooth, on="seed", suffixes=("", "_smooth"))
+    return pairs.assign(value=pairs[time] / pairs[f"{time}_smooth"])
+
+
+def _road_cell(heading: str, *ways: str) -> Column:
+    def cell(found: dict[str, pd.DataFrame], notes: Notes) -> str:
+        seeds = next((found[way] for way in ways if way in found and len(found[way])), None)
+        if seeds is None:
+            return NONE
+        if "int8" in ways:
+            return number(statistics.fmean(seeds["value"]), 2)
+        wider = f" ({seeds['width'].iloc[0]:g} ×)" if WIDER in ways else ""
+        return number(statistics.fmean(seeds["value"]), digits_of(seeds["metric"].iloc[0])) + wider
+
+    return Column(heading, cell)
+
+
+ROADS = TableSpec(
+    title="What each road keeps, and what it costs",
+    caption="Score of the smooth network and of the ReLU networks made of it; the mean where there are several seeds. "
+    "“×” is how many hidden units a wider network has. int8: time of the int8 ReLU network (hardened, else wider) over "
+    "that of the int8 smooth network.",
+    rows=_road_rows,
+    head=("Network",),
+    columns=(
+        Column("Measure", _measure),
+        _road_cell("Smooth", SMOOTH),
+        _road_cell("ReLU swapped in", DIRECT),
+        _road_cell("Converted", OWN_SHAPE, CONVERTED),
+        _road_cell("Converted, wider", WIDER),
+        _road_cell("Hardened", HARD),
+        _road_cell("int8 time", "int8"),
+    ),
 )
 
 

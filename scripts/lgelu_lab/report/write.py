@@ -15,7 +15,7 @@ from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import TEMPLATES, Table, TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.numbers import listed
-from lgelu_lab.report.results import DIFFERENCE_TABLE, ELSEWHERE, PATH, RESULTS
+from lgelu_lab.report.results import DIFFERENCE_TABLE, ELSEWHERE, PATH, RESULTS, ROADS
 from lgelu_lab.report.run_figures import FIGURES
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole
@@ -27,6 +27,7 @@ END = "<!-- end of results -->"
 """Between these marks of a page stands what is made of the records."""
 
 ALL_TABLES: dict[str, TableSpec] = {
+    "roads": ROADS,
     "results": RESULTS,
     "elsewhere": ELSEWHERE,
     "differences": DIFFERENCE_TABLE,
@@ -37,7 +38,7 @@ ALL_TABLES: dict[str, TableSpec] = {
 }
 ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES}
 
-MAIN_TABLES = ("results", "elsewhere")
+MAIN_TABLES = ("roads",)
 """Of README."""
 
 
@@ -57,7 +58,7 @@ SECTIONS: dict[str, SectionSpec] = {
         "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
-        ("results", "elsewhere", "differences"),
+        ("roads", "results", "elsewhere", "differences"),
     ),
     "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims",)),
     "profiles": SectionSpec(
