@@ -11,6 +11,7 @@ from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
+    README_TABLES,
     page_tables,
     put_results,
     read_downstream,
@@ -66,7 +67,7 @@ def _write(arguments: argparse.Namespace) -> None:
     written = write_report(data, folder)
     if arguments.readme:
         page = Path(arguments.readme).resolve()  # a link stays one
-        write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data)))
+        write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data, README_TABLES)))
     if arguments.cards:
         from lgelu_lab.studies.cards import write_committed_cards
 

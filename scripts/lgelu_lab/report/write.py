@@ -38,8 +38,9 @@ ALL_TABLES: dict[str, TableSpec] = {
 }
 ALL_FIGURES: dict[str, FigureSpec] = {"path": PATH, **FIGURES}
 
-MAIN_TABLES = ("roads",)
-"""Of README."""
+README_TABLES = ("roads",)
+MAIN_TABLES = ("results", "elsewhere")
+"""What is printed."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +224,9 @@ def markdown_tables(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def page_tables(data: ReportData) -> str:
-    """The README's tables in Markdown, with their notes, those that have rows."""
-    tables = (build_table(key, ALL_TABLES[key], data) for key in MAIN_TABLES)
+def page_tables(data: ReportData, keys: Sequence[str] = MAIN_TABLES) -> str:
+    """Tables in Markdown, with their notes, those that have rows."""
+    tables = (build_table(key, ALL_TABLES[key], data) for key in keys)
     return "\n\n".join(to_markdown(table) for table in tables if table.rows)
 
 
