@@ -46,7 +46,7 @@ import json, sys
 import torch
 from safetensors.torch import load_file
 
-features, found = torch.load("features.pt"), {}
+features, found = torch.load("features.pt", weights_only=True), {}
 for folder in sys.argv[1:]:
     weights, config = load_file(f"{folder}/model.safetensors"), json.load(open(f"{folder}/config.json"))
     modules = []
@@ -159,7 +159,7 @@ def _in_plain_torch(folder: Path, networks: dict[str, PreTrainedModel], data: Be
     torch.save(data.eval.features, folder / "features.pt")
     folders = [_FOLDERS[way] for way in networks]
     subprocess.run([sys.executable, "-c", _PLAIN_TORCH, *folders], cwd=folder, check=True)
-    found = torch.load(folder / "logits.pt")
+    found = torch.load(folder / "logits.pt", weights_only=True)
     for name in ("features.pt", "logits.pt"):
         (folder / name).unlink()
     return {
