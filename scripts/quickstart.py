@@ -27,10 +27,15 @@ from lgelu_lab.studies.run import run_benchmark
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from hf_lgelu import compare_networks, convert_to_relu, export_relu, from_pretrained, substitute_relu
-from hf_lgelu.export.comparison import ComparedNetwork
+from hf_lgelu import (
+    MLPForClassification,
+    compare_networks,
+    convert_to_relu,
+    export_relu,
+    from_pretrained,
+    substitute_relu,
+)
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
-from hf_lgelu.models.mlp import MLPForClassification
 
 BENCHMARK, SEED = "mlp-digits", 0
 TRAINED = ("gelu", "relu", "hardened")
@@ -173,7 +178,7 @@ def _table(
 ) -> tuple[list[dict[str, str]], int]:
     """(a row a network: what `compare_networks` says of it beside the GELU network, how many images that is of)."""
     batch = benchmark.collate(data.eval.__getitems__(range(len(data.eval))))
-    compared: dict[str, list[ComparedNetwork]] = {}
+    compared: dict[str, list] = {}
     for way in (SWAPPED, CONVERTED, HARDENED, FROM_START):
         comparison = compare_networks(networks[GELU], networks[way], [batch], int8=True)
         for name, key in (("original", GELU), ("converted", way)):

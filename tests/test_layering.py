@@ -107,7 +107,6 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
 }
 OF_ONE_FILE = {
-    "bias_fold.py": {"refit", "models.batches", "models.example_run"},  # a refit with one choice alone
     "relufication.py": {"models.substitution"},  # refuses before the first step what could not be swapped later
 }
 
