@@ -106,7 +106,8 @@ class NetworkComparison:
         )
         if self.calibration_samples:
             in_integers = " and ".join(f"{row.network} {row.operations}" for row in self.rows if row.operations)
-            lines.append(f"int8: ranges of {self.calibration_samples} other inputs; operations: {in_integers}.")
+            layers = " (layers: only matrix products and convolutions in int8)" if "layers" in in_integers else ""
+            lines.append(f"int8: ranges of {self.calibration_samples} other inputs; operations: {in_integers}{layers}.")
         return "\n".join(lines)
 
 

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from hf_lgelu.export.absorption.absorb import AbsorbedSite
 
 _MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
-_IN_MEMORY = {
-    "relu": "substitute_relu(model) changes any module in memory",
-    "gelu": "absorb_hardness(model, inputs) changes any module in memory",
-}
 
 
 @dataclass(frozen=True)
@@ -155,25 +151,17 @@ def export_gelu(
 
     `model` stays as it is. The layers around each activation absorb its λ (`absorb_hardness`), the config key of the
     model's family is rewritten, and the folder is loaded again with transformers and compared with the λ-GELU model.
-    A model card goes along (`write_card`).
+    A model card goes along (`write_card`). What is not said here is as of `export_relu`.
 
     Args:
-        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
-        folder: where to; complete or not there.
-        processor: tokenizer or image processor, saved beside the weights.
-        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
         inputs: such that run the whole model; random ones of the right shape
             (`hf_lgelu.models.random_inputs`) if None.
-        overwrite: replace a folder that is not empty.
 
     Raises:
         TypeError: `model` is no transformers model; `absorb_hardness` takes any module.
-        ValueError: no λ-GELU, sites whose λ cannot be absorbed (each named with the reason), or no example inputs are
-            known for this model.
-        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says GELU in its erf form
-            at these sites (UnsupportedConfigError), or the folder, loaded again, computes something else.
-        FileExistsError: `folder` is not empty.
-        OSError: the disk is full or not writable; what was at `folder` is as it was.
+        ValueError: sites whose λ cannot be absorbed, each named with the reason.
+        RuntimeError: no config key says GELU in its erf form at these sites (UnsupportedConfigError), or the folder,
+            loaded again, computes something else.
 
     Example:
         >>> import tempfile
@@ -211,7 +199,11 @@ def save_plain(
     """The report of `export_relu` ("relu") or `export_gelu` ("gelu") into a folder that is there, without the card."""
     model = operable_module(model)
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"export_{form} saves transformers models, got {type(model).__name__}; {_IN_MEMORY[form]}")
+        in_memory = "substitute_relu(model)" if form == "relu" else "absorb_hardness(model, inputs)"
+        raise TypeError(
+            f"export_{form} saves transformers models, got {type(model).__name__}; {in_memory} changes any module in "
+            "memory"
+        )
     try:
         require_lambda_gelu(model)
     except ValueError as error:

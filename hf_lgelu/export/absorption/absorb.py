@@ -4,7 +4,6 @@ a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a
 before multiplied by λ (weight and bias), the weight of the one after divided by λ.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.config_keys import (
-    ConfigChange,
-    UnsupportedConfigError,
-    plan_config_changes,
-)
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs, in_own_forward
 from hf_lgelu.models.exchange import ConfigPlans
@@ -25,22 +20,7 @@ from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_values_here, uncompiled
 from hf_lgelu.models.outputs import largest_finite
 from hf_lgelu.models.record import forget_sites
-from hf_lgelu.models.sites import (
-    LEARNED_KINDS,
-    find_sites,
-    require_lambda_gelu,
-)
-
-MAX_RELATIVE_CHANGE: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-3,
-    torch.float16: 1e-1,
-    torch.bfloat16: 1e-1,
-}
-"""How far the outputs of the plain model may be from those with λ, as a fraction of the largest output, by dtype of the
-weights. Rounding stays far below."""
-
-_OTHER_DTYPES = 1e-1  # of fewer bits
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 
 @dataclass(frozen=True)
@@ -179,5 +159,8 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
 
 
 def max_relative_change(dtype: torch.dtype) -> float:
-    """The allowed change for weights of a dtype, by MAX_RELATIVE_CHANGE."""
-    return MAX_RELATIVE_CHANGE.get(dtype, _OTHER_DTYPES)
+    """How far outputs may be from those with λ, as a fraction of the largest, for weights of a dtype.
+
+    Rounding stays far below.
+    """
+    return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 1e-1)

@@ -5,7 +5,6 @@ Between stand operations that let a positive factor through, f(c·x) = c·f(x) f
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import prod
 
 from torch.fx import Node
@@ -58,29 +57,12 @@ class NotAbsorbableError(ValueError):
     """
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """The layers around one call of a site: those to multiply by λ, and the one to divide.
+def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> list[tuple[AffineOperation, int | None]]:
+    """The operations between `node`, which `user` takes, and the layer to multiply by λ; the layer stands last.
 
-    `before` ends with the layer itself; sums with a parameter on the way to it come first. Axes are those of the
-    operations' outputs (`before`) and data (`after`) along which λ runs, counted from 0; None for a single λ.
+    Each comes with the axis of its output along which λ runs. `axis` is that of `node`, counted from 0; None for one λ.
+    Raises NotAbsorbableError with the reason where there is no layer.
     """
-
-    before: tuple[tuple[AffineOperation, int | None], ...]
-    after: tuple[AffineOperation, int | None]
-
-
-def find_neighbours(flow: DataFlow, call: Node, axis: int | None) -> Neighbours:
-    """The layers around one call of a gate. Raises NotAbsorbableError with the reason where there are none.
-
-    `axis` is that axis of the gate's input along which λ runs, None for one λ.
-    """
-    return Neighbours(tuple(_layers_before(flow, call, call.args[0], axis)), _layer_after(flow, call, axis))
-
-
-def _layers_before(
-    flow: DataFlow, user: Node, node: Node, axis: int | None
-) -> list[tuple[AffineOperation, int | None]]:
     others = [other for other in users(node) if other is not user]
     if others or not uses_once(user, node):
         where = describe(others[0]) if others else describe(user)
@@ -89,7 +71,7 @@ def _layers_before(
     if operation is not None and operation.weight is not None:
         return [(operation, axis)]
     if operation is not None:
-        return [(operation, axis), *_layers_before(flow, node, operation.data, axis)]
+        return [(operation, axis), *layers_before(flow, node, operation.data, axis)]
     # One operand for most operations, two for a product.
     sources = [operand for operand in node.all_input_nodes if _is_homogeneous(node, operand)]
     if not sources:
@@ -97,13 +79,14 @@ def _layers_before(
     reasons = []
     for source in sources:  # either factor of a product can take λ
         try:
-            return _layers_before(flow, node, source, _moved(_axis_before, node, source, axis))
+            return layers_before(flow, node, source, _moved(_axis_before, node, source, axis))
         except NotAbsorbableError as reason:
             reasons.append(reason)
     raise reasons[0]
 
 
-def _layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOperation, int | None]:
+def layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOperation, int | None]:
+    """The layer behind `node` to divide by λ, with the axis of its data along which λ runs; as `layers_before`."""
     while True:
         following = users(node)
         if len(following) != 1:
@@ -166,11 +149,9 @@ def _is_homogeneous(node: Node, source: Node) -> bool:
     if name == "div":
         return node.args[0] is source and node.kwargs.get("rounding_mode") is None
     if name in ("constant_pad_nd", "pad"):
-        if name == "constant_pad_nd":
-            value = node.args[2] if len(node.args) > 2 else 0
-        else:  # modes that repeat values of the tensor have no value of their own
-            value = node.args[3] if len(node.args) > 3 else node.kwargs.get("value")
-        return not value
+        # Modes that repeat values of the tensor have no value of their own.
+        place = 2 if name == "constant_pad_nd" else 3
+        return not (node.args[place] if len(node.args) > place else node.kwargs.get("value"))
     # Of index and its like, the first argument holds the values.
     return name == "neg" or (name in _SAME_ELEMENTS | _POOLING and node.args[0] is source)
 

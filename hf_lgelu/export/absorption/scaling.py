@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, find_neighbours
+from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, layer_after, layers_before
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
@@ -108,31 +108,24 @@ def scale_parameters(
                 "model in a wider dtype (model.float())"
             )
 
-    def write(values: Mapping[str, Tensor]) -> None:
+    def write(values: Mapping[str, Tensor], then: Callable[[], None]) -> None:
         for name, value in values.items():
             if not torch.equal(parameters[name], value):  # a parameter that cannot be written may stay as it is
                 parameters[name].copy_(value)
-
-    def change() -> None:
-        write(new)
-        put()
-
-    def undo() -> None:
-        write(old)
-        put_back()
+        then()
 
     before = run_example(model, inputs)
     try:
-        change()
+        write(new, put)
         after = run_example(model, inputs)
     except BaseException:  # also of memory, or of who waits
-        undo()
+        write(old, put_back)
         raise
     if _agree(before, after, allowed):
         return
-    undo()
+    write(old, put_back)
     if not _agree(before, run_example(model, inputs), allowed):
-        change()
+        write(new, put)
         return
     raise ValueError(
         f"{changed} {type(model).__name__} gives other outputs, and it is as it was. What it computes with may lie in "
@@ -191,10 +184,13 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
     calls = flow.calls.get(index)
     if not calls:
         raise NotAbsorbableError("the example inputs never reach it, or it runs where tracing does not look inside")
-    for neighbours in [find_neighbours(flow, call, _channel_axis(call, hardness)) for call in calls]:
-        for operation, axis in neighbours.before:
-            layers.setdefault(operation.node, _LayerCall(operation)).before.append((index, axis))
-        operation, axis = neighbours.after
+    found = []  # whole before the first is added: a site is scaled around each of its calls, or not at all
+    for call in calls:
+        axis = _channel_axis(call, hardness)
+        found.append((layers_before(flow, call, call.args[0], axis), layer_after(flow, call, axis)))
+    for before, (operation, axis) in found:
+        for other, other_axis in before:
+            layers.setdefault(other.node, _LayerCall(other)).before.append((index, other_axis))
         layers.setdefault(operation.node, _LayerCall(operation)).after.append((index, axis))
 
 
@@ -235,16 +231,10 @@ def _common_factor(
 def _along_output(
     operation: AffineOperation, name: str, parameter: Tensor, hardness: Tensor, axis: int | None
 ) -> Tensor:
-    """The factor that multiplies the layer's output by λ, for its parameter `name` (weight or bias).
+    """The factor of the weight or bias `name` that multiplies the layer's output by λ, broadcastable to the parameter.
 
-    Args:
-        hardness: one λ, or one for each index of `axis`.
-        axis: of the operation's output, from 0; None for one λ.
-
-    Returns:
-        A tensor of the dtype of `hardness`, broadcastable to the parameter.
-
-    Raises NotAbsorbableError if the parameter has no axis of these channels.
+    `axis` is that of the output along which λ runs, None for one λ. Raises NotAbsorbableError if the parameter has no
+    axis of these channels.
     """
     if axis is None:
         return hardness.reshape(1)

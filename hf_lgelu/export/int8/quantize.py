@@ -208,7 +208,9 @@ def quantize_onnx(
         # Activations of the float file are looked for in the graph that runs: several operations may run for one there.
         counts, running = count_optimized(file)
         activations = find_activations(float_graph)
-        in_float = {name for node in all_nodes(running) if node.op_type != "DequantizeLinear" for name in node.output}
+        in_float = {
+            name for node in all_nodes(running.graph) if node.op_type != "DequantizeLinear" for name in node.output
+        }
         clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
         integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
         size = file.stat().st_size

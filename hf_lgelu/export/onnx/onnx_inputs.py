@@ -95,7 +95,13 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
 
     Raises ValueError for an input or axis that is not there, and for a name that stands for two sizes.
     """
-    axes = _default_axes(inputs) if given is None else {name: dict(named) for name, named in given.items()}
+    if given is None:
+        axes = {}
+        for name, value in inputs.items():
+            tokens = value.ndim >= 2 and not value.dtype.is_floating_point and not value.dtype.is_complex
+            axes[name] = {0: BATCH, **({1: SEQUENCE} if tokens else {})} if value.ndim else {}
+    else:
+        axes = {name: dict(named) for name, named in given.items()}
     sizes: dict[str, tuple[str, int]] = {}
     for name, named in axes.items():
         if name not in inputs:
@@ -110,14 +116,6 @@ def choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict
                     f"axis {axis!r} must have one size, at least 1: it has {first} in {other}, {size} in {name}; "
                     "pass dynamic_axes, which names the axes that may vary"
                 )
-    return axes
-
-
-def _default_axes(inputs: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
-    axes = {}
-    for name, value in inputs.items():
-        tokens = value.ndim >= 2 and not value.dtype.is_floating_point and not value.dtype.is_complex
-        axes[name] = {0: BATCH, **({1: SEQUENCE} if tokens else {})} if value.ndim else {}
     return axes
 
 

@@ -100,7 +100,7 @@ def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray
 
 def count_operations(model: Any) -> Counter[str]:
     """{operation: nodes} of an ONNX model's graph, its inner graphs included."""
-    return Counter(node.op_type for node in all_nodes(model))
+    return Counter(node.op_type for node in all_nodes(model.graph))
 
 
 def find_activations(model: Any) -> list[Any]:
@@ -109,7 +109,7 @@ def find_activations(model: Any) -> list[Any]:
     Of λ-GELU, which has no operation of its own, that is the Erf; of a squared ReLU the square. A Clip is one where it
     begins at 0. What is computed of constants (λ of its parameter) is none.
     """
-    nodes = all_nodes(model)
+    nodes = all_nodes(model.graph)
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     constants |= {node.output[0]: a.t for node in nodes for a in node.attribute if (node.op_type, a.name) == _CONSTANT}
     relus = {node.output[0] for node in nodes if node.op_type == "Relu"}
@@ -155,17 +155,13 @@ def read_onnx(path: str | os.PathLike) -> Any:
         raise ValueError(f"{path} holds no ONNX graph, or not all of one: {error}") from error
 
 
-def all_nodes(model: Any) -> list[Any]:
-    """The nodes of an ONNX model, those of its inner graphs behind the one that holds them."""
-    return _nodes(model.graph)
-
-
-def _nodes(graph: Any) -> list[Any]:
+def all_nodes(graph: Any) -> list[Any]:
+    """The nodes of an ONNX graph, those of its inner graphs behind."""
     nodes = list(graph.node)
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                nodes += _nodes(inner)
+                nodes += all_nodes(inner)
     return nodes
 
 
