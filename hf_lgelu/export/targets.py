@@ -1,6 +1,6 @@
 """The forms in which a λ-GELU model leaves this package. Nothing here imports torch."""
 
-import importlib
+import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,7 @@ class ExportTarget:
 
     def export(self, *arguments: Any, **options: Any) -> Any:
         """The report of `run`."""
-        module, _, function = self.run.partition(":")
-        return getattr(importlib.import_module(module), function)(*arguments, **options)
+        return pkgutil.resolve_name(self.run)(*arguments, **options)
 
 
 EXPORT_TARGETS: dict[str, ExportTarget] = {

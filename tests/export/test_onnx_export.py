@@ -250,7 +250,6 @@ REFUSED = [
     (Pair, WIDE, {}, ValueError, "'batch' must have one size"),
     (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset must be 11 to 25, .*got 10"),
     (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset must be 11 to 25, .*got 26"),
-    (lambda: "model.onnx", ROWS, {}, TypeError, "model must be a torch module, got str"),
     (lambda: mlp("relu"), ROWS.to("meta"), {}, TypeError, "dense tensors of numbers"),
     (lambda: mlp("relu"), ROWS.to_sparse(), {}, TypeError, "dense tensors of numbers"),
     (lambda: mlp("relu"), ROWS[:0], {}, ValueError, "at least one row|at least 1|N ≥ 1"),

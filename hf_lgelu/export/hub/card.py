@@ -359,15 +359,9 @@ def render_conversion_card(
     repo_id: str | None = None,
     license: str | None = None,
 ) -> ModelCard:
-    """The card of a converted network.
+    """The card of a converted network; `figure` is the path of `draw_conversion`'s picture, relative to the card.
 
-    Args:
-        report: of `convert_to_relu`.
-        provenance: from what it was made.
-        checkpoint: how it is loaded (`facts_of_folder`).
-        figure: path of `draw_conversion`'s picture, relative to the card.
-        repo_id: on the Hub, "user/name".
-        license: the Hub's short name of it; that of the original holds for this model too.
+    `license` is the Hub's short name of it; the original's holds for this model too.
 
     Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
     access token.
@@ -423,10 +417,8 @@ def _rendered(
 ) -> ModelCard:
     """The card of a template. Raises ValueError for names that the Hub cannot have, and for a token on the card.
 
-    Args:
-        name: the card's title where there is no repository.
-        activation: what builds the gates without this package, None where nothing does; `gate` the λ-gate it was.
-        own_code: Python that loads the network where `from_pretrained` of its class does not.
+    `name` is the title where there is no repository; `activation` is what builds the gates without this package, None
+    where nothing does.
     """
     if license is not None and not _LICENCE.fullmatch(license):
         raise ValueError(
@@ -435,11 +427,11 @@ def _rendered(
     if repo_id is not None:
         validate_repo_id(repo_id)
     title, where = repo_id.rpartition("/")[2] if repo_id else name, repo_id or "FOLDER"
-    plain_code = ""
-    lgelu_code = own_code or loading.with_hf_lgelu(checkpoint.model_class, where)
+    lgelu_code, plain_code = loading.with_hf_lgelu(checkpoint.model_class, where), ""
     if activation is not None:
-        plain_code = own_code or loading.without_hf_lgelu(checkpoint, where, activation=activation, gate=gate)
-        lgelu_code = "" if own_code else lgelu_code
+        plain_code = loading.without_hf_lgelu(checkpoint, where, activation=activation, gate=gate)
+    if own_code:
+        lgelu_code, plain_code = (own_code, "") if activation is None else ("", own_code)
     data = ModelCardData(
         license=license, library_name=checkpoint.library, pipeline_tag=pipeline_tag(checkpoint.model_class), tags=tags,
         base_model=base_model if is_hub_id(base_model) else None, datasets=datasets, metrics=metrics,
@@ -464,7 +456,6 @@ def draw_hardness(
     """Write a PNG with a bar of λ for each gate, in the order of the mapping, on a logarithmic axis.
 
     Args:
-        path: of the file, whose folder is made if it is not there.
         earlier: {stage: {gate: λ}}, drawn as points over the bars; a stage may be empty, or lack some gates.
         final: {gate: λ} of the model on the card.
         means: {gate: mean λ} of the gates with several λ, drawn in the place of those in `final`.

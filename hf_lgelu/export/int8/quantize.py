@@ -116,11 +116,10 @@ class Int8Report:
         counts = self.counts
         left = self.large_number_operations
         large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
+        seven = ", weights of 7 bits" if self.weight_bits == 7 else ""
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
-            f"{self.calibration_rows:,} rows, operations {self.operations!r}"
-            + ", weights of 7 bits"
-            * (self.weight_bits == 7),
+            f"{self.calibration_rows:,} rows, operations {self.operations!r}{seven}",
             f"  on these rows, against float32: relative error (share of squares) {self.relative_error:.3g}, "
             f"{self.change}",
             f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
@@ -295,8 +294,7 @@ def _quantize(
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
     # It has no error class of its own, and looks operations and tensors up in dictionaries.
-    known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-    known += runtime_errors()
+    known = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, *runtime_errors())
     left = iter(batches)
 
     class Reader(quantization.CalibrationDataReader):

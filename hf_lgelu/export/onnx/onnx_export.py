@@ -121,7 +121,7 @@ def export_onnx(
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
-        TypeError: `model` is no module or is not float32, or an input is no tensor.
+        TypeError: `model` is not float32, or an input is no tensor.
         ValueError: the model is too large for one file, or an argument does not fit.
         RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
         FileExistsError: there is a file, and `overwrite` is False.
@@ -137,8 +137,6 @@ def export_onnx(
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "onnx")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     tensors = list(itertools.chain(model.parameters(), model.buffers()))
     dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     if dtypes - {torch.float32}:

@@ -43,27 +43,22 @@ _CONSTANT = ("Constant", "value")
 
 
 class OnnxModel:
-    """One ONNX file in onnxruntime on the CPU: a mapping of named arrays in, arrays out.
+    """One ONNX file in onnxruntime on one thread of the CPU: a mapping of named arrays in, arrays out.
 
     Args:
         path: of the file.
-        threads: of the computation; 1 starts none.
         optimized_path: where to keep the graph that onnxruntime makes of the file and really runs.
 
     Raises ImportError that names the extra [onnx], FileNotFoundError for a path that is no file, ValueError for a file
     that onnxruntime cannot read or run.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, *, threads: int = 1, optimized_path: str | os.PathLike | None = None
-    ) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, got {threads}")
+    def __init__(self, path: str | os.PathLike, *, optimized_path: str | os.PathLike | None = None) -> None:
         runtime = require("onnxruntime", "onnx")
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is no file")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # starts none
         options.log_severity_level = 3  # it warns that a saved optimized graph is for this kind of CPU
         if optimized_path is not None:
             options.optimized_model_filepath = os.fspath(optimized_path)
