@@ -294,7 +294,8 @@ def _quantize(
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
     # It has no error class of its own, and looks operations and tensors up in dictionaries.
-    known = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, *runtime_errors())
+    known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+    known += runtime_errors()
     left = iter(batches)
 
     class Reader(quantization.CalibrationDataReader):
