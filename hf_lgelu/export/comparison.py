@@ -96,10 +96,9 @@ class NetworkComparison:
         table = [titles, *([row.cells.get(title, NONE) for title in titles] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = []
-        for names, numbers in ((cells[:2], cells[2:]) for cells in table):
-            left = [name.ljust(width) for name, width in zip(names, widths, strict=False)]
-            right = [number.rjust(width) for number, width in zip(numbers, widths[2:], strict=True)]
-            lines.append("  ".join(left + right).rstrip())
+        for row in table:
+            cells = zip(row, widths, "<<" + ">" * len(titles), strict=False)  # two columns of names, and numbers
+            lines.append("  ".join(f"{text:{side}{width}}" for text, width, side in cells).rstrip())
         lines.append(
             f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
             f"of {self.runtime}, the networks in turn."
@@ -113,10 +112,10 @@ class NetworkComparison:
 
 def _measures(change: NetChange) -> dict[str, str]:
     """How far a network is, by the measures that fit its outputs."""
-    if change.kl is None:
-        error = {"relative error (share of squares)": significant(change.relative_error)}
-        return embedding_measures(change.embedding) or error
-    return {"same predictions": percent(change.agreement), "KL, nat": significant(change.kl)}
+    if change.kl is not None:
+        return {"same predictions": percent(change.agreement), "KL, nat": significant(change.kl)}
+    error = {"relative error (share of squares)": significant(change.relative_error)}
+    return embedding_measures(change.embedding) or error
 
 
 def compare_networks(

@@ -243,7 +243,7 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
                 counted = counted_rows(inputs, pair[0], name) if are_vectors else None
                 if counted is None:
                     pair = [classes_last(without_padding(values, inputs, name)) for values in pair]
-                found.setdefault(name, OutputComparison()).add(*pair, counted, are_embeddings=are_vectors)
+                found.setdefault(name, OutputComparison()).add(pair[0], pair[1], counted, are_embeddings=are_vectors)
     first = next(iter(found.values()), None)
     if first is None or not first.rows:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
