@@ -19,6 +19,7 @@ from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
 _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
+_AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
 _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
 
 
@@ -108,11 +109,7 @@ class InputArguments(RowArguments):
     )
     evaluation_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
     evaluation_config: str | None = _input("Which of its configurations. Default: its only one.", None)
-    max_eval_samples: int | None = _input(
-        "At most so many of its inputs. Default: 8,192 rows of features, 1,024 images, or sequences of together "
-        "32,768 tokens.",
-        None,
-    )
+    max_eval_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
     batch_size: int | None = _input(
         "Inputs computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.", None
     )
@@ -157,9 +154,7 @@ class ConvertArguments(OutputArguments):
     data_split: str = _input("Which split of it. Default: train.", "train")
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_samples: int | None = _input(
-        "At most so many of its rows, sequences or images. Default: 8,192 rows of features, 1,024 images, or "
-        "sequences of together 32,768 tokens, but at least 32.",
-        None,
+        f"At most so many of its rows, sequences or images. Default: {_AMOUNT}, but at least 32.", None
     )
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)
@@ -254,11 +249,7 @@ class CompareArguments(RowArguments):
     data: str = _input(f"Inputs of both, best such that the other was not fitted to them: {_DATA}.", reads="dataset")
     data_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
-    max_samples: int | None = _input(
-        "At most so many of its inputs. Default: 8,192 rows of features, 1,024 images, or sequences of together "
-        "32,768 tokens.",
-        None,
-    )
+    max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
     int8: bool = _method("Both networks in int8 as well, by ONNX. Default: in float32, by torch.", False)
 
 

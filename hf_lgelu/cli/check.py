@@ -183,10 +183,23 @@ def _swap(examined: Examined) -> Iterator[str]:
 def _conversion(examined: Examined) -> Iterator[str]:
     if not examined.sites:
         return
-    if isinstance(examined.layers, str):
-        yield examined.layers
-    else:
-        yield from _layers_in_words(examined.layers, examined.sites)
+    layers, sites = examined.layers, examined.sites
+    if isinstance(layers, str):
+        yield layers
+        return
+    unfit = {site for entry in layers.unfit for site in entry.sites}
+    maps = sum(len(layer.maps) for layer in layers.layers)
+    yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
+    if layers.beside:
+        yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
+    lines = []
+    for entry in layers.unfit:
+        names = ", ".join(sites[index].name for index in entry.sites)
+        reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
+        lines.append(f"- not {names}: {reason}")
+    yield from _shortened(lines)
+    if unfit and layers.layers:
+        yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
 
 
 def _dearest(examined: Examined) -> Iterator[str]:
@@ -216,22 +229,6 @@ def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
     yield from (line.strip() for line in str(report).splitlines())
 
 
-def _layers_in_words(layers: Layers, sites: list[ActivationSite]) -> Iterator[str]:
-    unfit = {site for entry in layers.unfit for site in entry.sites}
-    maps = sum(len(layer.maps) for layer in layers.layers)
-    yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
-    if layers.beside:
-        yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
-    lines = []
-    for entry in layers.unfit:
-        names = ", ".join(sites[index].name for index in entry.sites)
-        reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
-        lines.append(f"- not {names}: {reason}")
-    yield from _shortened(lines)
-    if unfit and layers.layers:
-        yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
-
-
 def _shortened(lines: list[str]) -> list[str]:
     more = len(lines) - _LONGEST_LIST
     return lines if more <= 1 else [*lines[:_LONGEST_LIST], f"- and {more} more"]
@@ -255,7 +252,9 @@ def _notes(examined: Examined) -> Iterator[str]:
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."
     output = run_example(given.network, examined.inputs)
-    counted, others = list(task_outputs(output, named(examined.arguments.outputs))), _outputs(output)
+    counted = list(task_outputs(output, named(examined.arguments.outputs)))
+    by_name = output.items() if isinstance(output, Mapping) else ()  # caches among them are no tuples
+    others = [name for name, value in by_name if isinstance(value, Tensor | tuple | list) and name != "loss"]
     if len(others) > 1:
         yield (
             f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
@@ -294,10 +293,3 @@ def _how_to_convert(examined: Examined) -> str:
     return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER" + (
         " --allow_unrefitted" if layers.unfit else ""
     )
-
-
-def _outputs(output: Any) -> list[str]:
-    """Names of what a network gives, tensors or tuples of them; the loss and caches are left out."""
-    if not isinstance(output, Mapping):
-        return []
-    return [name for name, value in output.items() if isinstance(value, Tensor | tuple | list) and name != "loss"]

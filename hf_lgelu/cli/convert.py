@@ -55,7 +55,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     if arguments.int8:
         require("onnxruntime", "onnx")
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
-    tell = say if state.is_main_process else _say_nothing
+    tell: Callable[[str], None] = say if state.is_main_process else lambda _: None
     progress = arguments.progress and state.is_main_process
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
@@ -68,7 +68,18 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             given.network.to(state.device)
             data = data_set(arguments, given)
             evaluation = evaluation_set(arguments, given)
-        converted, report = _converted(arguments, given.network, data, evaluation, tell, progress, work)
+        try:
+            converted, report = convert_to_relu(
+                given.network,
+                data.batches("inputs", progress=progress),
+                evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
+                options=arguments.config(work),
+                progress=progress,
+            )
+        except ConversionRefusedError as error:
+            if error.report is not None:
+                tell(str(error.report))
+            raise
         tell(str(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
@@ -130,29 +141,6 @@ def _processes() -> PartialState:
     return state
 
 
-def _converted(
-    arguments: ConvertArguments,
-    network: nn.Module,
-    data: InputSet,
-    evaluation: InputSet | None,
-    tell: Callable[[str], None],
-    progress: bool,
-    work: Path | None,
-) -> tuple[nn.Module, ConversionReport]:
-    try:
-        return convert_to_relu(
-            network,
-            data.batches("inputs", progress=progress),
-            evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
-            options=arguments.config(work),
-            progress=progress,
-        )
-    except ConversionRefusedError as error:
-        if error.report is not None:
-            tell(str(error.report))
-        raise
-
-
 def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple["EqualizedLayer", ...]:
     """Rescale the units of the converted network for int8, in place; () where none can be."""
     from hf_lgelu.export.int8.equalize import equalize_ranges  # for --equalize alone
@@ -212,7 +200,3 @@ def _write(
         license=arguments.license or stated_licence(given.name),
     )  # fmt: skip
     save_card(card, folder)
-
-
-def _say_nothing(_: str) -> None:
-    pass

@@ -29,8 +29,12 @@ def require_paths(arguments: Any) -> None:
     }
     output = getattr(arguments, "output_dir", None)
     if output is not None:
+        folder = Path(output)
         for name, kind in read.items():
-            _require_outside(Path(output), name, "the checkpoint" if kind == "model" else name)
+            path, what = local(name), "the checkpoint" if kind == "model" else name
+            if path is not None and path.resolve().is_relative_to(folder.resolve()):
+                where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
+                raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
         require_replaceable(output, overwrite=arguments.overwrite)
     for name, kind in read.items():
         require_there(name, kind)
@@ -66,10 +70,3 @@ def require_there(name: str, kind: str = "model") -> None:
         raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id") from error
     except (HTTPError, OSError) as error:
         raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {what}") from error
-
-
-def _require_outside(folder: Path, name: str, what: str) -> None:
-    path = local(name)
-    if path is not None and path.resolve().is_relative_to(folder.resolve()):
-        where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
-        raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")

@@ -121,17 +121,12 @@ def _by_storage(model: nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
 
 
 def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
-    """Names of the other tensors that overlap `parameter`."""
+    """Names of the other tensors whose range of bytes overlaps that of `parameter`, also where values alternate."""
     if type(parameter) in _PLAIN and not parameter.is_meta:
         for name, other in held[parameter.untyped_storage().data_ptr()]:
-            if other is not parameter and _overlap(parameter, other):
+            (start, end), (other_start, other_end) = _bytes(parameter), _bytes(other)
+            if other is not parameter and start < other_end and other_start < end:
                 yield name
-
-
-def _overlap(tensor: Tensor, other: Tensor) -> bool:
-    """Whether the byte ranges of two tensors of one storage overlap, also where their values alternate."""
-    (start, end), (other_start, other_end) = _bytes(tensor), _bytes(other)
-    return start < other_end and other_start < end
 
 
 def _bytes(tensor: Tensor) -> tuple[int, int]:

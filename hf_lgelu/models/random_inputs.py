@@ -76,15 +76,11 @@ def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
     channels = getattr(config, "num_channels", 3)
     size = getattr(config, "image_size", None)
     if hasattr(model, "timm_model"):
-        channels, size = _timm_image(model.timm_model)
+        described = getattr(model.timm_model, "pretrained_cfg", None) or {}
+        channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
+        size = getattr(getattr(model.timm_model, "patch_embed", None), "img_size", None) or size
     if size is None:
         size = _PIXELS  # a convolutional network takes any
     height, width = size if isinstance(size, list | tuple) else (size, size)
     frames = getattr(config, "num_frames", None)  # VideoMAE and its like
     return (channels, height, width) if frames is None else (frames, channels, height, width)
-
-
-def _timm_image(model: Any) -> tuple[int, Any]:
-    described = getattr(model, "pretrained_cfg", None) or {}
-    channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
-    return channels, getattr(getattr(model, "patch_embed", None), "img_size", None) or size

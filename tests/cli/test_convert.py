@@ -412,7 +412,7 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
 def test_gates_that_sentence_transformers_cannot_build_are_refused_before_the_work(
     option, sentence_folder, tmp_path, monkeypatch, call
 ):
-    monkeypatch.setattr(module, "_converted", lambda *_, **__: pytest.fail("work before the check"))
+    monkeypatch.setattr(module, "convert_to_relu", lambda *_, **__: pytest.fail("work before the check"))
     model, texts = sentence_folder
     words = ("convert", model, "--data", texts, *option, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     status, _, errors = call(*words)
