@@ -174,18 +174,19 @@ def _not_reached(
 def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
     """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
     yield from _of_what_was_held_out(report)
-    for title, evaluation in evaluations(report) if max_kl is not None else ():
-        change = evaluation.refitted
-        kept = change.embedding.get("same_neighbour", 1.0)
-        if change.embedding and math.isfinite(change.distance):
-            if kept < _ENOUGH_SAME_NEIGHBOURS or max_kl < change.distance:
-                yield (
-                    f"on the {title} the embeddings are far from the original's ({change.beside({})}): try your search "
-                    "or clustering with them before you use them"
-                )
-        elif max_kl < change.distance < math.inf:
+    for title, evaluation in evaluations(report):
+        refitted = evaluation.refitted
+        if max_kl is None or not math.isfinite(refitted.distance):
+            continue
+        is_far = max_kl < refitted.distance
+        if refitted.embedding and (is_far or refitted.embedding.get("same_neighbour", 1.0) < _ENOUGH_SAME_NEIGHBOURS):
             yield (
-                f"on the {title} the converted network is {change.in_words} away from the original, beyond max_kl = "
+                f"on the {title} the embeddings are far from the original's ({refitted.beside({})}): try your search "
+                "or clustering with them before you use them"
+            )
+        elif is_far:
+            yield (
+                f"on the {title} the converted network is {refitted.in_words} away from the original, beyond max_kl = "
                 f"{max_kl:g}: measure what that costs before you use it"
             )
     change = report.held_out.refitted if report.held_out is not None and report.outputs == ("",) else None
