@@ -66,7 +66,7 @@ torch.save(found, "logits.pt")
 
 _NEXT = """\
 What to try next:
-  hf-lgelu convert YOUR_CHECKPOINT out --data texts.txt     your own trained network, without training
+  hf-lgelu convert YOUR_CHECKPOINT --data texts.txt --output_dir out     your own trained network, without training
   python scripts/train.py --benchmark mlp-digits --harden --init_mode increasing --output_dir runs/one
   python scripts/train.py --benchmark mlp-fmnist --harden --output_dir runs/fmnist     the paper's MLP, from the Hub
   README.md: the same in ten lines of Python; docs/train.md: your own Trainer; docs/convert.md: large networks"""
