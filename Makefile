@@ -1,6 +1,5 @@
 # make test          the environment and the test suite, on two processes
 # make test-kernels  Triton's interpreter and the torch.compile matrix
-# make test-golden   numbers are those of before the library was made smaller
 # make test-processors  the rooms of numerics as an older processor computes them
 # make test-consumers   installs the packages of docs/use.md, and runs its blocks
 # make test-slow     minutes, not seconds
@@ -17,16 +16,13 @@ WORKERS ?= 2
 # environment says: pytest rewrites each test's assertions, which takes longer than all else of a collection.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-consumers test-kernels test-golden test-processors test-slow lint quickstart report clean
+.PHONY: test test-consumers test-kernels test-processors test-slow lint quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
 
 test-kernels: $(VENV)/ready
 	$(PYTEST) -m "kernels and not slow and not gpu"
-
-test-golden: $(VENV)/ready
-	$(PYTEST) -m golden
 
 # torch's own kernels, oneDNN's and MKL's, as on processors with AVX2, and without any vector extension that can be chosen.
 NUMERIC := tests/activation tests/refit tests/export/test_absorb.py

@@ -27,7 +27,7 @@ LIMITS = {  # limit, goal
     "package: public names": (33, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_590, 10_500),
-    "tests: lines": (34_130, 30_000),
+    "tests: lines": (33_720, 30_000),
     "pages without api and changelog: words": (13_760, 12_000),
     "README: words": (1_200, 1_200),
 }
