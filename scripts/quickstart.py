@@ -65,7 +65,7 @@ torch.save(found, "logits.pt")
 """
 
 _NEXT = """\
-What to try next:
+What to try next, after `source .venv/bin/activate`:
   hf-lgelu convert YOUR_CHECKPOINT --data texts.txt --output_dir out     your own trained network, without training
   python scripts/train.py --benchmark mlp-digits --harden --init_mode increasing --output_dir runs/one
   python scripts/train.py --benchmark mlp-fmnist --harden --output_dir runs/fmnist     the paper's MLP, from the Hub

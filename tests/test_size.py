@@ -28,7 +28,7 @@ LIMITS = {  # limit, goal
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_590, 10_500),
     "tests: lines": (33_720, 30_000),
-    "pages without api and changelog: words": (13_760, 12_000),
+    "pages without api and changelog: words": (13_770, 12_000),
     "README: words": (1_200, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

@@ -27,4 +27,4 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys):
     assert Path(tmp_path, "hardened", "hardness.png").stat().st_size > 10_000
     said = capsys.readouterr().out
     assert said.startswith("[  0 s] Five small networks on 1,797 handwritten digits: about two minutes")
-    assert "What to try next:" in said
+    assert "What to try next" in said
