@@ -1,6 +1,7 @@
 """What a reader of the pages has: a folder `your/` with small models and data, and a file of texts."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ def build_world(folder: Path) -> None:
             num_key_value_heads=2, max_position_embeddings=32,
         )
     ).save_pretrained(folder / "your" / "llama")  # fmt: skip
+    _encoder(folder / "your" / "bert", folder / "your" / "encoder")
     texts = _texts(160)
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     lines = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
@@ -52,6 +54,20 @@ def build_world(folder: Path) -> None:
     columns = dict(tokenizer(texts[:24], padding=True)) | {"labels": [index % 2 for index in range(24)]}
     rows = Dataset.from_dict(columns)
     DatasetDict(train=rows.select(range(16)), test=rows.select(range(16, 24))).save_to_disk(folder / "your" / "rows")
+
+
+def _encoder(model: Path, folder: Path) -> None:
+    """The files of a SentenceTransformer, written by hand: the package takes seconds to import."""
+    shutil.copytree(model, folder)
+    kinds = ("Transformer", "Pooling")
+    modules = [
+        {"idx": number, "name": str(number), "path": f"{number}_Pooling" * number, "type": f"sentence_transformers.models.{kind}"}
+        for number, kind in enumerate(kinds)
+    ]  # fmt: skip
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling), encoding="utf-8")
 
 
 def _texts(count: int) -> list[str]:
