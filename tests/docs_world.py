@@ -59,11 +59,10 @@ def build_world(folder: Path) -> None:
 def _encoder(model: Path, folder: Path) -> None:
     """The files of a SentenceTransformer, written by hand: the package takes seconds to import."""
     shutil.copytree(model, folder)
-    kinds = ("Transformer", "Pooling")
     modules = [
-        {"idx": number, "name": str(number), "path": f"{number}_Pooling" * number, "type": f"sentence_transformers.models.{kind}"}
-        for number, kind in enumerate(kinds)
-    ]  # fmt: skip
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     (folder / "1_Pooling").mkdir()
     pooling = {"word_embedding_dimension": 16, "pooling_mode_mean_tokens": True}
