@@ -1,0 +1,227 @@
+"""What an activation computes, read from its values: a function, or a module, is tried on a grid of inputs.
+
+No class is known here. Whatever looks at one element at a time is an activation, and its values say which.
+"""
+
+import copy
+import math
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_lgelu.models.example_run import same_randomness
+
+_NEAR = torch.linspace(-8, 8, 129, device="cpu")
+_FAR = torch.tensor([16.0, 32.0, 64.0, 80.0, 1e3, 1e4], device="cpu")
+_GRID = torch.cat([_NEAR, _FAR, -_FAR])  # what is large comes last: the first half is without it
+_PLACES = {value: place for place, value in enumerate(_GRID.tolist())}
+_FINITE_UP_TO = 80.0  # exp overflows from 89 on in float32, in formulas that people spell out
+_CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # an own formula may compute in float32, whatever it is given
+
+
+@dataclass(frozen=True)
+class Form:
+    """An elementwise function: its kind, its name in transformers, and its values, which may depend on some of them.
+
+    `values` takes the inputs and a function that gives the value at one of them.
+    """
+
+    kind: str
+    name: str
+    values: Callable[[Tensor, Callable[[float], float]], Tensor]
+
+
+_OTHER = Form("other", "", lambda x, at: x)
+_FORMS = (
+    Form("relu", "relu", lambda x, at: x.relu()),
+    Form("relu6", "relu6", lambda x, at: F.relu6(x)),
+    Form("gelu", "gelu", lambda x, at: F.gelu(x)),
+    Form("gelu", "gelu_pytorch_tanh", lambda x, at: F.gelu(x, approximate="tanh")),
+    Form("gelu", "quick_gelu", lambda x, at: x * torch.sigmoid(1.702 * x)),
+    Form("silu", "silu", lambda x, at: F.silu(x)),
+    Form("mish", "mish", lambda x, at: F.mish(x)),
+    Form("hardswish", "hardswish", lambda x, at: F.hardswish(x)),
+    Form("leaky_relu", "leaky_relu", lambda x, at: torch.where(x > 0, x, -at(-1.0) * x)),
+    Form("elu", "elu", lambda x, at: torch.where(x > 0, x, -at(-1e4) * torch.expm1(x))),
+    Form("selu", "selu", lambda x, at: F.selu(x)),
+    Form("celu", "celu", lambda x, at: torch.where(x > 0, x, -at(-1e4) * torch.expm1(-x / at(-1e4)))),
+    Form("softplus", "softplus", lambda x, at: F.softplus(x, beta=math.log(2) / at(0.0)) if at(0.0) > 0 else x),
+    Form("tanh", "tanh", lambda x, at: x.tanh()),
+    Form("sigmoid", "sigmoid", lambda x, at: x.sigmoid()),
+    Form("softsign", "softsign", lambda x, at: F.softsign(x)),
+)
+
+CONVERTED_KINDS: tuple[str, ...] = (
+    *("gelu", "silu", "mish", "hardswish", "leaky_relu", "prelu", "elu", "selu", "celu", "softplus", "other"),
+)
+"""What ReLU can follow: linear far above zero, with another slope, 0 or more, far below. "other" is a function of no
+name that does so; "prelu" a leaky ReLU with slopes of its own."""
+
+BOUNDED_KINDS: tuple[str, ...] = ("tanh", "sigmoid", "softsign")
+"""What ReLU follows only where the inputs are small: taken when it is named."""
+
+
+def elementwise_kind(function: Callable[[Tensor], Tensor]) -> str | None:
+    """The kind of activation that a function computes: one of `CONVERTED_KINDS`, `BOUNDED_KINDS`, "relu" or "relu6".
+
+    None for a function that is linear or constant, grows faster, or looks at more than one element at a time. The
+    function runs a few times, on small float32 tensors on the CPU.
+
+    >>> import torch
+    >>> from hf_lgelu.models.elementwise import elementwise_kind
+    >>> elementwise_kind(lambda x: x * torch.sigmoid(x)), elementwise_kind(torch.exp)
+    ('silu', None)
+    """
+    form = form_of(elementwise_values(function))
+    return None if form is None else form.kind
+
+
+def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) -> Tensor | None:
+    """What a function gives for the values of a grid, in float64, or None if it is not elementwise.
+
+    It gives the same for each element in another order and in a part of the tensor. `channels` is the size of axis 1
+    and of the last axis of what it takes.
+    """
+    columns = channels if channels > 1 else 8
+    for inner in ((), (2, 2)) if channels > 1 else ((),):
+        size = columns * math.prod(inner)
+        rows = max(2, -(-len(_GRID) // size))
+        grid_place = torch.arange(rows * size, device="cpu") * len(_GRID) // (rows * size)
+        x = _GRID[grid_place].view(rows, columns, *inner)
+        order = torch.randperm(x.numel(), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        with torch.no_grad(), same_randomness(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:  # copies: what works in place would change them
+                whole = function(x.clone())
+                mixed = function(x.flatten()[order].view_as(x))
+                part = function(x[: rows // 2].clone())
+            except Exception:  # noqa: BLE001 anybody's code, given what it may not take
+                continue
+        if not all(isinstance(given, Tensor) and given.is_floating_point() for given in (whole, mixed, part)):
+            continue
+        alike = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
+        if (
+            whole.shape == x.shape
+            and alike(mixed.flatten(), whole.flatten()[order])
+            and part.shape == x[: rows // 2].shape
+            and alike(part, whole[: rows // 2])
+        ):
+            return whole.flatten()[torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))].double()
+    return None
+
+
+def form_of(values: Tensor | None) -> Form | None:
+    """The row whose values these are, the row "other", or None: `elementwise_kind` says when."""
+    if values is None:
+        return None
+
+    def at(x: float) -> float:
+        return float(values[_PLACES[x]])
+
+    known = values.isfinite()
+    if not known[_GRID.abs() <= _FINITE_UP_TO].all():
+        return None
+    for form in _FORMS:
+        if torch.allclose(form.values(_GRID.double(), at)[known], values[known], **_CLOSE):
+            return None if form.kind == "leaky_relu" and not 0 < -at(-1.0) < 1 else form
+    ends = ((32.0, 64.0), (64.0, 80.0), (80.0, 1e3), (1e3, 1e4))
+    above, below = (
+        [(at(sign * b) - at(sign * a)) / (sign * (b - a)) for a, b in ends if math.isfinite(at(sign * b))]
+        for sign in (1, -1)
+    )
+    slope = above[0]
+    is_linear_far_out = all(abs(other - end[0]) < 0.01 * slope for end in (above, below) for other in end)
+    if not (is_linear_far_out and -0.01 * slope < below[0] < 0.99 * slope):
+        return None
+    return None if abs(below[0]) < 1e-4 and is_piecewise_linear(values) else _OTHER
+
+
+def is_piecewise_linear(values: Tensor) -> bool:
+    """Whether values of a grid lie on a few straight lines."""
+    near = values[: len(_NEAR)]
+    return int((near.diff(n=2).abs() > 1e-5).sum()) <= 8  # a corner bends two differences
+
+
+class _Itself:
+    """An object as a key: no other is equal. Kept alive by the key, so that its id stays its own."""
+
+    def __init__(self, held: object) -> None:
+        self._held = held
+
+    def __hash__(self) -> int:
+        return id(self._held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other._held is self._held
+
+
+_PLAIN = (str, int, float, bool, type(None), type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
+_MODULE_ATTRIBUTES = frozenset({*vars(nn.Module())})
+_known: dict[Any, tuple[Tensor | None, Form | None]] = {}
+_MOST_KNOWN = 2048
+
+
+def module_form(module: nn.Module) -> Form | None:
+    """`form_of` a module's values."""
+    return _read(module)[1]
+
+
+def module_values(module: nn.Module) -> Tensor | None:
+    """`elementwise_values` of a module without children, in eval mode; None for another.
+
+    A copy is tried, with a constant for each of its weights: what is read is the form, whatever the weights are, and
+    wherever. What was read is remembered by the module's class, its attributes, and the shapes of its weights.
+    """
+    return _read(module)[0]
+
+
+def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
+    tensors = [held for held in (*module._parameters.values(), *module._buffers.values()) if held is not None]
+    if module._modules or any(isinstance(held, nn.parameter.UninitializedTensorMixin) for held in tensors):
+        return None, None
+    if any(sum(size > 1 for size in held.shape) > 1 for held in tensors):
+        return None, None
+    key = (
+        type(module),
+        tuple(held.shape for held in tensors),
+        *((name, type(value), value if isinstance(value, _PLAIN) else _Itself(value))
+          for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES),
+    )  # fmt: skip
+    if key not in _known:
+        while len(_known) >= _MOST_KNOWN:
+            del _known[next(iter(_known))]
+        channels = max((held.numel() for held in tensors), default=1)
+        values = elementwise_values(_copied_forward(module), channels)
+        form = form_of(values)
+        if form is not None and form.kind == "leaky_relu" and any(True for _ in module.parameters()):
+            form = replace(form, kind="prelu", name="prelu")
+        _known[key] = values, form
+    return _known[key]
+
+
+def _copied_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The forward of a copy in eval mode, without hooks, that leaves the module's own attributes as they are."""
+
+    def forward(x: Tensor) -> Tensor:
+        own = copy.copy(module)
+        for name, value in vars(module).items():
+            vars(own)[name] = value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
+        own.training = False
+        for place, (name, weight) in enumerate(own._parameters.items()):
+            if weight is not None:
+                value = torch.full(weight.shape, 0.25 / (1 + place), device="cpu")
+                own._parameters[name] = nn.Parameter(value, requires_grad=False)
+        for name, buffer in own._buffers.items():
+            if buffer is not None:
+                dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+                own._buffers[name] = torch.ones(buffer.shape, dtype=dtype, device="cpu")
+        return type(own).forward(own, x)
+
+    return forward
