@@ -127,6 +127,7 @@ _REGISTRATIONS = (
     ("transformers.activations", "registry", "register_in_transformers"),
     ("timm.layers.create_act", "registry", "register_in_timm"),
     ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
+    ("diffusers.configuration_utils", "models.loading", "extend_from_config"),
     ("transformers.models.auto.configuration_auto", "registry", "register_auto_classes"),
     ("transformers.models.auto.modeling_auto", "registry", "register_auto_classes"),
     ("transformers.modeling_utils", "registry", "register_auto_classes"),

@@ -12,10 +12,10 @@ the network saved and loaded would run another activation there than the one in 
 import copy
 import inspect
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -41,6 +41,9 @@ CONFIG_REFUSALS = (
 )
 """The errors of a model or config that does not know an activation, argument or width."""
 
+Config: TypeAlias = Any
+"""What a model is built from: a PreTrainedConfig, or of diffusers a mapping, the arguments of the model's class."""
+
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 
@@ -60,7 +63,7 @@ class ConfigChange:
 
 
 class UnsupportedConfigError(RuntimeError):
-    """No key of the config puts the wanted activation at exactly the wanted sites; `missed` names those it is not at.
+    """No key of the config puts the wanted activation at exactly the wanted sites.
 
     >>> import hf_lgelu
     >>> from transformers import MptConfig, MptForCausalLM
@@ -72,15 +75,16 @@ class UnsupportedConfigError(RuntimeError):
     no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
     """
 
-    def __init__(self, message: str, missed: Iterable[str] = ()) -> None:
-        super().__init__(message)
-        self.missed = tuple(missed)
+
+def has_config(module: nn.Module) -> bool:
+    """Whether a module is built from a config that is saved with it: a model of transformers or of diffusers."""
+    return isinstance(module, PreTrainedModel) or hasattr(type(module), "register_to_config")
 
 
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
-    """(name, module) of the outermost PreTrainedModels in a module tree, which own the configs."""
-    if isinstance(model, PreTrainedModel):
-        return [("", model)]
+    """(name, module) of the outermost models with a config (`has_config`) in a module tree."""
+    if has_config(model):
+        return [("", cast(PreTrainedModel, model))]
     found = []
     for name, child in model.named_children():
         found += [(f"{name}.{inner}" if inner else name, root) for inner, root in pretrained_roots(child)]
@@ -136,57 +140,59 @@ def plan_config_changes(
         raise UnsupportedConfigError(
             f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
             "and leaves the other activations as they are"
-            + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else ""),
-            sorted(missed),
+            + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else "")
         ) from (refusals[-1] if refusals else None)
     return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
 
 
-def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, names: Collection[str]) -> list[list[str]]:
-    """Groups of these sites that share one module in the model that the config builds."""
-    skeleton, places = _build(model, config), dict[int, list[str]]()
-    for name in names:
-        places.setdefault(id(_at(skeleton, name)), []).append(name)
-    return [group for group in places.values() if len(group) > 1]
+def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether the model that the config builds has one module at several of these places, which hold several here."""
+    skeleton, places = _build(model, config), dict[int, set[int]]()
+    for name, module in modules.items():
+        places.setdefault(id(_at(skeleton, name)), set()).add(id(module))
+    return any(len(held) > 1 for held in places.values())
 
 
-def built_otherwise(model: PreTrainedModel, config: PreTrainedConfig) -> list[str]:
-    """Names of the activations of a model, λ-gates among them, that this config alone would not build."""
+def built_otherwise(
+    model: PreTrainedModel, config: Config, planned: Mapping[str, nn.Module] | None = None
+) -> dict[str, nn.Module]:
+    """{name: activation or λ-gate} of a model that this config alone would not build.
+
+    A module `planned` for a place counts as being there. Of a config that builds nothing, these are all that differ.
+    """
+    planned = planned or {}
+    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     try:
         skeleton = _build(model, config)
     except CONFIG_REFUSALS:
-        return []
-    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
-    return [name for name, module in there.items()
-            if (is_activation(module) or isinstance(module, LambdaGate))
-            and function_of(_at(skeleton, name)) != function_of(module)]  # fmt: skip
+        return dict(planned)
+    return {name: module for name, module in {**there, **planned}.items()
+            if (name in planned or is_activation(module) or isinstance(module, LambdaGate))
+            and name.rpartition(".")[0] in skeleton
+            and function_of(_at(skeleton, name)) != function_of(module)}  # fmt: skip
 
 
-def says_other_activations(config: PreTrainedConfig, whole: PreTrainedConfig) -> bool:
+def says_other_activations(config: Config, whole: PreTrainedConfig) -> bool:
     """Whether a config says other activations than some config of its class in `whole`."""
     said = {(change.path, change.old) for change in _candidates(config, "relu")}
     alike = [held for held in configs_in(whole) if type(held) is type(config)]
     return any({(change.path, change.old) for change in _candidates(held, "relu")} != said for held in alike)
 
 
-def configs_in(config: PreTrainedConfig) -> list[PreTrainedConfig]:
+def configs_in(config: Config) -> list[PreTrainedConfig]:
     """A config and all that it holds."""
     return [held for _, held in held_configs(config)]
 
 
-def held_configs(
-    config: PreTrainedConfig, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
+def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
     """(path, config) of a config and of each that it holds."""
     yield path, config
-    for name, held in vars(config).items():
+    for name, held in _items(config):
         if isinstance(held, PreTrainedConfig):
             yield from held_configs(held, (*path, name))
 
 
-def changes_at(
-    model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
-) -> list[ConfigChange]:
+def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
     """The changes of `config` each of which alone builds `activation` at one or more of the sites.
 
     There are none where no key decides about any of the sites.
@@ -203,15 +209,20 @@ def changes_at(
     return chosen + _coupled(candidates, chosen)
 
 
-def combined(config: PreTrainedConfig, *steps: list[ConfigChange]) -> list[ConfigChange]:
+def combined(config: Config, *steps: list[ConfigChange]) -> list[ConfigChange]:
     """One change for each key whose value after all `steps` of changes differs from that in `config`."""
     last = {change.path: change.new for changes in steps for change in changes}
     present = dict(_leaves(config, ()))
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
 
 
-def apply_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
+def apply_changes(config: Config, changes: list[ConfigChange]) -> Config:
     """A copy of `config` with the changes made, as after save and load."""
+    if isinstance(config, Mapping):
+        # Without the names of keys at their defaults, which diffusers does not read.
+        arguments = {**copy.deepcopy(dict(config)), "_use_default_values": []}
+        write_changes(arguments, changes)
+        return arguments
     changed = copy.deepcopy(config)
     write_changes(changed, changes)
     return type(changed).from_dict(changed.to_dict())
@@ -223,6 +234,9 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
     transformers does not copy the config that a model is built from: another model may share it.
     """
     if not changes:
+        return
+    if isinstance(model.config, Mapping):
+        model.register_to_config(**apply_changes(model.config, changes))
         return
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
@@ -236,7 +250,7 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
     write_changes(model.config, changes)
 
 
-def _changed_alike(config: PreTrainedConfig, changes: list[ConfigChange]) -> PreTrainedConfig:
+def _changed_alike(config: Config, changes: list[ConfigChange]) -> PreTrainedConfig:
     """A copy of the config with the changes made whose old values it has, or the config itself if it has none."""
     said = dict(_leaves(config, ()))
     own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
@@ -245,7 +259,7 @@ def _changed_alike(config: PreTrainedConfig, changes: list[ConfigChange]) -> Pre
     return changed
 
 
-def write_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> None:
+def write_changes(config: Config, changes: list[ConfigChange]) -> None:
     """Make the changes in this config object."""
     for change in changes:
         holder: Any = config
@@ -259,10 +273,17 @@ def write_changes(config: PreTrainedConfig, changes: list[ConfigChange]) -> None
             setattr(holder, change.path[-1], change.new)
 
 
-def _build(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, nn.Module]:
-    """{name: module} of the model that the config builds, without memory."""
+def built(model: PreTrainedModel, config: Config) -> nn.Module:
+    """The model that the config builds, without memory."""
     with torch.device("meta"):
-        return dict(type(model)(config).named_modules(remove_duplicate=False))
+        if isinstance(config, Mapping):
+            arguments = inspect.signature(type(model).__init__).parameters
+            return type(model)(**{key: value for key, value in config.items() if key in arguments})
+        return type(model)(config)
+
+
+def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
+    return dict(built(model, config).named_modules(remove_duplicate=False))
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
@@ -313,7 +334,7 @@ def _is_activation(found: Any, activation: str) -> bool:
     return function_of(found) == function_of(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
 
 
-def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:
+def _candidates(config: Config, activation: str) -> list[ConfigChange]:
     names = _activation_names()
     changes = []
     for path, value in _leaves(config, ()):
@@ -343,9 +364,12 @@ def _coupled(candidates: list[ConfigChange], chosen: list[ConfigChange]) -> list
     ]
 
 
+def _items(node: Any) -> Iterable[tuple[Any, Any]]:
+    return (node if isinstance(node, Mapping) else vars(node)).items()
+
+
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    items = node.items() if isinstance(node, Mapping) else vars(node).items()
-    for key, value in items:
+    for key, value in _items(node):
         if not isinstance(key, str) or key.startswith("_"):
             continue
         if isinstance(value, PreTrainedConfig | Mapping):
@@ -354,7 +378,7 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
             yield (*path, key), value
 
 
-def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+def activation_strings(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
     """(path, name) of the activations that a config says, a gated unit's without its "gated-"."""
     names = _activation_names()
     for path, value in _leaves(config, ()):

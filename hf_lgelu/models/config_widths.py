@@ -8,10 +8,10 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_lgelu.models.config_keys import CONFIG_REFUSALS, ConfigChange, apply_changes
+from hf_lgelu.models.config_keys import CONFIG_REFUSALS, ConfigChange, apply_changes, built
 
 _LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None: GPT-2's is four times the hidden size
 
@@ -32,7 +32,8 @@ def plan_width_changes(
             The same value for one that is no width.
         beside: other changes that may be needed, each tried with each of these keys, and alone.
     """
-    shapes = _shapes(model)
+    # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
+    shapes = (_built_shapes(model, []) or {}) | _shapes(model)
     keys = _keys(model.config, resized)
     for width, other in itertools.product(([], *([change] for change in keys), keys), beside):
         changes = [*width, *other]
@@ -91,14 +92,12 @@ def _keys(config: PreTrainedConfig, resized: Callable[[Any], Any]) -> list[Confi
     return [ConfigChange(path, value, new) for path, value in held if (new := resized(value)) != value]
 
 
-def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _built_shapes(model: PreTrainedModel, changes: list[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
     try:
-        config = apply_changes(model.config, changes)
-        with torch.device("meta"):
-            return _shapes(type(model)(config))
+        return _shapes(built(model, apply_changes(model.config, changes)))
     except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
         return None

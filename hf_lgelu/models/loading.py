@@ -15,7 +15,8 @@ A config whose record has gates that no key can say (`record.py`) builds the net
 import functools
 import json
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -29,8 +30,10 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.config_keys import activation_strings, gate_names, write_changes
+from hf_lgelu.models.config_keys import activation_strings, apply_changes, gate_names, write_changes
 from hf_lgelu.models.record import (
+    GUARDS_KEY,
+    RECORD_KEY,
     has_record,
     rebuild_gates,
     recorded_models,
@@ -85,17 +88,26 @@ def extend_from_pretrained() -> None:
         ("save_pretrained", _keep_records_true),
         ("get_expanded_tied_weights_keys", _keep_gates_untied),
     ):
-        original = vars(PreTrainedModel).get(name)
-        if original is None:
-            raise ImportError(
-                f"this version of transformers has no PreTrainedModel.{name}, which hf_lgelu extends to give a missing "
-                "hardness its initial value. Versions 5.17 to 5.24 are known to work"
-            )
-        function = getattr(original, "__func__", original)  # of a class method
-        if not hasattr(function, _EXTENDED):
-            extended = extend(function)
-            setattr(extended, _EXTENDED, True)
-            setattr(PreTrainedModel, name, extended if function is original else classmethod(extended))
+        _extend(PreTrainedModel, name, extend)
+
+
+def extend_from_config() -> None:
+    """Make diffusers' loading put in the gates of a record. Idempotent; called once diffusers is imported."""
+    _extend(sys.modules["diffusers.configuration_utils"].ConfigMixin, "from_config", _rebuild_from_config)
+
+
+def _extend(owner: type, name: str, extend: Any) -> None:
+    original = vars(owner).get(name)
+    if original is None:
+        raise ImportError(
+            f"this version of {owner.__module__.partition('.')[0]} has no {owner.__name__}.{name}, which hf_lgelu "
+            "extends to load λ-gates and converted gates. Known to work: transformers 5.17 to 5.24, diffusers 0.42"
+        )
+    function = getattr(original, "__func__", original)  # of a class method
+    if not hasattr(function, _EXTENDED):
+        extended = extend(function)
+        setattr(extended, _EXTENDED, True)
+        setattr(owner, name, extended if function is original else classmethod(extended))
 
 
 _under_construction: ContextVar[list[PreTrainedModel] | None] = ContextVar("models under construction", default=None)
@@ -112,6 +124,22 @@ def _note_construction(original: Any) -> Any:
         original(self, config, *args, **kwargs)
 
     return construct
+
+
+def _rebuild_from_config(original: Any) -> Any:
+    @functools.wraps(original)
+    def from_config(cls: Any, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(config, Mapping) or not has_record(config):
+            return original(cls, config, *args, **kwargs)
+        plain = apply_changes(config, without_guard(config))
+        record, _ = plain.pop(RECORD_KEY), plain.pop(GUARDS_KEY, None)
+        given = original(cls, plain, *args, **kwargs)
+        model = given[0] if isinstance(given, tuple) else given
+        model.register_to_config(**config)
+        rebuild_gates(model, record)
+        return given
+
+    return from_config
 
 
 def _rebuild_in_context(original: Any) -> Any:

@@ -14,38 +14,91 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
-from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
 from hf_lgelu.models.config_keys import (
+    Config,
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
+    built_as_one,
     built_otherwise,
     changes_at,
     combined,
     configs_in,
+    has_config,
     held_configs,
+    plan_config_changes,
     says_other_activations,
 )
 from hf_lgelu.models.sites import PLAIN_FORMS, find_sites, is_activation, kind_of, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
-logger = logging.get_logger(__name__)
-
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""
 
-_GUARDED = "lambda_gelu_guards"
+GUARDS_KEY = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
 
 After these {"site", "activation"} of plain gates that the config alone would not build there."""
+
+
+def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list[ConfigChange]:
+    """The config changes after which a load gives the gates that are `planned` for these sites, and all others as now.
+
+    Where the config's keys can say it, they do, and a record goes. Else the config gets a record, and the keys that
+    decide about activations a guard. Raises UnsupportedConfigError for a gate without a name in transformers.
+    """
+    config, plain = model.config, without_guard(model.config)
+    unguarded = apply_changes(config, plain)
+    record = describe_sites(model, planned, built_otherwise(model, unguarded, planned) | dict(planned))
+    names = {_said(entry) for entry in record}
+    places = {entry["site"] for entry in record}
+    if len(names) == 1 and None not in names:
+        there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+        there = {name: module for name, module in (there | dict(planned)).items() if name in places}
+        try:
+            keys = combined(config, plain, plan_config_changes(model, places, str(names.pop()), unguarded))
+            shared = any(isinstance(module, LambdaGate) for module in there.values())
+            if not (shared and built_as_one(model, apply_changes(config, keys), there)):
+                return keys + forget_sites(config)
+        except UnsupportedConfigError:
+            pass  # then the config remembers the sites themselves
+    guards = _guards(model, unguarded, places)
+    inner = [change for change in forget_sites(config) if len(change.path) > 1]
+    kept = {".".join(change.path): [change.old, change.new] for change in guards}
+    return [
+        *combined(config, plain, guards),
+        *inner,
+        ConfigChange((RECORD_KEY,), _value(config, (RECORD_KEY,)), record),
+        *([ConfigChange((GUARDS_KEY,), _value(config, (GUARDS_KEY,)), kept)] if kept else []),
+    ]
+
+
+def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[ConfigChange]:
+    """The changes after which the keys that decide about these places name this package.
+
+    Without such keys, those that decide about another activation; none where no key does.
+    """
+    for sites in (places, {uncompiled_name(site.name) for site in find_sites(model)}):
+        found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
+        if not found:  # a family with a table of its own knows ReLU, but not our names
+            keys = [change for change in changes_at(model, config, sites, "relu") if isinstance(change.old, str)]
+            found = [ConfigChange(change.path, change.old, NEEDS_THE_PACKAGE) for change in keys]
+        if found:
+            return found
+    return []
+
+
+def loads_elsewhere(config: Config) -> bool:
+    """Whether a process without this package would load another network, without an error: a record and no guard."""
+    return has_record(config) and not any(True for _ in _kept(config, GUARDS_KEY))
 
 
 def describe_sites(
@@ -70,6 +123,13 @@ def describe_sites(
         if module is not None and not isinstance(module, LambdaGate):
             record.append({"site": name, **_plain_entry(module)})
     return record
+
+
+def _said(entry: Mapping[str, Any]) -> str | None:
+    """The activation string that says the gate of an entry, or None for several λ and for a slope of its own."""
+    if "activation" in entry:
+        return entry["activation"] if entry.get("negative_slope") in (None, nn.LeakyReLU().negative_slope) else None
+    return entry.get("gate", DEFAULT_GATE) if entry["raw_shape"] == [1] else None
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
@@ -104,66 +164,32 @@ def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def remember_sites(
-    model: PreTrainedModel, record: SiteRecord, plain: list[ConfigChange] | None = None
-) -> list[ConfigChange]:
-    """The config changes that leave this record alone, with none in a sub-config, and guard its keys.
-
-    After the changes `plain` the config alone builds the network without the record's gates. By default they take the
-    guards away.
-    """
-    config = model.config
-    plain = without_guard(config) if plain is None else plain
-    guards = _guards(model, apply_changes(config, plain), {entry["site"] for entry in record})
-    if not guards:
-        logger.warning(
-            f"{type(config).__name__} has no key for its activations: a process that has not imported hf_lgelu will "
-            "read the saved checkpoint as a network without λ-GELU, and only list its hardness among unexpected keys"
-        )
-    inner = [change for change in forget_sites(config) if len(change.path) > 1]
-    kept = {".".join(change.path): [change.old, change.new] for change in guards}
-    return [
-        *combined(config, plain, guards),
-        *inner,
-        ConfigChange((RECORD_KEY,), getattr(config, RECORD_KEY, None), record),
-        *([ConfigChange((_GUARDED,), getattr(config, _GUARDED, None), kept)] if kept else []),
-    ]
-
-
-def _guards(model: PreTrainedModel, config: PreTrainedConfig, sites: set[str]) -> list[ConfigChange]:
-    """The changes after which the keys that decide about these sites name this package; none without such keys."""
-    found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
-    if found:
-        return found
-    # A family with a table of its own knows ReLU, but not our names.
-    keys = [change for change in changes_at(model, config, sites, "relu") if isinstance(change.old, str)]
-    return [ConfigChange(change.path, change.old, NEEDS_THE_PACKAGE) for change in keys]
-
-
-def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
+def forget_sites(config: Config) -> list[ConfigChange]:
     """The config changes that remove every record and the values kept for guarded keys; none without a record."""
     return [
-        ConfigChange((*path, key), value, None) for key in (RECORD_KEY, _GUARDED) for path, value in _kept(config, key)
+        ConfigChange((*path, key), value, None)
+        for key in (RECORD_KEY, GUARDS_KEY)
+        for path, value in _kept(config, key)
     ]
 
 
-def without_guard(config: PreTrainedConfig) -> list[ConfigChange]:
+def without_guard(config: Config) -> list[ConfigChange]:
     """The config changes that give each guarded key its value without the guard, that of the plain network."""
     return [
         ConfigChange(path, guard, plain) for path, plain, guard in _guarded(config) if _value(config, path) == guard
     ]
 
 
-def with_guard(config: PreTrainedConfig) -> list[ConfigChange]:
+def with_guard(config: Config) -> list[ConfigChange]:
     """The reverse of `without_guard`."""
     return [
         ConfigChange(path, plain, guard) for path, plain, guard in _guarded(config) if _value(config, path) == plain
     ]
 
 
-def _guarded(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+def _guarded(config: Config) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
     """(path, value without the guard, guard) of every guarded key."""
-    for path, guards in _kept(config, _GUARDED):
+    for path, guards in _kept(config, GUARDS_KEY):
         for key, (plain, guard) in guards.items():
             yield (*path, *key.split(".")), plain, guard
 
@@ -174,14 +200,15 @@ def _value(config: Any, path: tuple[str, ...]) -> Any:
     return config
 
 
-def _kept(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _kept(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path of a config or sub-config, what it holds under `key`), where it holds something."""
     for path, held in held_configs(config):
-        if getattr(held, key, None) is not None:
-            yield path, getattr(held, key)
+        value = _value(held, (key,))
+        if value is not None:
+            yield path, value
 
 
-def has_record(config: PreTrainedConfig) -> bool:
+def has_record(config: Config) -> bool:
     """Whether a config, or one inside it, holds a record."""
     return any(True for _ in _kept(config, RECORD_KEY))
 
@@ -193,8 +220,8 @@ def recorded_models(
 
     A record equal to the enclosing model's belongs to that model: inner models share or copy the config.
     """
-    if isinstance(model, PreTrainedModel):
-        record = getattr(model.config, RECORD_KEY, None)
+    if has_config(model):
+        record = _value(model.config, (RECORD_KEY,))
         if record and record != enclosing:
             yield model, record
         enclosing = record

@@ -88,11 +88,6 @@ def put_relu(
     return exchange_activations(model, sites, modules, plans, change)
 
 
-def require_substitutable(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS) -> None:
-    """Raise the errors of `substitute_relu`, and change nothing."""
-    _plan_substitution(operable_module(model), kinds, rewrite_config=True)
-
-
 def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """The smallest λ and κ/λ of the λ-gates of these kinds; none of a model without values (device "meta")."""
     gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
@@ -120,8 +115,7 @@ def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[Con
     except UnsupportedConfigError as error:
         raise UnsupportedConfigError(
             f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
-            "only, pass rewrite_config=False",
-            error.missed,
+            "only, pass rewrite_config=False"
         ) from error
 
 

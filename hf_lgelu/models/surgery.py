@@ -4,35 +4,28 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
-from hf_lgelu.models.config_keys import (
-    ConfigChange,
-    UnsupportedConfigError,
-    apply_changes,
-    built_as_one,
-    built_otherwise,
-    combined,
-    plan_config_changes,
-)
+from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, exchange_activations, found_sites
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.record import RECORD_KEY, describe_sites, forget_sites, plain_sites, remember_sites, without_guard
+from hf_lgelu.models.record import loads_elsewhere, plan_gates
 from hf_lgelu.models.sites import (
     SELF_GATE_KINDS,
     ActivationSite,
     check_kinds,
     gate_of,
     lambda_gelu_modules,
-    uncompiled_name,
 )
+
+logger = logging.get_logger(__name__)
 
 GRANULARITIES = ("layer", "channel")
 """How many λ a site can have: one, or one for each channel or hidden unit."""
@@ -120,38 +113,17 @@ def replace_activations(
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         modules.append(module.to(_device(model, site)))
     at_sites = dict(zip((site.name for site in sites), modules, strict=True))
-    plans = ConfigPlans.of(model, at_sites, _plan_gates) if rewrite_config else ConfigPlans()
+    plans = ConfigPlans.of(model, at_sites, plan_gates) if rewrite_config else ConfigPlans()
     report = exchange_activations(model, sites, modules, plans, change)
+    for _, root in pretrained_roots(model):
+        if loads_elsewhere(root.config):
+            logger.warning(
+                f"{type(root.config).__name__} has no key for its activations: a process that has not imported "
+                "hf_lgelu will read the saved checkpoint as a network without λ-GELU, and only list its hardness among "
+                "unexpected keys"
+            )
     _keep_from_nested_tensors(model)
     return report
-
-
-def _plan_gates(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    """The changes that say λ-gates: by the activation key where that can say them all, else by a record."""
-    plain = without_guard(root.config)
-    others = built_otherwise(root, apply_changes(root.config, plain))
-    recorded = plain_sites(getattr(root.config, RECORD_KEY, None) or [])
-    record = describe_sites(root, planned, dict.fromkeys([*recorded, *others]))
-    kinds = {entry.get("gate", DEFAULT_GATE) for entry in record}
-    if len(kinds) == 1 and all(entry.get("raw_shape") == [1] for entry in record):
-        try:
-            names = {entry["site"] for entry in record}
-            changes = plan_config_changes(root, names, kinds.pop(), apply_changes(root.config, plain))
-            changes = combined(root.config, plain, changes)
-            if not _share_a_gate(root, planned, changes, names):
-                return changes + forget_sites(root.config)
-        except UnsupportedConfigError:
-            pass  # then the config remembers the sites themselves
-    return remember_sites(root, record)
-
-
-def _share_a_gate(
-    root: PreTrainedModel, planned: dict[str, nn.Module], changes: list[ConfigChange], names: set[str]
-) -> bool:
-    """Whether the config would build one gate for several sites that have gates of their own."""
-    there = {uncompiled_name(name): module for name, module in root.named_modules(remove_duplicate=False)} | planned
-    groups = built_as_one(root, apply_changes(root.config, changes), names)
-    return any(len({id(there[name]) for name in group}) > 1 for group in groups)
 
 
 def _keep_from_nested_tensors(model: nn.Module) -> None:

@@ -166,7 +166,7 @@ def convert_to_relu(
             config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
-    warnings += tuple(config_warnings(model, best.config_changes, config.rewrite_config))
+    warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)

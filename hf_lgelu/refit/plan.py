@@ -1,18 +1,16 @@
 """Which gates of a model are exchanged for which target: in its modules and in its config."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.exchange import ConfigPlans
-from hf_lgelu.models.record import describe_sites, forget_sites, remember_sites
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.exchange import ConfigPlans, put_modules
+from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
-from hf_lgelu.models.substitution import TemporaryRelu, put_relu
+from hf_lgelu.models.substitution import TemporaryRelu, relu_for
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_costs import swap_costs
@@ -44,10 +42,16 @@ class Plan:
         return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
 
     def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
-        """The config keys rewritten. Changes `model` in place: its gates become the target (`substitute_gates`)."""
-        return substitute_gates(
-            model, self.target, kinds=self.kinds, rewrite_config=self.rewrite_config, keep=self.keep
-        )
+        """The config keys rewritten. Changes `model` in place: its gates become the target.
+
+        Where no key says these gates and no others, the config remembers them (`plan_gates`).
+        """
+        sites = self.sites(model)
+        gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
+        planned = dict(zip((site.name for site in sites), gates, strict=True))
+        plans = ConfigPlans.of(model, planned, plan_gates) if self.rewrite_config else ConfigPlans()
+        put_modules(sites, gates)
+        return plans.carry_out()
 
 
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
@@ -67,62 +71,3 @@ def make_gate(target: TargetGate) -> nn.Module:
     if target.slope is not None:
         return nn.LeakyReLU(target.slope)
     return nn.ReLU() if target.name == "relu" else ACT2FN[target.name]
-
-
-def substitute_gates(
-    model: nn.Module,
-    target: TargetGate,
-    *,
-    kinds: Sequence[str],
-    rewrite_config: bool = True,
-    keep: Sequence[str] = (),
-) -> tuple[ConfigChange, ...]:
-    """Put the target at every gate of the given kinds but those named in `keep`; the config keys that were rewritten.
-
-    Changes `model` in place. Where no key tells the kept gates from the others, the config remembers the kept gates:
-    a load rebuilds them where `hf_lgelu` is imported, and is refused elsewhere. Raises ValueError where there
-    is no gate to exchange, or one that is kept uses the λ of another, and UnsupportedConfigError where no config key
-    puts the target there; if there is one for the other gates, the error says which ones to keep.
-    """
-    sites = find_sites(model, kinds)
-    try:
-        if target.name == "relu" and not keep:
-            return tuple(put_relu(model, kinds=kinds, rewrite_config=rewrite_config).config_changes)
-        return _substitute(model, target, sites, rewrite_config, keep)
-    except UnsupportedConfigError as error:
-        if not set(error.missed) < {site.name for site in sites} - set(keep):  # all, or names inside a part of it
-            raise
-        keep = [*keep, *error.missed]
-        raise UnsupportedConfigError(
-            f"{error}; or convert the other gates and leave these as they are: keep={keep} (--keep {','.join(keep)})",
-            error.missed,
-        ) from error
-
-
-def _substitute(
-    model: nn.Module, target: TargetGate, sites: Sequence[ActivationSite], rewrite_config: bool, keep: Sequence[str]
-) -> tuple[ConfigChange, ...]:
-    gates = {site.name: None if site.name in keep else make_gate(target) for site in sites}
-    plans = ConfigPlans.of(model, gates, partial(_plan, target=target)) if rewrite_config else ConfigPlans()
-    for site in sites:
-        gate = gates[site.name]
-        if gate is not None:
-            site.put(gate)
-    return plans.carry_out()
-
-
-def _plan(root: PreTrainedModel, planned: Mapping[str, nn.Module | None], target: TargetGate) -> list[ConfigChange]:
-    """The config changes for the gates of one model, by name; None stands for one that is kept."""
-    gates = {name: gate for name, gate in planned.items() if gate is not None}
-    if not gates:
-        return []
-    kept = [name for name, gate in planned.items() if gate is None]
-    if target.slope is None:
-        try:
-            return plan_config_changes(root, set(gates), target.name) + forget_sites(root.config)
-        except UnsupportedConfigError:
-            if not kept:
-                raise
-    plain = plan_config_changes(root, set(planned), target.name)
-    others = kept if target.slope is None else list(planned)
-    return remember_sites(root, describe_sites(root, gates, plain=others), plain)

@@ -11,6 +11,7 @@ from hf_lgelu.models.batches import TRIED, Batch, taken_by
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
+from hf_lgelu.models.record import loads_elsewhere
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
@@ -303,7 +304,16 @@ def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bo
     """Programs that ignore the config of the result, and a config that was not rewritten."""
     if changes:
         yield from runtime_warnings(getattr(model, "config", None))
-    for _, root in () if rewrite_config else pretrained_roots(model):
+    for _, root in pretrained_roots(model):
+        if loads_elsewhere(root.config):
+            yield (
+                f"{type(root).__name__} has no config key that says these gates, so the config remembers them: load "
+                f"the saved folder by hf_lgelu.from_pretrained({type(root).__name__}, folder). Where hf_lgelu is not "
+                "imported, it loads with the gates of the code before the refitted weights, another network, without "
+                "an error"
+            )
+        if rewrite_config:
+            continue
         yield (
             f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
             "by it, these stand before the refitted weights, another network, without an error; load the weights into "

@@ -1,0 +1,97 @@
+"""Converted models whose config has no key for their gates: a saved folder loads as the network that was saved."""
+
+import copy
+import json
+
+import pytest
+import torch
+from networks import convert_with
+from torch import nn
+from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrainedModel
+
+import hf_lgelu
+from hf_lgelu import ConversionConfig
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.refit.plan import Plan
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own_without_a_key"
+
+
+class Own(PreTrainedModel):
+    """GELU in the code, whatever the config says."""
+
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
+        self.post_init()
+
+    def forward(self, x):
+        return {"logits": self.net(x)}
+
+
+def own():
+    return Own(OwnConfig()), {"x": torch.randn(96, 6)}
+
+
+def mpt():
+    sizes = {"d_model": 8, "n_heads": 2, "n_layers": 2, "vocab_size": 9, "max_seq_len": 8}
+    return MptForCausalLM(MptConfig(**sizes, initializer_range=0.5)), {"input_ids": torch.randint(9, (32, 8))}
+
+
+def unet():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.UNet2DModel(
+        sample_size=4, in_channels=1, out_channels=1, block_out_channels=(8,), layers_per_block=1, norm_num_groups=4,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",), add_attention=False,
+    )  # fmt: skip
+    return model, {"sample": torch.randn(70, 1, 4, 4), "timestep": torch.randint(999, (70,))}
+
+
+def exchanged(model, target):
+    """A copy of the model with the gates of a conversion, and all else as it was."""
+    copy_of_it = copy.deepcopy(model)
+    Plan(SMOOTH_KINDS, (), ConversionConfig(target=target).gate).carry_out(copy_of_it)
+    return copy_of_it
+
+
+@pytest.mark.parametrize("target", ["relu", "relu6", "leaky_relu:0.1"])
+@pytest.mark.parametrize("build", [own, mpt, unet])
+def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
+    torch.manual_seed(0)
+    model, inputs = build()
+    converted = exchanged(model.eval(), target)
+    converted.save_pretrained(tmp_path / "first")
+    loaded = hf_lgelu.from_pretrained(type(model), tmp_path / "first").eval()
+    loaded.save_pretrained(tmp_path / "second")
+    again = type(model).from_pretrained(tmp_path / "second").eval()  # as hf_lgelu is imported here
+    with torch.no_grad():
+        given, *others = (next(iter(network(**inputs).values())) for network in (converted, loaded, again))
+    assert (given - next(iter(model(**inputs).values()))).abs().max() > 1e-5
+    assert all(torch.equal(given, other) for other in others)
+    file = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert {entry["site"] for entry in file["lambda_gelu"]} == {site.name for site in find_sites(model)}
+    assert ("hf_lgelu.from_pretrained" in file.values()) is (build is unet)  # has a key, which guards others
+
+
+def test_a_conversion_says_that_no_key_guards_the_folder():
+    model, inputs = own()
+    converted, report = convert_with(model.eval(), inputs, max_kl=None)
+    assert [type(converted.net[at]) for at in (1, 3)] == [nn.ReLU] * 2
+    assert (
+        sum("load the saved folder by hf_lgelu.from_pretrained(Own, folder)" in told for told in report.warnings) == 1
+    )
+
+
+def test_learned_gates_of_diffusers_come_back(tmp_path):
+    model, inputs = unet()
+    hf_lgelu.replace_activations(model.eval())
+    hf_lgelu.initialize_hardness(model, init_hardness=2.5)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert len(hf_lgelu.hardness_profile(loaded)) > 3
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).sample, model(**inputs).sample)
