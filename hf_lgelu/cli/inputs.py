@@ -142,19 +142,19 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
     require_there(name, "dataset")
     path = local(name)
     try:
-        if path is not None and path.is_file():
-            if path.suffix.lower() not in _BUILDERS:
-                raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
-            builder = _BUILDERS[path.suffix.lower()]
-            # Without the mark of the byte order, which would be part of the first word.
-            settings = {"encoding": "utf-8-sig"} if builder == "text" else {}
-            found = datasets.load_dataset(builder, data_files={"train": str(path)}, **settings)
-        elif path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+        if path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
             found = datasets.load_from_disk(str(path))
         else:
-            found = datasets.load_dataset(str(path or name), config)
-            if path is not None:
-                _say_what_is_left_out(path, datasets.load_dataset_builder(str(path), config).config.data_files)
+            given: dict[str, Any] = {"path": str(path or name), "name": config}
+            if path is not None and path.is_file():
+                if path.suffix.lower() not in _BUILDERS:
+                    raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
+                given = {"path": _BUILDERS[path.suffix.lower()], "data_files": {"train": str(path)}}
+            builder = datasets.load_dataset_builder(**given)
+            # Without the mark of the byte order, which would be part of the first word.
+            found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
+            if path is not None and path.is_dir():
+                _say_what_is_left_out(path, builder.config.data_files)
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
         raise ValueError(

@@ -29,29 +29,31 @@ from hf_lgelu.models.outputs import (
     same_classes,
 )
 
-_LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS = range(5)
+_LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS, _COSINE = range(6)
+_NO_COSINE = 2.0
 
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 
 
 def compare_samples(
     loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int,
-    padding: int | None = None,
+    padding: int | None = None, *, embeds: bool = False, mask: Any = None,
 ) -> Tensor:  # fmt: skip
-    """(batch, 5) float32: loss, loss with ReLU, largest change of an output, unchanged predictions, predictions.
+    """(batch, 6) float32: loss, loss with ReLU, largest change of an output, unchanged predictions, predictions, cosine.
 
     Compared is the first tensor of the outputs; without a tensor, the largest change is −1. A prediction is the class
     with the largest score at one position; of maps (N, C, H, W), classes are axis 1. A position with the label −100
     counts for nothing, and real labels (a regression) make no prediction; labels stand where they are predicted.
     A row of integers (generated tokens) is one prediction, filled up with `padding`. A prediction with NaN is never
-    unchanged.
+    unchanged. Embeddings (`embeds`) make no prediction: of these the cosine counts, of several positions that of their
+    means, without those that `mask` leaves out.
     """
     before, after = (next((tensor for _, tensor in named_tensors(given)), None) for given in (outputs, relu_outputs))
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
-    rows = torch.zeros(batch_size, 5, dtype=torch.float32, device=device)
+    rows = torch.zeros(batch_size, 6, dtype=torch.float32, device=device)
     rows[:, _LOSS] = float("nan") if loss is None else loss
     rows[:, _RELU_LOSS] = float("nan") if relu_loss is None else relu_loss
-    rows[:, _LARGEST_CHANGE] = -1
+    rows[:, _LARGEST_CHANGE], rows[:, _COSINE] = -1, _NO_COSINE
     if before is None or after is None:
         return rows
     counted = torch.empty(0, dtype=torch.bool)
@@ -62,7 +64,14 @@ def compare_samples(
         before, after = classes_last(before), classes_last(after)
         change = difference(after.float(), before.float()).abs_().amax(-1)
         same = counted
-        if has_classes(before):
+        if embeds:
+            of_mask = isinstance(mask, Tensor) and mask.shape == before.shape[:-1]
+            weights = mask.float() if of_mask else before.new_ones(before.shape[:-1], dtype=torch.float32)
+            # Sums point where means do.
+            sums = [(each.float() * weights[..., None]).flatten(1, -2).sum(1) if each.ndim > 2 else each.float()
+                    for each in (before, after)]  # fmt: skip
+            rows[:, _COSINE] = F.cosine_similarity(*sums, dim=-1)
+        elif has_classes(before):
             same, counted = same_classes(before, after), torch.ones_like(change, dtype=torch.bool)
             if isinstance(labels, Tensor) and labels.is_floating_point():
                 counted = torch.zeros_like(counted)
@@ -96,7 +105,8 @@ def _by_sample(values: Tensor, batch_size: int) -> Tensor:
 
 
 def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None) -> dict[str, float]:
-    """The metrics of all rows of `compare_samples`: loss with ReLU, largest change, share of unchanged predictions.
+    """The metrics of all rows of `compare_samples`: loss with ReLU, largest change, share of unchanged predictions or,
+    of embeddings, their mean cosine.
 
     `loss` is Trainer's loss of the same rows. If it is finite, Trainer has left out rows whose loss is not
     (`logging_nan_inf_filter`; a batch without a label), and the loss with ReLU leaves out the same rows.
@@ -109,6 +119,9 @@ def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None)
     predictions = rows[:, _PREDICTIONS].sum()
     if predictions > 0:
         metrics[f"{prefix}_relu_unchanged_predictions"] = float(rows[:, _UNCHANGED].sum() / predictions)
+    cosines = rows[rows[:, _COSINE] != _NO_COSINE, _COSINE]
+    if len(cosines):
+        metrics[f"{prefix}_relu_cosine"] = float(cosines.mean())
     if loss is not None:
         counted = np.isfinite(rows[:, _LOSS]) | (not np.isfinite(loss))
         metrics[f"{prefix}_relu_loss"] = float(rows[counted, _RELU_LOSS].mean())

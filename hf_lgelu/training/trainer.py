@@ -11,7 +11,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from transformers.utils import logging
 
 from hf_lgelu.models.batches import pad_tokens
-from hf_lgelu.models.example_run import buffers_kept
+from hf_lgelu.models.example_run import buffers_kept, forward_hooks
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import (
     check_rate,
@@ -19,7 +19,7 @@ from hf_lgelu.models.optimizer_groups import (
     hardness_learning_rate,
     separate_hardness_group,
 )
-from hf_lgelu.models.outputs import labels_of_predictions
+from hf_lgelu.models.outputs import are_embeddings, labels_of_predictions, named_tensors
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
@@ -57,7 +57,7 @@ class LambdaGELUTrainer(Trainer):
     - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in the place of every
       λ-gate, or in a model without any of every smooth gate. It takes a second forward pass a batch, in the random
       state of the first (`report_substitution=False` does without). `eval_relu_max_logit_change` and
-      `eval_relu_unchanged_predictions` say how far the two networks are apart;
+      `eval_relu_unchanged_predictions`, of embeddings `eval_relu_cosine`, say how far the two networks are apart;
     - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
       whole, and one that lacks a tensor is refused: Trainer warns, and goes on from random weights.
 
@@ -115,6 +115,7 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(model, args, *others, **options)
         self._compares_substitution = False
         self._substitution: TemporaryRelu | None = None
+        self._embeds: bool | None = None  # whether the first output is embeddings, once a batch has shown it
         self._keeps_logits = True
         self._told_soft = False
         self._of_arguments = HardeningCallback()  # in the trainer while args.harden is on and no other was passed
@@ -202,13 +203,26 @@ class LambdaGELUTrainer(Trainer):
             random_state_kept(self.model), buffers_kept(self.model), collected_kept(self), self._substitution.applied()
         ):  # fmt: skip
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
-        loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
+
+        def look(module: nn.Module, arguments: Any, output: Any) -> None:
+            kept = ((name, tensor) for name, tensor in named_tensors(output) if name.partition(".")[0] not in ignored)
+            name, first = next(kept, ("", None))
+            self._embeds = first is not None and are_embeddings(module, name, first)
+
+        config = getattr(self.model, "config", None)
+        ignored = {"loss", *(ignore_keys or getattr(config, "keys_to_ignore_at_inference", None) or ())}
+
+        with forward_hooks([self.model] if self._embeds is None else [], look):
+            loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
         batch_size = find_batch_size(inputs) or 1
         predicted = labels_of_predictions(labels, self.model)
         padding = getattr(self.processing_class, "pad_token_id", None)
         if padding is None and getattr(self.args, "predict_with_generate", False):  # of generated rows
             padding = pad_tokens(self.model).get("decoder_input_ids")
-        rows = compare_samples(loss, logits, relu_loss, relu_logits, predicted, batch_size, padding)
+        rows = compare_samples(
+            loss, logits, relu_loss, relu_logits, predicted, batch_size, padding, embeds=bool(self._embeds),
+            mask=inputs.get("attention_mask"),
+        )  # fmt: skip
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None
         return loss, (rows, logits, relu_logits), labels
@@ -246,7 +260,7 @@ class LambdaGELUTrainer(Trainer):
         try:
             output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
         finally:
-            self._compares_substitution, self._substitution = False, None
+            self._compares_substitution, self._substitution, self._embeds = False, None, None
             self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
             if generates:
                 self.args.predict_with_generate = True

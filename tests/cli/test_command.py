@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from hf_lgelu.cli import command as command_module
 from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Command, ExportArguments
 from hf_lgelu.cli.command import main, parser_of
 from hf_lgelu.files import whole_folder
@@ -154,6 +155,22 @@ def fake_command(monkeypatch):
         monkeypatch.setitem(sys.modules, __name__, sys.modules[function.__module__])
 
     return add
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_is_told_what_lasts_before_it_begins(is_terminal, fake_command, call, monkeypatch, capsys):
+    """What takes seconds is the import of the command's module; `test_help_loads_nothing_heavy` times all before."""
+    imported, said = command_module.importlib.import_module, []
+
+    def importing(name, *package):
+        said.append(capsys.readouterr().err)
+        return imported(name, *package)
+
+    fake_command(fail)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    monkeypatch.setattr(command_module.importlib, "import_module", importing)
+    call("fake", ".")
+    assert said == ["hf-lgelu fake: loading torch and transformers ...\n" if is_terminal else ""]
 
 
 def test_what_failed_is_said_in_one_line(fake_command, call):

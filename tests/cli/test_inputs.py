@@ -468,7 +468,11 @@ def test_texts_need_a_tokenizer(gpt2, tmp_path):
 def test_a_mark_of_the_byte_order_is_no_part_of_the_first_word(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"\xef\xbb\xbfone two\nthree\n")
     (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbffirst,second\n1,2\n")
+    for number in (1, 2):
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        (tmp_path / "folder" / f"{number}.txt").write_bytes(b"\xef\xbb\xbfone two\nthree\n")
     assert load_splits(str(tmp_path / "text.txt"))["train"]["text"][:] == ["one two", "three"]
+    assert load_splits(str(tmp_path / "folder"))["train"]["text"][:] == ["one two", "three"] * 2
     assert load_splits(str(tmp_path / "rows.csv"))["train"].column_names == ["first", "second"]
 
 

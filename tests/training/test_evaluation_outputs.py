@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForTokenClassification,
+    BertModel,
+    EvalPrediction,
     GPT2Config,
     GPT2LMHeadModel,
     Seq2SeqTrainer,
@@ -21,7 +24,7 @@ from transformers import (
 from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness
-from hf_lgelu.training.evaluation import compare_samples
+from hf_lgelu.training.evaluation import compare_samples, metrics_of_module
 
 
 def bert_for_tokens():
@@ -130,6 +133,51 @@ def test_without_a_labelled_position_no_share_is_reported(tmp_path):
     metrics = tiny_trainer(tmp_path, bert_for_tokens(), eval_dataset=samples).evaluate()
     assert metrics["eval_relu_max_logit_change"] == 0
     assert "eval_relu_unchanged_predictions" not in metrics
+
+
+def test_embeddings_make_no_predictions_and_have_a_cosine(tmp_path):
+    """Of the means over the tokens that are no padding, each network run alone on what is no padding."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = widened(BertModel(BertConfig(hidden_act="lambda_gelu", vocab_size=11, **sizes)))
+    lengths = (6, 4, 6, 3, 5)
+    samples = [
+        {"input_ids": torch.randint(0, 11, (6,)), "attention_mask": (torch.arange(6) < length).long()}
+        for length in lengths
+    ]
+    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
+    with torch.no_grad():
+        means = [
+            [
+                each.eval()(sample["input_ids"][None, :length]).last_hidden_state[0].mean(0)
+                for sample, length in zip(samples, lengths, strict=True)
+            ]
+            for each in (model, substituted(model))
+        ]
+    cosines = [torch.cosine_similarity(*pair, dim=0).item() for pair in zip(*means, strict=True)]
+    assert metrics["eval_relu_cosine"] == pytest.approx(sum(cosines) / 5, rel=1e-5)
+    assert max(cosines) < 0.999
+    assert "eval_relu_unchanged_predictions" not in metrics
+
+
+@pytest.mark.parametrize("labelled", [6, 3])
+def test_a_metric_of_a_language_model_sees_the_labels_that_its_loss_sees(labelled):
+    """transformers' own loss of logits that are 0 and 1000 is 1000 times the share of wrong predictions."""
+    generator = torch.Generator().manual_seed(labelled)
+    tokens = torch.randint(0, 5, (4, 6), generator=generator)
+    labels = tokens.masked_fill(torch.arange(6) < 6 - labelled, -100)
+    logits = 1000.0 * nn.functional.one_hot(torch.randint(0, 5, (4, 6), generator=generator), 5)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=4, n_head=1, vocab_size=5))
+    seen = []
+    module = SimpleNamespace(
+        add_batch=lambda predictions, references: seen.append(predictions == references),
+        compute=lambda: {"wrong": 1 - torch.cat(seen).double().mean().item()},
+    )
+    prediction = EvalPrediction(predictions=logits.numpy(), label_ids=labels.numpy())
+    found = metrics_of_module(module, model, prediction, compute_result=True)
+    expected = model.loss_function(logits, labels, vocab_size=5).item() / 1000
+    assert found["wrong"] == pytest.approx(expected, rel=1e-6)
+    assert 0 < expected < 1
 
 
 def test_a_batch_without_a_label_leaves_the_loss_as_trainer_reports_it(tmp_path):
@@ -276,7 +324,7 @@ def test_generated_rows_of_other_lengths_are_compared_without_their_padding():
         torch.tensor([[5, 6, 2, 0, 0], [5, 2, 0, 0, 0], [5, 7, 7, 7, 2]]),
     )
     found = compare_samples(None, before, None, after, None, 3, padding=0)
-    assert found[:, 3:].tolist() == [[1, 1], [1, 1], [0, 1]]
+    assert found[:, 3:5].tolist() == [[1, 1], [1, 1], [0, 1]]
 
 
 def test_a_metric_that_writes_into_its_labels_is_given_them_anew(tmp_path):
