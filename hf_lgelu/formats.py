@@ -36,26 +36,31 @@ def percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
+_ERROR = "relative error (share of squares)"
+
+
+def main_measures(
+    kl: float | None, agreement: float, relative_error: float, embedding: Mapping[str, float]
+) -> dict[str, str]:
+    """{measure: value} of what decides how near a network is to the original: of class scores (where there is a KL), of
+    embeddings (`OutputComparison.embedding`), or of other values."""
+    if embedding:
+        names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
+        found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
+        kept = embedding.get("same_neighbour")
+        return found if kept is None else found | {"same nearest neighbour": percent(kept)}
+    if kl is None:
+        return {_ERROR: significant(relative_error)}
+    return {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}
+
+
 def measures(
     kl: float | None, agreement: float, largest_change: float, relative_error: float, embedding: Mapping[str, float]
 ) -> dict[str, str]:
-    """{measure: value} of how far a network is from the original: those that fit class scores (where there is a KL),
-    embeddings, or other values."""
-    error = {"relative error (share of squares)": significant(relative_error)}
-    if embedding:
-        return embedding_measures(embedding) | error
-    if kl is None:
-        return error | {"largest change": significant(largest_change)}
-    predictions = {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}
-    return predictions | {"largest logit change": significant(largest_change)} | error
-
-
-def embedding_measures(embedding: Mapping[str, float]) -> dict[str, str]:
-    """{measure: value} of the cosines and neighbours of embeddings (`OutputComparison.embedding`)."""
-    names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
-    found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
-    kept = embedding.get("same_neighbour")
-    return found if kept is None else found | {"same nearest neighbour": percent(kept)}
+    """The `main_measures`, and behind them the largest change, but of embeddings, and the relative error."""
+    change = {"largest change" if kl is None else "largest logit change": significant(largest_change)}
+    main = main_measures(kl, agreement, relative_error, embedding)
+    return main | ({} if embedding else change) | {_ERROR: significant(relative_error)}
 
 
 def counted(number: int, noun: str) -> str:

@@ -76,7 +76,7 @@ def check(arguments: CheckArguments) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     given = read_checkpoint(arguments.model, progress=arguments.progress)
     evaluation = evaluation_set(arguments, given)
-    print(f"{given.name}: {type(given.model).__name__}, {sites_in_words(given.network)}")
+    print(f"{given.name}: {given.kind}, {sites_in_words(given.network)}")
     try:
         inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
     except ValueError as error:
@@ -210,7 +210,8 @@ def _dearest(examined: Examined) -> Iterator[str]:
     three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
     ranked = f"on at most {SAMPLES_TO_RANK} inputs: {three}"
-    yield f"Dearest when swapped alone, {ranked}. --keep {keep} leaves {keep} smooth."
+    way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
+    yield f"Dearest when swapped alone, {ranked}.{way}"
 
 
 def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
@@ -286,6 +287,6 @@ def _how_to_convert(examined: Examined) -> str:
         )
     if reason is not None:
         return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
-    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER" + (
+    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER --compare" + (
         " --allow_unrefitted" if layers.unfit else ""
     )

@@ -41,6 +41,11 @@ class GivenCheckpoint:
         return self.network.encoder if isinstance(self.network, SentenceEmbedder) else self.network
 
     @property
+    def kind(self) -> str:
+        """Its class in the library that loads it."""
+        return type(self.model).__name__ if self.sentences is None else self.sentences.network_class
+
+    @property
     def embeds(self) -> bool:
         """Whether it is run for embeddings: of sentence-transformers, and no cross-encoder."""
         return isinstance(self.network, SentenceEmbedder)

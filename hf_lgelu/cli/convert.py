@@ -80,6 +80,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             if error.report is not None:
                 tell(str(error.report))
             raise
+        report = replace(report, model=given.kind)
         tell(str(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:

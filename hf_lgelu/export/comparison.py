@@ -19,7 +19,7 @@ from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.formats import NONE, embedding_measures, percent, score, significant
+from hf_lgelu.formats import NONE, score, significant
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches, for_decoder, read_batches, taken_by
 from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
@@ -67,7 +67,7 @@ class ComparedNetwork:
             "": self.network,
             "precision": self.precision,
             **{metric: score(metric, value) for metric, value in self.metrics.items()},
-            **({} if self.change is None else _measures(self.change)),
+            **({} if self.change is None else self.change.main_measures),
             "ms (quartiles)": f"{median} ({first} to {third})",
             "megabytes": significant(self.megabytes),
         }
@@ -104,18 +104,12 @@ class NetworkComparison:
             f"of {self.runtime}, the networks in turn."
         )
         if self.calibration_samples:
-            in_integers = " and ".join(f"{row.network} {row.operations}" for row in self.rows if row.operations)
-            layers = " (layers: only matrix products and convolutions in int8)" if "layers" in in_integers else ""
-            lines.append(f"int8: ranges of {self.calibration_samples} other inputs; operations: {in_integers}{layers}.")
+            kinds = {row.network: row.operations for row in self.rows if row.operations}
+            told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
+            layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
+            where = f"ranges of {self.calibration_samples} other inputs"
+            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}.")
         return "\n".join(lines)
-
-
-def _measures(change: NetChange) -> dict[str, str]:
-    """How far a network is, by the measures that fit its outputs."""
-    if change.kl is not None:
-        return {"same predictions": percent(change.agreement), "KL, nat": significant(change.kl)}
-    error = {"relative error (share of squares)": significant(change.relative_error)}
-    return embedding_measures(change.embedding) or error
 
 
 def compare_networks(

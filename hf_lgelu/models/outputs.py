@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_lgelu.formats import embedding_measures, measures, percent
+from hf_lgelu.formats import main_measures, percent
 from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.example_run import Inputs, run_example
 
@@ -314,16 +314,11 @@ class OutputChange:
     kl: float | None = None
     embedding: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def measures(self) -> dict[str, str]:
-        """{name: value} as tables show them (`hf_lgelu.formats.measures`)."""
-        kept = self.unchanged_predictions
-        return measures(self.kl, 1.0 if kept is None else kept, self.max_change, self.relative_error, self.embedding)
-
     def __str__(self) -> str:
         text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
         if self.embedding:
-            return ", ".join([text, *(f"{name} {value}" for name, value in embedding_measures(self.embedding).items())])
+            near = main_measures(None, 1.0, self.relative_error, self.embedding)
+            return ", ".join([text, *(f"{name} {value}" for name, value in near.items())])
         if self.unchanged_predictions is None:
             return f"{text}, on {self.rows} rows of one score"
         return f"{text}, {percent(self.unchanged_predictions)} of {self.rows} predictions unchanged"
@@ -337,7 +332,7 @@ class OutputComparison:
 
     What fits is measured of each kind of output: of class scores (`are_scores`) the `kl`, of embeddings
     (`are_embeddings`) the cosines and neighbours in `embedding`, of both and of all other values the `relative_error`.
-    `change` has them all, and `change.measures` in words.
+    `change` has them all.
     """
 
     def __init__(self) -> None:
@@ -515,7 +510,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
     Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
     the outputs are empty or the first model's hold NaN.
     """
-    before, after = (_by_task(run_example(network, inputs)) for network in (model, other))
+    before, after = (predicted_outputs(run_example(network, inputs)) for network in (model, other))
     shapes = [[tuple(tensor.shape) for tensor in given.values()] for given in (before, after)]
     if not all(shapes) or shapes[0][0] != shapes[1][0]:
         raise RuntimeError(
@@ -537,27 +532,18 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point tensors that a model gives in eval mode, in order, without the loss.
+    """The floating-point tensors that a model gives in eval mode, without the loss; first those that the task reads.
 
     Inputs with labels make a loss: the output named "loss", or a scalar among tensors of predictions.
     """
-    return floating_outputs(run_example(model, inputs))
+    return list(predicted_outputs(run_example(model, inputs)).values())
 
 
-def floating_outputs(output: Any) -> list[Tensor]:
-    """The same tensors as from `outputs_of`, of an output at hand."""
-    return list(_predicted(output).values())
-
-
-def _by_task(output: Any) -> dict[str, Tensor]:
-    """The same tensors by name, first those that the task reads."""
-    found = _predicted(output)
-    return {name: found[name] for name in (*task_outputs(output), *found) if name in found}
-
-
-def _predicted(output: Any) -> dict[str, Tensor]:
+def predicted_outputs(output: Any) -> dict[str, Tensor]:
+    """The same tensors by name, of an output at hand; first those that the task reads."""
     found = {name: tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"}
-    return {name: tensor for name, tensor in found.items() if tensor.ndim > 0} or found
+    found = {name: tensor for name, tensor in found.items() if tensor.ndim > 0} or found
+    return {name: found[name] for name in (*task_outputs(output), *found) if name in found}
 
 
 def allowed_rounding(output: Tensor) -> float:

@@ -22,7 +22,7 @@ from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
-from hf_lgelu.refit.ladder import build_rungs, climb, next_rung, possible_rungs
+from hf_lgelu.refit.ladder import build_rungs, can_be_wider, climb, next_rung, possible_rungs
 from hf_lgelu.refit.layerwise import Task
 from hf_lgelu.refit.plan import plan_exchange
 from hf_lgelu.refit.processes import known_processes
@@ -168,5 +168,5 @@ def convert_to_relu(
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
     report = replace(report, warnings=warnings)
-    require_good(report, best.model, config)
+    require_good(report, best.model, config, lambda: can_be_wider(task))
     return Conversion(best.model, report)

@@ -25,7 +25,7 @@ from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
-from hf_lgelu.refit.verdict import can_take_steps
+from hf_lgelu.refit.verdict import ConversionRefusedError, can_take_steps
 
 
 class Maker(Protocol):
@@ -47,6 +47,17 @@ def possible_rungs(task: Task) -> list[str]:
         return [EFFORTS[0]]
     every = replace(task.config, effort=EFFORTS[-1]).rungs
     return [effort for effort in every if can_take_steps(task.model) or not RUNGS[effort].takes_steps]
+
+
+def can_be_wider(task: Task) -> bool:
+    """Whether the blocks can have more units: plain linear layers, and a config with a key for the width."""
+    try:
+        pkgutil.resolve_name(RUNGS["place"].made_by)(
+            replace(task, config=replace(task.config, effort="place", width=2.0))
+        )
+    except (ConversionRefusedError, ValueError):  # ValueError: gates that are no ReLU
+        return False
+    return True
 
 
 def build_rungs(task: Task) -> list[Maker]:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,8 @@ NET_NOTE = (
 )
 
 _DOTS_PER_INCH = 130
-# Okabe and Ito's colours, which stay apart for colour-blind readers; the markers help where they are printed grey.
+# Okabe and Ito's colours, which stay apart for colour-blind readers.
 _KEPT, _CHOSEN = "#D55E00", "#0072B2"
-_SETS = (("held out", "o", "#0072B2"), ("second set", "D", "#009E73"))
-_NETWORKS = ("original", "direct swap", "refitted")
 
 
 def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
@@ -63,7 +61,9 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: that takes at least 64 rows of two inputs.")
     for title, evaluation in evaluations(report):
-        parts += [f"**On the {title}**: {evaluation.size_in_words}.", _net_table(evaluation)]
+        networks = {"direct swap": evaluation.direct, "refitted": evaluation.refitted}
+        table = network_table(evaluation.original_metrics, networks)
+        parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
             rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
@@ -87,16 +87,17 @@ def bullets(lines: tuple[str, ...]) -> str:
     return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 
-def _net_table(evaluation: Evaluation) -> str:
-    """Original, direct swap and refitted network on the same rows, a line each."""
-    direct, refitted = evaluation.direct, evaluation.refitted
-    scores, same = evaluation.original_metrics, dict.fromkeys(refitted.embedding, 1.0)
-    original = NetChange(None if refitted.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
-    rows = []
-    for name, change in zip(_NETWORKS, (original, direct, refitted), strict=True):
-        measured = [change.measures.get(measure, NONE) for measure in refitted.measures]
+def network_table(scores: Mapping[str, float], networks: Mapping[str, NetChange], *, main: bool = False) -> str:
+    """The original, whose `scores` are given, and other networks on the same rows, a line each; with all measures, or
+    the main ones."""
+    *_, last = networks.values()
+    same = dict.fromkeys(last.embedding, 1.0)
+    original = NetChange(None if last.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
+    titles, rows = list(last.main_measures if main else last.measures), []
+    for name, change in {"original": original, **networks}.items():
+        measured = [change.measures.get(measure, NONE) for measure in titles]
         rows.append((name, *measured, *(score(metric, change.metrics.get(metric)) for metric in scores)))
-    return markdown_table(("network", *refitted.measures, *scores), rows, text_columns=1)
+    return markdown_table(("network", *titles, *scores), rows, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
@@ -118,8 +119,8 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     """Write a PNG of two panels and return its path.
 
     Left, each layer's relative error on rows that it was not fitted on, with its weights kept and as chosen, on a
-    logarithmic axis. Right, the first metric of original, direct swap and refitted network, or where there is none
-    their KL to the original (of other outputs than logits, the relative error).
+    logarithmic axis. Right, on the second set or else the inputs held out, the first metric of original, direct swap
+    and refitted network, or where there is none how far the latter two are from the original.
 
     Args:
         path: of the file, whose folder is made if it is not there.
@@ -130,13 +131,21 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     figure = Figure(figsize=(9.6, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_layers(left, report.layers)
-    _draw_networks(right, report)
+    measured = evaluations(report)
+    if measured:
+        _draw_networks(right, *measured[-1])
+    else:
+        right.set_title("Whole network", fontsize=10, loc="left", pad=20)
+        _write(right, "not measured:\nno inputs were held out")
     return save_picture(figure, path, _DOTS_PER_INCH)
 
 
 def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
     axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
-    before, after = [_shown(layer.error_before) for layer in layers], [_shown(layer.error_after) for layer in layers]
+    before, after = (
+        [error if error is not None and 0 < error < math.inf else math.nan for error in errors]
+        for errors in ([layer.error_before for layer in layers], [layer.error_after for layer in layers])
+    )
     if not any(map(math.isfinite, [*before, *after])):
         _write(axis, "not measured:\ntoo few inputs for cross-validation")
         return
@@ -149,43 +158,22 @@ def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
     _finish(axis)
 
 
-def _shown(error: float | None) -> float:
-    return error if error is not None and error > 0 and math.isfinite(error) else math.nan
-
-
-def _draw_networks(axis: "Axes", report: ConversionReport) -> None:
-    title, drawn = _series(report)
-    axis.set_title(f"Whole network: {title}" if drawn else "Whole network", fontsize=10, loc="left", pad=20)
-    if not drawn:
-        _write(axis, "not measured:\nno inputs were held out")
-        return
-    names = _NETWORKS[-len(drawn[0][1]) :]  # a distance has no value for the original
-    for row, ((label, marker, color), values) in enumerate(drawn):
-        aside = (0.14, -0.14)[row] if len(drawn) > 1 else 0
-        places = [place + aside for place in reversed(range(len(names)))]
-        axis.plot(values, places, marker, color=color, markersize=6, label=label)
-        for value, place in zip(values, places, strict=True):
-            if not math.isfinite(value):
-                continue  # there is no place for it
-            text = score(title, value) if len(names) == len(_NETWORKS) else significant(value)
+def _draw_networks(axis: "Axes", title: str, evaluation: Evaluation) -> None:
+    what, values = _values(evaluation)
+    names = ("original", "direct swap", "refitted")[-len(values) :]  # a distance has no value for the original
+    axis.set_title(f"Whole network: {what}", fontsize=10, loc="left", pad=20)
+    places = list(reversed(range(len(names))))
+    axis.plot(values, places, "o", color=_CHOSEN, markersize=6, label=title)
+    for value, place in zip(values, places, strict=True):
+        if math.isfinite(value):  # else there is no place for it
+            text = score(what, value) if len(names) == 3 else significant(value)
             axis.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
-    axis.set_yticks(range(len(names)), names[::-1])
+    axis.set_yticks(places, names)
     axis.set_ylim(-0.6, len(names) - 0.4)
     axis.margins(x=0.45)  # room for the numbers beside the marks
-    if len(names) < len(_NETWORKS) and not any(value <= 0 for _, values in drawn for value in values):
+    if len(names) < 3 and min(values) > 0:
         axis.set_xscale("log")
     _finish(axis)
-
-
-def _series(report: ConversionReport) -> tuple[str, list[tuple[tuple[str, str, str], list[float]]]]:
-    """(what is drawn, [(look, values)]): the metric where one set has labels, and then no set without."""
-    measured = []
-    for look, evaluation in zip(_SETS, (report.held_out, report.evaluation), strict=True):
-        if evaluation is not None:
-            measured.append((look, *_values(evaluation)))
-    measured.sort(key=lambda entry: -len(entry[2]))
-    title = measured[0][1] if measured else ""
-    return title, [(look, values) for look, name, values in measured if name == title]
 
 
 def _values(evaluation: Evaluation) -> tuple[str, list[float]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_lgelu.formats import NONE, counted, finite_or_none, measures, quoted, score, significant
+from hf_lgelu.formats import NONE, counted, finite_or_none, main_measures, measures, quoted, score, significant
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
@@ -135,13 +135,21 @@ class NetChange:
         """{measure: value} of those that fit the outputs, as tables and sentences show them."""
         return measures(self.kl, self.agreement, self.max_logit_change, self.relative_error, self.embedding)
 
-    def beside(self, original_metrics: Mapping[str, float]) -> str:
-        """All measures in words, first the scores beside the original's."""
-        scores = [
-            f"{name} {score(name, self.metrics.get(name))}, the original's {score(name, value)}"
-            for name, value in original_metrics.items()
-        ]
-        return "; ".join([*scores, *(f"{name} {value}" for name, value in self.measures.items())])
+    @property
+    def main_measures(self) -> dict[str, str]:
+        """Of these the ones that decide."""
+        return main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
+
+    def beside(self, original_metrics: Mapping[str, float], before: "NetChange | None" = None) -> str:
+        """All measures in words, first the scores beside the original's; each behind that of `before`."""
+        parts = []
+        for name, value in original_metrics.items():
+            was = "" if before is None else f"{score(name, before.metrics.get(name))} → "
+            parts.append(f"{name} {was}{score(name, self.metrics.get(name))}, the original's {score(name, value)}")
+        for name, shown in self.measures.items():
+            was = "" if before is None else f"{before.measures.get(name, NONE)} → "
+            parts.append(f"{name} {was}{shown}")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -256,14 +264,15 @@ class ConversionReport:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        lines = [what_was_done(self), *(_in_one_line(title, evaluation) for title, evaluation in evaluations(self))]
+        *others, first = [_from_the_swap(*measured) for measured in evaluations(self)] or [how_far(self)]
+        lines = [what_was_done(self), *others]
         kept = [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]
         if kept:
             lines.append(f"weights kept: {', '.join(kept)}")
         lines += rest_of_the_distance(self)
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
-        return "\n  ".join([f"{self.model}: {how_far(self)}", *lines])
+        return "\n  ".join([f"{self.model}: {first}", *lines])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
@@ -377,10 +386,6 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     return (f"The next rung, `{report.next_step}` (effort, --effort), may bring it nearer.",)
 
 
-def _in_one_line(title: str, evaluation: Evaluation) -> str:
-    direct, refitted = evaluation.direct, evaluation.refitted
-    parts = [f"{name} {direct.measures.get(name, NONE)} → {value}" for name, value in refitted.measures.items()]
-    for name, value in evaluation.original_metrics.items():
-        swapped, fitted = (score(name, change.metrics.get(name)) for change in (direct, refitted))
-        parts.append(f"{name} {swapped} → {fitted}, {score(name, value)} as it was")
-    return f"{title} ({evaluation.size_in_words}), direct swap → refitted: {'; '.join(parts)}"
+def _from_the_swap(title: str, evaluation: Evaluation) -> str:
+    words = evaluation.refitted.beside(evaluation.original_metrics, evaluation.direct)
+    return f"on the {title} ({evaluation.size_in_words}), direct swap → refitted: {words}"

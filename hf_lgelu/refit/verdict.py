@@ -1,7 +1,7 @@
 """When a conversion is refused: before the work, and by its result; and what its report warns of."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import (
     ENOUGH_ROWS,
     ConversionReport,
+    Evaluation,
     LayerRefit,
     StepTaken,
     evaluations,
@@ -113,29 +114,25 @@ def require_comparable(
     return tuple(tensors), (unread,)
 
 
-def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
-    """Raise ConversionRefusedError, with both arguments, for a network that is not what was asked for."""
-    reason = _why_not_good(report, model, config)
+def require_good(
+    report: ConversionReport, model: nn.Module, config: ConversionConfig, can_be_wider: Callable[[], bool]
+) -> None:
+    """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for."""
+    reason = _why_not_good(report, config, can_be_wider)
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
 
-def _why_not_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> str | None:
+def _why_not_good(report: ConversionReport, config: ConversionConfig, can_be_wider: Callable[[], bool]) -> str | None:
     """The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`."""
     if report.held_out is not None:
-        direct, refitted = report.held_out.direct, report.held_out.refitted
-        where = f"on {report.held_out.rows:,} rows that were held out"
-        if not math.isfinite(refitted.distance):
-            return f"{where}, the outputs are not finite; {WHERE_NOT_FINITE}"
-        if not refitted.distance < direct.distance and not refitted.distance == direct.distance == 0:
-            return (
-                f"{where}, the refitted network is no nearer to the original ({refitted.in_words}) than the direct "
-                f"swap ({direct.in_words}); give more inputs, from where the model is used"
-            )
+        failed = _why_not_nearer(report.held_out, "give more inputs, from where the model is used")
+        if failed is not None:
+            return f"on {report.held_out.rows:,} rows that were held out, {failed}"
     if config.tolerance is not None:
         best = next((step for step in reversed(report.steps) if step.is_kept), None)
         if best is None or best.gap is None or not best.gap <= config.tolerance:
-            return _not_reached(report, model, best, config.tolerance, config)
+            return _not_reached(report, best, config.tolerance, config, can_be_wider)
     if config.strict:
         bound = config.max_kl
         measured = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
@@ -148,18 +145,35 @@ def _why_not_good(report: ConversionReport, model: nn.Module, config: Conversion
     return None
 
 
+def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
+    """That the outputs are not finite, or no nearer to the original than those of the direct swap, with `advice`."""
+    direct, refitted = evaluation.direct, evaluation.refitted
+    if not math.isfinite(refitted.distance):
+        return f"the outputs are not finite: {WHERE_NOT_FINITE}"
+    if refitted.distance < direct.distance or refitted.distance == 0:
+        return None
+    return (
+        f"the refitted network is no nearer to the original ({refitted.in_words}) than the direct swap "
+        f"({direct.in_words}); {advice}"
+    )
+
+
 def _not_reached(
-    report: ConversionReport, model: nn.Module, best: StepTaken | None, tolerance: float, config: ConversionConfig
+    report: ConversionReport,
+    best: StepTaken | None,
+    tolerance: float,
+    config: ConversionConfig,
+    can_be_wider: Callable[[], bool],
 ) -> str:
     """How near the nearest rung came, and what else these options allow."""
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
     advice = ["more inputs"]
-    refitted = {name for layer in report.layers for name in layer.layers}
-    ranks = [weight.ndim for name, weight in model.named_parameters() if name.rpartition(".")[0] in refitted]
-    if config.gate.can_be_placed and max(ranks, default=0) <= 2:  # no convolution takes more units
-        advice.append("a width above 1" if report.width_share == 1 else "a larger width")
+    if report.width_share != 1:
+        advice.append("a larger width")
+    elif can_be_wider():
+        advice.append("a width above 1")
     untried = set(config.rungs) - {step.effort for step in report.steps}
     if any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried):
         advice.append("more seconds")
@@ -181,9 +195,10 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             continue
         is_far = max_kl < refitted.distance
         if refitted.embedding and (is_far or refitted.embedding.get("same_neighbour", 1.0) < _ENOUGH_SAME_NEIGHBOURS):
+            *_, (measure, shown) = refitted.main_measures.items()
             yield (
-                f"on the {title} the embeddings are far from the original's ({refitted.beside({})}): try your search "
-                "or clustering with them before you use them"
+                f"on the {title} the embeddings are far from the original's ({measure} {shown}): try your search or "
+                "clustering with them before you use them"
             )
         elif is_far:
             yield (
@@ -209,13 +224,9 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             f"{report.repeated:,} of {second.samples:,} samples of the second set were given to fit on as well: of "
             "these it says nothing on inputs that the network has not seen"
         )
-    if not math.isfinite(second.refitted.distance):
-        yield f"on the second set the outputs are not finite: {WHERE_NOT_FINITE}"
-    elif not second.refitted.distance < second.direct.distance:
-        yield (
-            "on the second set the refit is no nearer to the original than the direct swap: the data that was fitted "
-            "on is probably not from where that set is"
-        )
+    failed = _why_not_nearer(second, "the data that was fitted on is probably not from where that set is")
+    if failed is not None:
+        yield f"on the second set {failed}"
 
 
 def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:

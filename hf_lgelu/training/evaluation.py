@@ -39,7 +39,7 @@ def compare_samples(
     loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int,
     padding: int | None = None, *, embeds: bool = False, mask: Any = None,
 ) -> Tensor:  # fmt: skip
-    """(batch, 6) float32: loss, loss with ReLU, largest change of an output, unchanged predictions, predictions, cosine.
+    """(batch, 6) float32: loss, the same with ReLU, largest change, unchanged predictions, predictions, cosine.
 
     Compared is the first tensor of the outputs; without a tensor, the largest change is −1. A prediction is the class
     with the largest score at one position; of maps (N, C, H, W), classes are axis 1. A position with the label −100

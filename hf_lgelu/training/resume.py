@@ -29,13 +29,14 @@ logger = logging.get_logger(__name__)
 
 
 def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
-    """The checkpoint that a run goes on from: `folder` (True: the last of `output_dir`), or a whole one before it.
+    """The checkpoint that a run goes on from: `folder`, the last in it (True: in `output_dir`), or a whole one before.
 
     Trainer writes trainer_state.json last: where that cannot be read, the run was stopped while it saved.
     Raises ValueError where no checkpoint is whole.
     """
-    given = get_last_checkpoint(output_dir) if isinstance(folder, bool) else folder
-    if given is None:
+    of_run = output_dir if isinstance(folder, bool) else folder
+    given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
+    if isinstance(given, bool):
         return folder  # Trainer says so
     last = str(Path(given))
     before = sort_checkpoints(os.path.dirname(last))

@@ -44,7 +44,7 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
     assert "159.6" in card.text
     top = card.text.split("\n\n")[:2]
     assert top[0] == "\n# hard-relu"
-    assert top[1].startswith("| network | accuracy | distance to the original |\n")
+    assert top[1].startswith("| network | KL to the original (nats) | same prediction | accuracy |\n")
     assert f"\n| original | {before:.4f} | – |\n| this model | {after:.4f} | KL " in top[1]
 
 

@@ -300,10 +300,17 @@ def test_what_is_advised_is_not_refused(blocks, options, said, unsaid):
     assert not any(text in str(caught.value) for text in unsaid)
 
 
-def test_more_units_are_not_advised_where_they_would_be_refused():
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(Maps, (4, 6)), (scores, (8,))],  # scores: a chain, whose maps are each before a gate and behind another
+)
+def test_more_units_are_not_advised_where_they_would_be_refused(build, shape):
+    model, x = build().eval(), torch.randn(200, *shape)
     with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
-        convert_with(Maps().eval(), torch.randn(200, 4, 6), tolerance=1e-12, max_kl=None, effort="refit")
+        convert_with(model, x, tolerance=1e-12, max_kl=None, effort="refit")
     assert "width" not in str(caught.value)
+    with pytest.raises(ConversionRefusedError, match=r"Use width=1"):
+        convert_with(model, x, width=2.0)
 
 
 @pytest.mark.parametrize(("progress", "is_terminal"), [(None, True), (None, False), (True, False), (False, True)])

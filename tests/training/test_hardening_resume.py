@@ -157,7 +157,7 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, 
         if text is not None:
             (tmp_path / f"checkpoint-{kind}" / "trainer_state.json").write_text(text)
     tiny_model(seed=5).save_pretrained(tmp_path / "checkpoint-2")
-    for given in (True, str(tmp_path / "checkpoint-10")):
+    for given in (True, str(tmp_path), str(tmp_path / "checkpoint-10")):
         caplog.clear()
         trainer = tiny_trainer(tmp_path, learning_rate=0.0)
         trainer.train(resume_from_checkpoint=given)

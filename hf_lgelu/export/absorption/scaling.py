@@ -13,7 +13,7 @@ from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import require_own_memory
-from hf_lgelu.models.outputs import agree, floating_outputs, named_tensors
+from hf_lgelu.models.outputs import agree, named_tensors, predicted_outputs
 
 _FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip over
 
@@ -150,7 +150,7 @@ def _numbers_and_codes(output: Any) -> tuple[list[Tensor], list[Tensor]]:
     tensors = [tensor for _, tensor in named_tensors(output)]
     pairs = [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors if tensor.is_complex()]
     codes = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
-    return [*floating_outputs(output), *pairs], codes
+    return [*predicted_outputs(output).values(), *pairs], codes
 
 
 @dataclass

@@ -26,13 +26,13 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
-from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score
+from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
-from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, still_smooth, whole_network
-from hf_lgelu.refit.report import ConversionReport, NetChange, evaluations, gates_in_words, how_far, what_was_done
+from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, network_table, still_smooth, whole_network
+from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 
 if TYPE_CHECKING:
     from hf_lgelu.export.comparison import NetworkComparison
@@ -234,7 +234,9 @@ def write_card(
         license=license or facts.license or (stated_licence(source) if source else None),
         limits=limits,
     )
-    top = "" if compared is None else _two_rows(compared.rows[0].metrics, compared.rows[1].change)
+    top = ""
+    if compared is not None and (distance := compared.rows[1].change) is not None:
+        top = network_table(compared.rows[0].metrics, {"this model": distance}, main=True)
     card = render_card(facts, loading.facts_of_folder(folder), form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
 
@@ -249,17 +251,6 @@ def own_name(source: str) -> str:
         return path.parent.parent.name.rpartition("--")[2]
     titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
     return titled[1] if titled else path.name
-
-
-def _two_rows(metrics: Mapping[str, float], change: NetChange | None) -> str:
-    """The table on top of a card: the original with its metrics, and this model with its own and the distance."""
-    if change is None:
-        return ""
-    rows = [
-        ("original", *(score(name, value) for name, value in metrics.items()), NONE),
-        ("this model", *(score(name, change.metrics.get(name)) for name in metrics), change.in_words),
-    ]
-    return markdown_table(("network", *metrics, "distance to the original"), rows, text_columns=1)
 
 
 def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
@@ -383,7 +374,7 @@ def render_conversion_card(
         report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
         last_rung=next((RUNGS[step.effort].on_the_card for step in reversed(report.steps) if step.is_kept), ""),
         network_table=whole_network(report),
-        top="".join(_two_rows(found.original_metrics, found.refitted) for _, found in measured),
+        top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
         layer_note=LAYER_NOTE, has_zeros=target.has_zeros,

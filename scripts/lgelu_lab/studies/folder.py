@@ -4,23 +4,21 @@ No torch here: records are written and read with it.
 """
 
 import errno
-import json
 import os
+import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from hf_lgelu.files import whole_file
+
 if sys.platform == "win32":
     fcntl = None
 else:
     import fcntl
-
-CHECKPOINT_PREFIX, CHECKPOINT_STATE = "checkpoint-", "trainer_state.json"
-"""Trainer's names; the second is the file of a checkpoint that it writes last."""
 
 
 class FolderBusyError(RuntimeError):
@@ -59,78 +57,16 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 
 def write_whole(target: Path, text: str) -> Path:
-    """Write a file that is complete or not there: beside its place, then renamed. Returns `target`.
-
-    Raises OSError that names it, e.g. where the disk is full; what was there is then as it was.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp's 0600 would hide it from the people it is shared with.
-        os.chmod(temporary, target.stat().st_mode & 0o777 if target.exists() else 0o644)
-        os.replace(temporary, target)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, f"{error.strerror}; the file was not written", str(target)) from error
-        raise
+    """Write a file that is complete or not there. Returns `target`."""
+    with whole_file(target, overwrite=True) as new:
+        new.write_text(text, encoding="utf-8")
     return target
 
 
 def sweep(target: Path) -> None:
     """Remove what a killed writer of `target` left beside it. Only for who is its sole writer."""
-    for leftover in target.parent.glob(f".{target.name}-*.tmp"):
-        leftover.unlink(missing_ok=True)
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Trainer's checkpoints in a folder, oldest first; one that was cut off while it was written is among them."""
-    found = folder.glob(f"{CHECKPOINT_PREFIX}*")
-    return sorted((path for path in found if path.name.rpartition("-")[2].isdecimal()), key=_step)
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
-def last_whole_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole; says on stderr which newer ones are cut off."""
-    for checkpoint in reversed(checkpoints(folder)):
-        if _is_whole(checkpoint):
-            return checkpoint
-        print(f"{checkpoint} is cut off and is not used: its {CHECKPOINT_STATE} cannot be read", file=sys.stderr)
-    return None
-
-
-def whole_checkpoint(path: str | os.PathLike) -> Path:
-    """That checkpoint, or where it is cut off the newest whole one before it, saying so; of a run's folder its last.
-
-    Raises ValueError if there is none.
-    """
-    path = Path(path)
-    if _is_whole(path):
-        return path
-    if path in checkpoints(path.parent):
-        print(f"{path} is cut off; going on from the one before it", file=sys.stderr)
-        earlier = [other for other in checkpoints(path.parent) if _step(other) < _step(path)]
-        found = next((other for other in reversed(earlier) if _is_whole(other)), None)
-    else:
-        found = last_whole_checkpoint(path)
-    if found is None:
-        raise ValueError(f"there is no whole checkpoint at {path}, nor one before it; train from the start")
-    return found
-
-
-def _is_whole(checkpoint: Path) -> bool:
-    try:
-        state = json.loads((checkpoint / CHECKPOINT_STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there; empty, cut off, or no text
-        return False
-    return isinstance(state, dict) and isinstance(state.get("global_step"), int)
+    for leftover in target.parent.glob(f".{target.name}-*.hf_lgelu"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

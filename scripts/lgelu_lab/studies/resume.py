@@ -7,17 +7,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils.logging import disable_progress_bar
 
+from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.source import DATA_DIR_VARIABLE, require_recorded_copy
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import parse_mapping
-from lgelu_lab.studies.folder import checkpoints, last_whole_checkpoint, sole_writer, sweep
+from lgelu_lab.studies.folder import sole_writer, sweep
 from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_record
 from lgelu_lab.studies.run import run_config, train_and_record
 from lgelu_lab.studies.settings import SETTINGS_FILE, read_settings, refuse_differing
 
+_CHECKPOINTS = f"{PREFIX_CHECKPOINT_DIR}-*"
 _DEFAULTS = {"disable_tqdm": True, "log_level": "error", "save_strategy": "epoch", "save_total_limit": 1}
 
 
@@ -42,7 +45,7 @@ def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
             training.resume_from_checkpoint = _checkpoint_of(folder, settings) or training.resume_from_checkpoint
             directory = os.environ.get(DATA_DIR_VARIABLE)
             train_and_record(run, training, load=lambda *options: _kept_rows(run.benchmark, *options, directory))
-        for path in checkpoints(folder):
+        for path in folder.glob(_CHECKPOINTS):
             shutil.rmtree(path)
         (folder / SETTINGS_FILE).unlink(missing_ok=True)
         return read_record(folder)
@@ -56,7 +59,7 @@ def check_same_run(folder: Path, arguments: Mapping[str, Any]) -> None:
 
 def has_leftovers(folder: Path) -> bool:
     """Whether a finished run was killed before it had tidied up."""
-    return (folder / SETTINGS_FILE).exists() or bool(checkpoints(folder))
+    return (folder / SETTINGS_FILE).exists() or any(folder.glob(_CHECKPOINTS))
 
 
 def _require_record_of(folder: Path, settings: Mapping[str, Any], data_dir: str | None) -> None:
@@ -67,11 +70,13 @@ def _require_record_of(folder: Path, settings: Mapping[str, Any], data_dir: str 
 
 def _checkpoint_of(folder: Path, settings: Mapping[str, Any]) -> str | None:
     """The last whole checkpoint in `folder`, refused where nothing says that it is of these settings."""
-    checkpoint = last_whole_checkpoint(folder)
-    if checkpoint is None:
+    if not any(folder.glob(_CHECKPOINTS)):
         return None
     refuse_differing(folder, "an interrupted run", settings, read_settings(folder))  # before rows are loaded
-    return str(checkpoint)
+    try:
+        return str(whole_checkpoint(str(folder), str(folder)))
+    except ValueError:  # stopped while it saved the first: from the start
+        return None
 
 
 @lru_cache(maxsize=1)

@@ -42,6 +42,7 @@ from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import smallest_by_site
 from hf_lgelu.models.schedules import hardening_progress
 from hf_lgelu.models.sites import find_sites, short_names
+from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
@@ -52,7 +53,7 @@ from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.checkout import software_versions
 from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
-from lgelu_lab.studies.folder import sole_writer, sweep, whole_checkpoint
+from lgelu_lab.studies.folder import sole_writer, sweep
 from lgelu_lab.studies.records import (
     FAILED_FILE,
     RECORD_FILE,
@@ -89,7 +90,7 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
     folder = Path(training.output_dir)
     with sole_writer(folder) if training.should_save else nullcontext():
         if training.resume_from_checkpoint is not None:
-            training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint))
+            training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint, str(folder)))
         else:
             _refuse_finished(folder)
         return train_and_record(run, training)

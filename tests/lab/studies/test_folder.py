@@ -56,8 +56,9 @@ def test_a_signal_ends_a_script_by_an_exception_and_its_end_without_words(tmp_pa
 
 
 def test_sweeping_takes_what_a_killed_writer_left_and_nothing_else(tmp_path):
-    kept = {"record.json", "other.json", ".hidden", ".other.json-abc.tmp"}
-    for name in (*kept, ".record.json-abc.tmp"):
+    kept = {"record.json", "other.json", ".hidden", ".other.json-abc.hf_lgelu"}
+    for name in kept:
         (tmp_path / name).write_text("{}")
+    (tmp_path / ".record.json-abc.hf_lgelu").mkdir()
     sweep(tmp_path / "record.json")
     assert {path.name for path in tmp_path.iterdir()} == kept

@@ -9,7 +9,7 @@ import pytest
 from lgelu_lab.studies import resume
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.experiments import STUDIES, Experiment
-from lgelu_lab.studies.folder import FolderBusyError, checkpoints, last_whole_checkpoint, sole_writer, whole_checkpoint
+from lgelu_lab.studies.folder import FolderBusyError, sole_writer
 from lgelu_lab.studies.records import read_record, write_record
 from lgelu_lab.studies.run import run_config
 from lgelu_lab.studies.study import run_study
@@ -54,7 +54,7 @@ def cut_off(interrupted, tmp_path):
 
 
 def test_an_interrupted_run_ends_like_one_that_was_not(cut_off, tmp_path):
-    assert [path.name for path in checkpoints(cut_off)] == ["checkpoint-4"]
+    assert [path.name for path in cut_off.glob("checkpoint-*")] == ["checkpoint-4"]
     resumed = resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
     whole = resume.train_resumably({**ARGUMENTS, "output_dir": str(tmp_path / "whole")})
     assert [epoch.epoch for epoch in resumed.epochs] == [1, 2, 3, 4]
@@ -68,7 +68,6 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(cut_off):
     broken = cut_off / "checkpoint-6"
     broken.mkdir()
     (broken / "model.safetensors").write_bytes(b"half")
-    assert last_whole_checkpoint(cut_off).name == "checkpoint-4"
     assert resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)}).last.epoch == 4
     assert not broken.exists()
 
@@ -76,7 +75,7 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(cut_off):
 def test_an_interrupted_run_of_other_settings_is_refused(cut_off):
     with pytest.raises(ValueError, match=r"an interrupted run: learning_rate was 0\.05 and is now 0\.01"):
         resume.train_resumably({**ARGUMENTS, "learning_rate": 0.01, "output_dir": str(cut_off)})
-    assert last_whole_checkpoint(cut_off) is not None
+    assert (cut_off / "checkpoint-4").is_dir()
 
 
 @pytest.mark.parametrize("settings", [None, "", "{", "[]"])
@@ -88,25 +87,11 @@ def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
         resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
 
 
-@pytest.mark.parametrize("state", ["", "{", "[]", '{"epoch": 3}', None])
-def test_a_checkpoint_cut_off_at_its_state_gives_way_to_the_one_before(cut_off, state, capsys):
-    broken = cut_off / "checkpoint-6"
-    shutil.copytree(cut_off / "checkpoint-4", broken)
-    (broken / "trainer_state.json").unlink()
-    if state is not None:
-        (broken / "trainer_state.json").write_text(state)
-    assert last_whole_checkpoint(cut_off).name == "checkpoint-4"
-    assert "checkpoint-6 is cut off and is not used" in capsys.readouterr().err
-    assert whole_checkpoint(broken).name == whole_checkpoint(cut_off).name == "checkpoint-4"
-    with pytest.raises(ValueError, match=r"no whole checkpoint at .*checkpoint-2, nor one before it"):
-        whole_checkpoint(cut_off / "checkpoint-2")
-
-
 def test_what_a_kill_after_the_record_left_is_swept_by_the_next_study(cut_off):
     record = resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
     (cut_off / "checkpoint-8").mkdir()
-    for name in (".record.json-abc.tmp", "settings.json"):
-        (cut_off / name).write_text("{")
+    (cut_off / ".record.json-abc.hf_lgelu").mkdir()
+    (cut_off / "settings.json").write_text("{")
     arguments = {name: value for name, value in ARGUMENTS.items() if name != "seed"}
     experiment = Experiment("cut", {**arguments, "seed": 1})
     assert run_study([experiment], cut_off.parent) == []
