@@ -96,7 +96,9 @@ LISTED = {
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
     "export.onnx.onnx_run",
+    "files",  # a file that is whole or not there
     "formats",
+    "models.batches",  # with refit.compare: the comparison of two networks over batches
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
@@ -104,7 +106,9 @@ LISTED = {
     "models.smooth_calls",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the comparison of two networks; the label that is not counted
+    "refit.compare",
     "refit.config",  # the efforts that a conversion can be asked for
+    "training.resume",  # the last checkpoint that is whole
 }
 OF_ONE_FILE = {
     "relufication.py": {"models.substitution"},  # refuses before the first step what could not be swapped later

@@ -9,7 +9,7 @@ from torch import nn
 from hf_lgelu.cli.arguments import CompareArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.inputs import compared_set
+from hf_lgelu.cli.inputs import data_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.export.comparison import NetworkComparison, compare_networks
 from hf_lgelu.refit.report import REPORT_FILE
@@ -19,7 +19,7 @@ def compare(arguments: CompareArguments) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
     progress = arguments.progress
     original, converted = (read_checkpoint(name, progress=progress) for name in (arguments.model, arguments.converted))
-    data = compared_set(arguments, original)
+    data = data_set(arguments, original)
     try:
         report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))
         is_fitted = report["provenance"]["data"] == data.description

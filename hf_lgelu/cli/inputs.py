@@ -47,19 +47,12 @@ _FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
 
 
-def data_set(arguments: ConvertArguments, given: GivenCheckpoint) -> InputSet:
+def data_set(arguments: ConvertArguments | CompareArguments, given: GivenCheckpoint) -> InputSet:
     """The inputs that --data names, made by the checkpoint's tokenizer or image processor.
 
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
     """
-    splits = load_splits(arguments.data, arguments.data_config, progress=arguments.progress)
-    split = arguments.data_split
-    return _read(arguments, given, arguments.data, arguments.data_config, split, splits, arguments.max_samples)
-
-
-def compared_set(arguments: CompareArguments, given: GivenCheckpoint) -> InputSet:
-    """The inputs that --data of `hf-lgelu compare` names. Raises as `data_set`, and where a split must be named."""
     name, config = arguments.data, arguments.data_config
     splits = load_splits(name, config, progress=arguments.progress)
     split = arguments.data_split or _second_split(list(splits))
@@ -297,9 +290,7 @@ class Selection:
         tensors = {name: torch.tensor(found[name]) for name in other_arguments(model, rows.column_names)}
         pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
         tensors["pixel_values"] = torch.from_numpy(pixels)
-        if labels is not None:
-            tensors["labels"] = labels[chosen]
-        return TensorRows(tensors, whole=len(chosen) == len(rows))
+        return TensorRows.of_set(tensors, chosen, labels, len(rows))
 
     def _features(self) -> TensorRows:
         labels, values = self._labels(), self.rows.with_format("numpy")
@@ -325,10 +316,7 @@ class Selection:
                 f"columns that it was trained on, prepared as they were. {self._columns_in_words}"
             )
         chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.seed))
-        tensors = {"features": features[chosen]}
-        if labels is not None:
-            tensors["labels"] = labels[chosen]
-        return TensorRows(tensors, whole=len(chosen) == len(features))
+        return TensorRows.of_set({"features": features[chosen]}, chosen, labels, len(features))
 
     def _column(self, kind: str) -> str:
         """The column that was named, or the only one of that kind."""

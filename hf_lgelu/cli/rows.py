@@ -73,6 +73,12 @@ class TensorRows(Dataset):
     def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False) -> None:
         self.tensors, self.whole = tensors, whole
 
+    @classmethod
+    def of_set(cls, tensors: dict[str, Tensor], numbers: Any, labels: Tensor | None, size: int) -> "TensorRows":
+        """The rows of these `numbers` of a set of `size` rows; their labels, of all (size,) `labels`, go along."""
+        with_labels = {} if labels is None else {"labels": labels[numbers]}
+        return cls(tensors | with_labels, whole=len(numbers) == size)
+
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
@@ -279,9 +285,7 @@ def text_sequences(
 
     chosen = _taken(encoded(), lambda row: len(row["input_ids"]), wanted)
     tensors = dict(tokenizer.pad(chosen, return_tensors="pt", verbose=False))
-    if labels is not None:
-        tensors["labels"] = labels[filled[: len(chosen)]]
-    return TensorRows(tensors, whole=len(chosen) == len(texts))
+    return TensorRows.of_set(tensors, filled[: len(chosen)], labels, len(texts))
 
 
 def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:
@@ -346,9 +350,7 @@ def encoded_sequences(
         has_labels = "labels" in rows.column_names and any(isinstance(row, list) for row in found["labels"])
         own = padded("labels", found["labels"], IGNORED_LABEL) if has_labels else ids
         tensors["labels"] = _predicted(own).masked_fill(mask == 0, IGNORED_LABEL)
-    elif labels is not None:
-        tensors["labels"] = labels[numbers]
-    return TensorRows(tensors, whole=len(numbers) == len(order))
+    return TensorRows.of_set(tensors, numbers, labels, len(order))
 
 
 def other_arguments(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:

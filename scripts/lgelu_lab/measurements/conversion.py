@@ -206,7 +206,7 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
     change = OutputComparison()
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        expected, given = (model.eval()(**inputs).logits for model in (original, network))
+        expected, given = (model.eval()(**inputs)["logits"] for model in (original, network))
         labels = batch.get("labels")
         counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else None
         change.add(expected, given, counted, are_scores=True)

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.source import Origin, load_splits
 from lgelu_lab.measurements.conversion import kept_rung
 from lgelu_lab.measurements.real_networks import RealNetwork, load_network
-from lgelu_lab.measurements.real_tasks import TASKS, Batch, in_batches, joined, paragraphs
+from lgelu_lab.measurements.real_tasks import TASKS, Inputs, in_batches, joined, paragraphs
 from lgelu_lab.measurements.records import (
     MeasurementRecord,
     measurement_path,
@@ -111,8 +110,8 @@ class _Measured:
     settings: RealSettings
     model: PreTrainedModel
     processor: Any
-    fitted: list[Batch]
-    evaluation: list[Batch]
+    fitted: list[Inputs]
+    evaluation: list[Inputs]
     origin: Origin
 
     @cached_property
@@ -122,7 +121,7 @@ class _Measured:
         return getattr(tokenizer, "pad_token_id", None) or 0
 
     @cached_property
-    def judged(self) -> list[Batch]:
+    def judged(self) -> list[Inputs]:
         return in_batches(self.evaluation, self.pad, TASKS[self.network.task].judged_at_once)
 
     def row(self, method: str, changed: nn.Module | None, **values: Any) -> Row:
@@ -216,15 +215,13 @@ class _Session(nn.Module):
         super().__init__()
         self._onnx = OnnxModel(path)
 
-    def forward(self, **inputs: Any) -> SimpleNamespace:
+    def forward(self, **inputs: Any) -> Inputs:
         """The outputs by name; an input that the graph does not have is left out."""
         given = {name: tensor for name, tensor in inputs.items() if name in self._onnx.input_names}
         found = self._onnx(given)
-        return SimpleNamespace(
-            **{name: torch.from_numpy(array) for name, array in zip(self._onnx.output_names, found, strict=True)}
-        )
+        return dict(zip(self._onnx.output_names, map(torch.from_numpy, found), strict=True))
 
-    def call_ms(self, batch: Batch, calls: int = 20) -> float:
+    def call_ms(self, batch: Inputs, calls: int = 20) -> float:
         """Least processor time of a call."""
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         times = []
@@ -301,7 +298,7 @@ def _tuning(settings: RealSettings, folder: str, *, harden: bool) -> LambdaGELUT
     )  # fmt: skip
 
 
-def _labelled(batch: Batch) -> Batch:
+def _labelled(batch: Inputs) -> Inputs:
     return batch if "labels" in batch else {**batch, "labels": batch["input_ids"]}
 
 
@@ -350,7 +347,7 @@ def record_real(
     return record
 
 
-def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Batch]:
+def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Inputs]:
     import datasets  # takes a second
 
     corpus = network.corpus

@@ -15,10 +15,12 @@ from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from hf_lgelu.environment import require
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.models.batches import Batch
+from hf_lgelu.models.outputs import IGNORED_LABEL, compared_outputs
+from hf_lgelu.refit.compare import compare_networks_on
 from lgelu_lab.measurements.conversion import change_of_outputs
 
-Batch = dict[str, Tensor]
+Inputs = dict[str, Tensor]
 Judged = dict[str, float | None]
 _FEWEST_WORDS = 8
 
@@ -33,8 +35,8 @@ class Task:
     """
 
     metric: str
-    units: Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Batch]]
-    judge: Callable[[nn.Module, nn.Module, list[Batch], Any], Judged]
+    units: Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Inputs]]
+    judge: Callable[[nn.Module, nn.Module, list[Inputs], Any], Judged]
     judged_at_once: int = 16
 
 
@@ -52,14 +54,14 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def in_batches(units: Sequence[Batch], pad: int, at_once: int, *, labelled: bool = True) -> list[Batch]:
+def in_batches(units: Sequence[Inputs], pad: int, at_once: int, *, labelled: bool = True) -> list[Inputs]:
     """Batches of units, with or without their labels; units of about the same length go together."""
     kept = [{name: tensor for name, tensor in unit.items() if labelled or name != "labels"} for unit in units]
     ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])  # of sounds, the text's
     return [joined(ordered[start : start + at_once], pad) for start in range(0, len(ordered), at_once)]
 
 
-def joined(units: Sequence[Batch], pad: int) -> Batch:
+def joined(units: Sequence[Inputs], pad: int) -> Inputs:
     """One batch, the sequences padded behind where the units differ in length."""
     fill = {"input_ids": pad, "decoder_input_ids": pad, "attention_mask": 0, "decoder_attention_mask": 0}
     if units[0].get("labels", torch.empty(0)).ndim > 1:  # of tokens, not of a unit
@@ -78,7 +80,7 @@ def joined(units: Sequence[Batch], pad: int) -> Batch:
     }
 
 
-def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
+def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Inputs]:
     units = []
     for index, text in enumerate(texts):
         encoded = tokenizer(text, truncation=True, max_length=length, return_tensors="pt")
@@ -87,14 +89,14 @@ def _texts(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, l
     return units
 
 
-def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Batch]:
+def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, length: int) -> list[Inputs]:
     tokens = torch.tensor(tokenizer("\n\n".join(texts), add_special_tokens=False, verbose=False)["input_ids"])
     return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
 
 
 def _sounds(
     sounds: Sequence[Mapping[str, Any]], texts: Sequence[str] | None, processor: Any, length: int
-) -> list[Batch]:
+) -> list[Inputs]:
     """Each with its text for the decoder, where the network can hear it to its end and the text has `length` tokens."""
     units, extractor = [], processor.feature_extractor
     for sound, text in zip(sounds, texts or (), strict=True):
@@ -116,7 +118,7 @@ def _wave(sound: Mapping[str, Any], rate: int) -> np.ndarray:
     return resample_poly(samples.mean(1), rate, written_at)
 
 
-def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
+def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Inputs], processor: Any) -> Judged:
     """Errors of what the network writes by itself, greedily, over the words spoken; the rest with the text given."""
     score = None
     if isinstance(network, PreTrainedModel):  # what onnxruntime runs has no loop that writes
@@ -129,7 +131,7 @@ def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Batch],
 
 
 @torch.no_grad()
-def written(network: PreTrainedModel, batch: Batch, tokenizer: Any) -> list[str]:
+def written(network: PreTrainedModel, batch: Inputs, tokenizer: Any) -> list[str]:
     """What a speech network writes of each sound, the likeliest token at every step.
 
     One that does not end by itself is stopped at twice the tokens of the batch's longest text.
@@ -147,55 +149,25 @@ _NORMALIZE = EnglishTextNormalizer({})
 """Words without signs and case, numbers in digits; British spellings stay."""
 
 
-def _judge_classes(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
-    right, units = 0, 0
-    with torch.no_grad():
-        for batch in batches:
-            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-            right += int((network(**inputs).logits.argmax(-1) == batch["labels"]).sum())
-            units += len(batch["labels"])
-    change = change_of_outputs(original, network, batches)
-    return {"score": right / units, "kl": change["kl"], "agreement": change["agreement"]}
-
-
-def _judge_text(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
-    loss, tokens = 0.0, 0
-    with torch.no_grad():
-        for batch in batches:
-            wanted = batch["input_ids"][:, 1:].flatten()
-            logits = network(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1].flatten(0, 1).double()
-            loss += F.cross_entropy(logits, wanted, reduction="sum").item()
-            tokens += len(wanted)
-    change = change_of_outputs(original, network, batches)
-    score = torch.tensor(loss / tokens, dtype=torch.float64).exp().item()
-    return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
-
-
-def _judge_embeddings(original: nn.Module, network: nn.Module, batches: list[Batch], processor: Any) -> Judged:
-    expected, given = (torch.cat([embedding(model, batch) for batch in batches]) for model in (original, network))
-    cosines = (expected * given).sum(1)
-    same = (_neighbours(expected) == _neighbours(given)).double().mean().item()
-    return {
-        "score": same, "agreement": same, "cosine": cosines.mean().item(), "least_cosine": cosines.min().item(),
-    }  # fmt: skip
-
-
-@torch.no_grad()
-def embedding(model: nn.Module, batch: Batch) -> Tensor:
-    """(B, width) float64: the mean of a sequence's last states, normalized."""
-    states = model(**{name: batch[name] for name in ("input_ids", "attention_mask")}).last_hidden_state.double()
-    weights = batch["attention_mask"][..., None].double()
-    return F.normalize((states * weights).sum(1) / weights.sum(1))
-
-
-def _neighbours(embeddings: Tensor) -> Tensor:
-    similarity = embeddings @ embeddings.T
-    return similarity.fill_diagonal_(-2.0).argmax(1)
+def _judge(original: nn.Module, network: nn.Module, units: list[Inputs], processor: Any) -> Judged:
+    """The score by the labels, which of a text are its tokens; of embeddings the neighbours that stay."""
+    batches = []
+    for unit in units:
+        inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
+        batches.append(Batch(inputs, unit["labels"] if "labels" in unit else unit["input_ids"]))
+    _, found = compare_networks_on(original, {"": lambda inputs: compared_outputs(network, inputs)}, batches)
+    change = found[""].change
+    if change.embedding:
+        same = change.embedding["same_neighbour"]
+        cosines = {name: change.embedding[name] for name in ("cosine", "least_cosine")}
+        return {"score": same, "agreement": same, **cosines}
+    (score,) = change.metrics.values()
+    return {"score": score, "kl": change.kl, "agreement": change.agreement}
 
 
 TASKS: dict[str, Task] = {
-    "classification": Task("accuracy", _texts, _judge_classes),
-    "embedding": Task("same_neighbour", _texts, _judge_embeddings),
+    "classification": Task("accuracy", _texts, _judge),
+    "embedding": Task("same_neighbour", _texts, _judge),
     "speech": Task("word_error_rate", _sounds, _judge_speech),
-    "text": Task("perplexity", _blocks, _judge_text, 1),
+    "text": Task("perplexity", _blocks, _judge, 1),
 }
