@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, Bench, measure_operation, parse_size
 from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
-from lgelu_lab.kernel_bench.results import Cells, ResultsFile, find_provenance, latest_rows
+from lgelu_lab.kernel_bench.results import Cells, find_provenance, latest_rows, results_file
 from lgelu_lab.kernel_bench.shown import markdown_tables
 from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
+from lgelu_lab.rows_file import RowsFile
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
@@ -106,13 +107,13 @@ def run(arguments: BenchArguments) -> None:
     if arguments.device == "cpu":
         restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)
     logging.set_verbosity_error()
-    results = ResultsFile(arguments.csv, find_provenance(arguments.device))
+    results = results_file(arguments.csv, find_provenance(arguments.device))
     for dtype in arguments.dtypes:
         for threads in arguments.threads if arguments.device == "cpu" else [1]:
             _measure(arguments, dtype, threads, results)
 
 
-def _measure(arguments: BenchArguments, dtype: str, threads: int, results: ResultsFile) -> None:
+def _measure(arguments: BenchArguments, dtype: str, threads: int, results: RowsFile) -> None:
     allocator = arguments.allocator if arguments.device == "cpu" else "torch"
     bench = Bench(arguments.device, threads, allocator, arguments.rounds, arguments.seconds, results)
     if arguments.step:

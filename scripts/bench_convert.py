@@ -7,11 +7,11 @@ more or less are tried).
     python scripts/bench_convert.py --csv bench.csv              the four networks
 """
 
-import json
-import subprocess
+import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -135,12 +135,9 @@ def _convert(model: torch.nn.Module, inputs: object) -> str:
 
 
 def measure_apart(name: str, threads: int) -> dict[str, str | float | int]:
-    """`measure_here` in a new process. Raises RuntimeError with what it said if it failed."""
-    command = [sys.executable, __file__, "--measure_here", name, "--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    """`measure_here` in a new process, whose peak memory is that of the conversion."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(measure_here, name, threads).result()
 
 
 @dataclass
@@ -150,17 +147,13 @@ class BenchArguments:
     csv: str = field(default="runs/bench_convert.csv", metadata={"help": "File of the rows; they are added to it."})
     cases: list[str] = field(default_factory=list, metadata={"help": f"Of {', '.join(CASES)}; default all."})
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
-    measure_here: str | None = field(default=None, metadata={"help": "One case in this process, as JSON on stdout."})
 
 
 def main() -> int:
     """Measure what is not there; the exit status is 1, with the reason, for wrong arguments."""
     (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
     try:
-        if arguments.measure_here:
-            print(json.dumps(measure_here(arguments.measure_here, arguments.threads)))
-        else:
-            _measure(arguments)
+        _measure(arguments)
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

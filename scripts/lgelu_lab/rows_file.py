@@ -5,6 +5,7 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas as pd
 
@@ -16,27 +17,35 @@ class RowsFile:
         path: of the file, which need not be there.
         columns: of a row, in their order.
         key: of these, what says which row was asked for; the others are what came out, and on what.
+        fixed: cells of every row that is asked for or appended.
 
     Raises ValueError where the file has other columns, or a line that is cut off.
     """
 
-    def __init__(self, path: str | os.PathLike, columns: Sequence[str], key: Sequence[str]) -> None:
-        self.path, self.columns, self.key = Path(path), tuple(columns), tuple(key)
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        columns: Sequence[str],
+        key: Sequence[str],
+        fixed: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self.path, self.columns, self.key, self.fixed = Path(path), tuple(columns), tuple(key), fixed
         there = read_rows(self.path, self.columns)[list(self.key)] if self.path.exists() else pd.DataFrame()
         self._keys = set(there.itertuples(index=False, name=None))
 
     def __contains__(self, asked: Mapping[str, object]) -> bool:
         """Whether there is a row of this key; it may be a whole row."""
-        return tuple(str(asked[name]) for name in self.key) in self._keys
+        whole = {**asked, **self.fixed}
+        return tuple(str(whole[name]) for name in self.key) in self._keys
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Write it at once, so that an interruption loses nothing. Raises ValueError for other columns."""
-        if tuple(row) != self.columns:
-            raise ValueError(f"the rows of {self.path} have {', '.join(self.columns)}, got {', '.join(row)}")
+        """Write it at once, so that an interruption loses nothing; a cell that it lacks is empty."""
+        whole = {**dict.fromkeys(self.columns, ""), **row, **self.fixed}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         is_new = not self.path.exists() or self.path.stat().st_size == 0
-        pd.DataFrame([row]).to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
-        self._keys.add(tuple(str(row[name]) for name in self.key))
+        frame = pd.DataFrame([whole], columns=self.columns)
+        frame.to_csv(self.path, mode="a", header=is_new, index=False, lineterminator="\n")
+        self._keys.add(tuple(str(whole[name]) for name in self.key))
 
 
 def read_rows(path: str | os.PathLike, columns: Sequence[str]) -> pd.DataFrame:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from lgelu_lab.kernel_bench.providers import REFERENCE, Copy, Provider
-from lgelu_lab.kernel_bench.results import Cells, ResultsFile, number_text
+from lgelu_lab.kernel_bench.results import Cells, number_text
 from lgelu_lab.kernel_bench.timing import CLOCKS, Call, clock_name, interleave, peak_bytes, saved_bytes, summarize
+from lgelu_lab.rows_file import RowsFile
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MODES = {"forward": 2, "backward": 3, "both": 5}
@@ -38,7 +39,7 @@ class Bench:
     allocator: str
     rounds: int
     seconds: float
-    results: ResultsFile
+    results: RowsFile
 
     @property
     def cells(self) -> Cells:

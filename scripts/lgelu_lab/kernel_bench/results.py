@@ -34,27 +34,15 @@ and that over the reference's."""
 COLUMNS = ("provider", "kernel", *CASE[1:], "clock", *NUMBERS, *PROVENANCE)
 """`kernel` is what computed it: a row of KERNELS, "torch" or "inductor"; `clock` a key of CLOCKS."""
 
-_KEY = [name for name in COLUMNS if name not in NUMBERS]
-
 
 def number_text(value: float) -> str:
     """As it stands in the file: six digits, whole numbers as they are, nothing for NaN."""
     return "" if value != value else str(int(value)) if value == int(value) else f"{value:.6g}"
 
 
-class ResultsFile:
-    """A RowsFile whose rows were measured on one machine with one software; ValueError as there."""
-
-    def __init__(self, path: str | os.PathLike, provenance: Mapping[str, str]) -> None:
-        self._rows, self._provenance = RowsFile(path, COLUMNS, _KEY), dict(provenance)
-
-    def __contains__(self, row: Mapping[str, str]) -> bool:
-        return {**row, **self._provenance} in self._rows
-
-    def append(self, row: Mapping[str, str]) -> None:
-        """Write it at once; a cell that it lacks is empty."""
-        whole = {**row, **self._provenance}
-        self._rows.append({name: whole.get(name, "") for name in COLUMNS})
+def results_file(path: str | os.PathLike, provenance: Mapping[str, str]) -> RowsFile:
+    """The file of rows that were measured on one machine with one software; ValueError as of RowsFile."""
+    return RowsFile(path, COLUMNS, [name for name in COLUMNS if name not in NUMBERS], provenance)
 
 
 def latest_rows(path: str | os.PathLike) -> pandas.DataFrame:

@@ -1,16 +1,15 @@
-"""The trained networks that a measurement compares, on the rows of their runs: found, scored and tuned."""
+"""The trained networks that a measurement compares, on the rows of their runs: found and scored."""
 
 import copy
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
-from transformers import PreTrainedModel, PrinterCallback, set_seed
+from transformers import PreTrainedModel
 
 from hf_lgelu import LambdaGELUTrainer
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -19,7 +18,7 @@ from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
-from lgelu_lab.studies.arguments import parse_mapping, recorded_options, refuse_data_parallel
+from lgelu_lab.studies.arguments import parse_mapping, recorded_options
 from lgelu_lab.studies.experiments import STUDIES, experiment_name
 from lgelu_lab.studies.records import RELU_FOLDER, RunRecord, read_record, require_own_weights
 
@@ -129,35 +128,6 @@ def evaluate(
         with torch.autocast(training.device.type, torch.bfloat16, enabled=bf16):
             loop = trainer.evaluation_loop(trainer.get_eval_dataloader(), "evaluation", metric_key_prefix="eval")
     return {name.removeprefix("eval_"): float(value) for name, value in loop.metrics.items()}
-
-
-def tune(
-    model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, arguments: Mapping[str, Any], seed: int
-) -> None:
-    """Train `model` in place on the training rows, in an order given by `seed`; no evaluation, nothing saved.
-
-    Args:
-        model: with any gates; afterwards in eval mode.
-        benchmark: whose recipe fills in what `arguments` leave open.
-        data: its rows.
-        arguments: of scripts/train.py, by name.
-        seed: the same one gives the same rows in the same order, whatever the model.
-    """
-    set_seed(seed)
-    quiet = {"eval_strategy": "no", "logging_strategy": "no", "disable_tqdm": True}
-    quiet["use_cpu"] = not torch.accelerator.is_available()  # bf16 must be told so
-    with tempfile.TemporaryDirectory() as folder:
-        _, training = parse_mapping(
-            {"benchmark": benchmark.name, "output_dir": folder, "seed": seed, **quiet, **arguments}
-        )
-        refuse_data_parallel(training)
-        training.require_lambda_gelu = False
-        trainer = LambdaGELUTrainer(
-            model=model, args=training, train_dataset=data.train, data_collator=benchmark.collate
-        )
-        trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
-        trainer.train()
-    model.eval()
 
 
 def available_rows(data: BenchmarkData) -> int:

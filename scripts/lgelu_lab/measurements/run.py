@@ -13,7 +13,6 @@ from typing import Any
 from hf_lgelu.environment import hardware
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.conversion import CONVERSION
-from lgelu_lab.measurements.conversion_finetuning import FINETUNING
 from lgelu_lab.measurements.gates import GATE_OPTIONS
 from lgelu_lab.measurements.int8 import INT8
 from lgelu_lab.measurements.measurement import Measurement
@@ -28,13 +27,7 @@ from lgelu_lab.measurements.records import (
 from lgelu_lab.studies.checkout import software_versions
 
 MEASUREMENTS: dict[str, Measurement] = {
-    measurement.name: measurement
-    for measurement in (
-        INT8,
-        CONVERSION,
-        FINETUNING,
-        GATE_OPTIONS,
-    )
+    measurement.name: measurement for measurement in (INT8, CONVERSION, GATE_OPTIONS)
 }
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
 

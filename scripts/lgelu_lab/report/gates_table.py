@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, difference_of
-from lgelu_lab.report.frames import ReportData, evaluations, of_measurement, seed_count
-from lgelu_lab.report.markup import Column, Group, Row, TableSpec
+from lgelu_lab.report.frames import ReportData, evaluations, of_measurement
+from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, score_column
 from lgelu_lab.report.numbers import (
     NONE,
     count,
@@ -18,7 +18,7 @@ from lgelu_lab.report.numbers import (
     present,
 )
 from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
-from lgelu_lab.report.run_tables import ONE_SEED, seeds_text
+from lgelu_lab.report.run_tables import ONE_SEED
 from lgelu_lab.studies.experiments import REMOVED_OPTIONS, STUDIES, experiment_name
 
 _STUDY = STUDIES["gates"]
@@ -130,14 +130,14 @@ GATES_TABLE = TableSpec(
     rows=_rows,
     head=("Benchmark", "Way"),
     columns=(
-        Column("As is", lambda seeds, notes: seeds_text(seeds, "score")),
-        Column("ReLU", lambda seeds, notes: seeds_text(seeds, "relu")),
+        score_column("As is", "score"),
+        score_column("ReLU", "relu"),
         Column("Against the paper's", _against_paper),
         Column("Largest logit change", lambda seeds, notes: largest(list(seeds["logit_change"]))),
         Column("λ, last epoch", _hardness),
         Column("Step", _step),
         Column("Parameters", lambda seeds, notes: either(list(map(count, present(seeds["parameters"]))))),
-        Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"])),
+        SEEDS_COLUMN,
         Column("Epochs × samples", trained_on),
     ),
     notes=_notes,

@@ -12,8 +12,8 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from lgelu_lab.report.frames import ReportData
-from lgelu_lab.report.numbers import MISSING, NONE
+from lgelu_lab.report.frames import ReportData, seed_count
+from lgelu_lab.report.numbers import MISSING, NONE, Show, mean_and_deviation, score_text
 from lgelu_lab.report.paper import Notes, note_lines
 
 Row = tuple[str, ...]
@@ -77,24 +77,42 @@ class TableSpec:
     text_columns: int = 2
 
 
+def seeds_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
+    """`score_text` of a column of runs or measurements; a dash where there are none."""
+    if seeds is None or not len(seeds):
+        return NONE
+    first = seeds.iloc[0]
+    samples = first.get("evaluated_rows") or first.get("eval_samples") or first.get("samples")
+    return score_text(first["metric"], list(seeds[key]), samples)
+
+
+def score_column(heading: str, key: str) -> Column:
+    """A column of `seeds_text`."""
+    return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
+
+
+def mean_column(heading: str, key: str, show: Show) -> Column:
+    """A column of `mean_and_deviation`."""
+    return Column(heading, lambda seeds, notes: mean_and_deviation(list(seeds[key]), show))
+
+
+SEEDS_COLUMN = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
+
+
 def build_table(key: str, spec: TableSpec, data: ReportData) -> Table:
     """The table of one specification; without rows where the data has nothing for it."""
     columns = spec.columns(data) if callable(spec.columns) else spec.columns
     header = (*spec.head, *(column.heading for column in columns))
     notes: Notes = {}
     rows = tuple(
-        missing_row(head, len(header)) if seeds is None else (*head, *(column.cell(seeds, notes) for column in columns))
+        (*head, *(column.cell(seeds, notes) for column in columns))
+        if seeds is not None
+        else (*head, MISSING, *(NONE,) * (len(columns) - 1))  # what it is made of is not there
         for head, seeds in spec.rows(data)
     )
     caption = spec.caption(data) if callable(spec.caption) else spec.caption
     said = (*spec.notes(data, rows), *note_lines(notes))
     return Table(key, spec.title, caption, header, rows, said, spec.text_columns)
-
-
-def missing_row(head: Sequence[str], columns: int) -> Row:
-    """A row that says that what it is made of is not there."""
-    called = (*head, MISSING)
-    return (*called, *(NONE,) * (columns - len(called)))
 
 
 def to_markdown(table: Table, *, level: int = 0) -> str:

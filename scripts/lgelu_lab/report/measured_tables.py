@@ -17,11 +17,19 @@ from lgelu_lab.report.frames import (
     rows_by,
     seed_count,
 )
-from lgelu_lab.report.markup import Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import (
+    SEEDS_COLUMN,
+    Column,
+    Group,
+    Row,
+    TableSpec,
+    mean_column,
+    score_column,
+    seeds_text,
+)
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     NONE,
-    Show,
     amount,
     count,
     digits_of,
@@ -32,7 +40,6 @@ from lgelu_lab.report.numbers import (
     number,
     percentage,
     present,
-    score_text,
 )
 from lgelu_lab.report.paper import Notes
 from lgelu_lab.studies.experiments import STUDIES
@@ -116,10 +123,6 @@ def _conversion_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 # Which columns
 
 
-def _quantity(heading: str, key: str, show: Show) -> Column:
-    return Column(heading, lambda seeds, notes: mean_and_deviation(list(seeds[key]), show))
-
-
 def _significant(heading: str, key: str, digits: int = 3) -> Column:
     """With as many digits after the point as give the mean so many significant ones."""
 
@@ -141,21 +144,6 @@ def _constant(heading: str, key: str, show: Callable[[Any], str] = str) -> Colum
     return Column(heading, lambda seeds, notes: either([NONE if v is None else show(v) for v in seeds[key]]))
 
 
-def seeds_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
-    """`score_text` of a column of measurements; a dash where there are none."""
-    if seeds is None or not len(seeds):
-        return NONE
-    first, values = seeds.iloc[0], list(seeds[key])
-    return score_text(first["metric"], values, first.get("evaluated_rows") or first["samples"])
-
-
-def _score(heading: str, key: str) -> Column:
-    return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
-
-
-_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
-
-
 _ONE_NETWORK = ["benchmark", "seed", "model", "precision"]
 
 
@@ -173,18 +161,18 @@ def _int8_columns(data: ReportData) -> tuple[Column, ...]:
     sizes = sorted({size for frame in of_measurement(data, "int8").values() for size in frame["batch_size"]})
     return (
         _constant("Precision", "precision", lambda name: PRECISIONS.get(name, name)),
-        _score("Score", "score"),
+        score_column("Score", "score"),
         *(_significant(f"Median ms, batch {size}", f"median_ms, {size}") for size in sizes),
         _constant("Activations", "activations"),
         _constant("of these in float", "float_activations"),
         _constant("Integer layers", "integer_layers"),
         _constant("To integers", "quantize_nodes"),
         _constant("Back to float", "dequantize_nodes"),
-        _quantity("Same predictions, %", "same_argmax", percentage),
+        mean_column("Same predictions, %", "same_argmax", percentage),
         _largest("Largest logit difference", "max_logit_difference"),
         _constant("Rows evaluated", "evaluated_rows", count),
         _constant("File, MB", "megabytes", lambda value: number(value, 2)),
-        _SEEDS,
+        SEEDS_COLUMN,
     )
 
 
@@ -285,16 +273,16 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         columns=(
             Column("ε", _epsilon),
             _constant("Images", "points"),
-            _quantity("Proved", "proved", amount),
-            _quantity("by bounds alone", "proved_by_bounds", amount),
-            _quantity("Refuted", "refuted", amount),
-            _quantity("by attack", "refuted_by_attack", amount),
-            _quantity("Timeout", "timeout", amount),
-            _quantity("Unknown", "unknown", amount),
-            _quantity("Unconfirmed", "unconfirmed", amount),
+            mean_column("Proved", "proved", amount),
+            mean_column("by bounds alone", "proved_by_bounds", amount),
+            mean_column("Refuted", "refuted", amount),
+            mean_column("by attack", "refuted_by_attack", amount),
+            mean_column("Timeout", "timeout", amount),
+            mean_column("Unknown", "unknown", amount),
+            mean_column("Unconfirmed", "unconfirmed", amount),
             _significant("Median time, s", "median_seconds", 2),
             _largest("Longest, s", "max_seconds"),
-            _SEEDS,
+            SEEDS_COLUMN,
         ),
         notes=partial(
             _refusals,
@@ -313,14 +301,14 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         columns=(
             _constant("Layer", "layer"),
             _constant("Units", "units", count),
-            _quantity("Zeros, %", "apoz", percentage),
-            _quantity("Outputs ≤ 0, %", "off_fraction", percentage),
-            _quantity("Close to zero, %", "near_zero_fraction", percentage),
+            mean_column("Zeros, %", "apoz", percentage),
+            mean_column("Outputs ≤ 0, %", "off_fraction", percentage),
+            mean_column("Close to zero, %", "near_zero_fraction", percentage),
             _significant("Mean size", "mean_absolute"),
-            _quantity("Units never on", "never_on_units", amount),
-            _quantity("Units always zero", "dead_units", amount),
+            mean_column("Units never on", "never_on_units", amount),
+            mean_column("Units always zero", "dead_units", amount),
             _constant("Outputs counted of each unit", "values", count),
-            _SEEDS,
+            SEEDS_COLUMN,
         ),
         text_columns=3,
     ),
@@ -336,12 +324,12 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             Column("Removed", _pruned),
             _constant("Units left per layer", "widths"),
             Column("Parameters left, %", lambda s, notes: mean_and_deviation(parameters_left(s), percentage)),
-            _score("Score before", "score_before"),
-            _score("Score pruned", "score_pruned"),
-            _score("Score fine-tuned", "score_finetuned"),
+            score_column("Score before", "score_before"),
+            score_column("Score pruned", "score_pruned"),
+            score_column("Score fine-tuned", "score_finetuned"),
             _largest("Largest logit change, calibration rows", "calibration_max_logit_change"),
             _largest("Largest logit change, evaluation split", "eval_max_logit_change"),
-            _SEEDS,
+            SEEDS_COLUMN,
         ),
         notes=partial(_refusals, name="pruning"),
         text_columns=4,
@@ -357,14 +345,14 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         columns=(
             Column("Linear model", _linear_model),
             _constant("Step, L2", "perturbation", lambda value: f"{value:g}"),
-            _quantity("Still inside the region, %", "inside", percentage),
+            mean_column("Still inside the region, %", "inside", percentage),
             _largest("Largest error, float64", "max_error_float64"),
             _largest("Largest error, float32", "max_error_float32"),
             _largest("Inside or not, float64", "max_error_everywhere"),
-            _quantity("Regions", "distinct_regions", amount),
+            mean_column("Regions", "distinct_regions", amount),
             _constant("Points", "points"),
             _significant("Seconds for all", "seconds"),
-            _SEEDS,
+            SEEDS_COLUMN,
         ),
         notes=partial(_refusals, name="linear_pieces"),
         text_columns=3,
@@ -382,12 +370,12 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         columns=(
             Column("Way", lambda s, notes: METHODS.get(s["method"].iloc[0], s["method"].iloc[0])),
             _constant("Calibration rows", "rows", count),
-            _score("Score", "score"),
+            score_column("Score", "score"),
             Column("Against the original", _against_original),
             _significant("KL, nats", "kl"),
-            _quantity("Same prediction, %", "agreement", percentage),
+            mean_column("Same prediction, %", "agreement", percentage),
             _largest("Largest logit change", "max_logit_change"),
-            _SEEDS,
+            SEEDS_COLUMN,
         ),
         notes=_conversion_notes,
         text_columns=3,
@@ -407,9 +395,9 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _constant("Steps", "steps", count),
             _constant("Precision", "precision"),
             _constant("Metric", "metric"),
-            _score("Score", "score"),
+            score_column("Score", "score"),
             _significant("KL, nats", "kl"),
-            _quantity("Same prediction, %", "agreement", percentage),
+            mean_column("Same prediction, %", "agreement", percentage),
             _significant("Mean cosine", "cosine", 4),
             _significant("Least cosine", "least_cosine", 4),
             _significant("Seconds", "seconds"),

@@ -15,9 +15,8 @@ from lgelu_lab.report.frames import (
     hardness_path,
     of_label,
     paired,
-    seed_count,
 )
-from lgelu_lab.report.markup import Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, mean_column, score_column
 from lgelu_lab.report.numbers import (
     MISSING,
     NONE,
@@ -31,7 +30,6 @@ from lgelu_lab.report.numbers import (
     metrics_in_words,
     number,
     present,
-    score_text,
 )
 from lgelu_lab.report.paper import (
     PAPER_RECIPES,
@@ -108,24 +106,6 @@ def _substituted(data: ReportData, at: str, learned: bool) -> Iterator[Group]:
 # Which columns
 
 
-def _digits(seeds: pd.DataFrame) -> int:
-    return digits_of(seeds["metric"].iloc[0])
-
-
-def seeds_text(seeds: pd.DataFrame, key: str) -> str:
-    """`score_text` of a column of runs."""
-    first = seeds.iloc[0]
-    return score_text(first["metric"], list(seeds[key]), first["eval_samples"])
-
-
-def _score(heading: str, key: str) -> Column:
-    return Column(heading, lambda seeds, notes: seeds_text(seeds, key))
-
-
-def _mean(heading: str, key: str, digits: int) -> Column:
-    return Column(heading, lambda seeds, notes: mean_and_deviation(list(seeds[key]), digits))
-
-
 def _of_paper(data: ReportData, runs: pd.DataFrame, heading: str, quantity: str) -> tuple[Column, ...]:
     """The column of the paper's own value, where it has one for a benchmark of the table."""
 
@@ -136,18 +116,20 @@ def _of_paper(data: ReportData, runs: pd.DataFrame, heading: str, quantity: str)
     return (Column(f"{heading}, paper", cell),) if there else ()
 
 
-_SEEDS = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
 _TRAINED = Column("Epochs × samples", trained_on)
 
 
 def _profile_columns(data: ReportData) -> tuple[Column, ...]:
     paper = partial(_of_paper, data, data.part(""))
     return (
-        *(_score("Best validation score", "best_score"), *paper("Best validation score", "best_validation_score")),
-        *(_mean("Its epoch", "best_epoch", 0), *paper("Its epoch", "best_epoch")),
-        *(_mean("Mean λ, last epoch", "mean_hardness", 2), *paper("Mean λ, last epoch", "mean_hardness")),
-        *(_mean("Drift V_λ", "drift", 2), *paper("Drift V_λ", "drift")),
-        *(_SEEDS, _TRAINED),
+        *(
+            score_column("Best validation score", "best_score"),
+            *paper("Best validation score", "best_validation_score"),
+        ),
+        *(mean_column("Its epoch", "best_epoch", 0), *paper("Its epoch", "best_epoch")),
+        *(mean_column("Mean λ, last epoch", "mean_hardness", 2), *paper("Mean λ, last epoch", "mean_hardness")),
+        *(mean_column("Drift V_λ", "drift", 2), *paper("Drift V_λ", "drift")),
+        *(SEEDS_COLUMN, _TRAINED),
     )
 
 
@@ -157,14 +139,14 @@ _EARLY = "†"
 def _substitution_columns(data: ReportData, at: str) -> tuple[Column, ...]:
     paper = partial(_of_paper, data, data.part("")) if at == "best" else lambda *names: ()
     return (
-        *(_score("As is", "score"), *paper("As is", "as_is")),
-        *(_score("ReLU substituted", "relu"), *paper("ReLU substituted", "substituted")),
+        *(score_column("As is", "score"), *paper("As is", "as_is")),
+        *(score_column("ReLU substituted", "relu"), *paper("ReLU substituted", "substituted")),
         Column("Change", _change),
         Column("Epoch", _epoch),
-        _mean("Smallest λ", "smallest_hardness", 1),
+        mean_column("Smallest λ", "smallest_hardness", 1),
         Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
         Column("Unchanged predictions", _unchanged),
-        *(_SEEDS, _TRAINED),
+        *(SEEDS_COLUMN, _TRAINED),
     )
 
 
@@ -173,7 +155,7 @@ def _unless_relu(seeds: pd.DataFrame, cell: str) -> str:
 
 
 def _change(seeds: pd.DataFrame, notes: Notes) -> str:
-    text = mean_and_deviation(list(seeds["relu"] - seeds["score"]), _digits(seeds), signed=True)
+    text = mean_and_deviation(list(seeds["relu"] - seeds["score"]), digits_of(seeds["metric"].iloc[0]), signed=True)
     return _unless_relu(seeds, text)
 
 
@@ -474,9 +456,9 @@ TABLES: dict[str, TableSpec] = {
             list(dict.fromkeys(related_runs(data)["benchmark"])), related_runs(data), "related", RELATED_LABELS
         ),
         columns=lambda data: (
-            _score("Best validation score", "best_score"),
+            score_column("Best validation score", "best_score"),
             *(Column(f"Minus {rival}", partial(_related_gain, data, rival)) for rival in ("GELU", "ReLU")),
-            *(_SEEDS, _TRAINED),
+            *(SEEDS_COLUMN, _TRAINED),
         ),
     ),
     "basis": TableSpec(

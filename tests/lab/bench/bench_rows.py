@@ -8,7 +8,7 @@ PROVENANCE = dict(zip(results.PROVENANCE, ("abacus", "1", "", "2", "3", "abc"), 
 
 def bench_into(path, *, threads=1, provenance=PROVENANCE):
     """Two rounds, of a stock allocator."""
-    return measure.Bench("cpu", threads, "stock", 2, 0.0, results.ResultsFile(path, provenance))
+    return measure.Bench("cpu", threads, "stock", 2, 0.0, results.results_file(path, provenance))
 
 
 def measured(path, *, names=("relu",), hardness=(2.0,), modes=("forward", "both"), size="64", **bench):

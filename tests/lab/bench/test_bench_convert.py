@@ -1,7 +1,6 @@
 """scripts/bench_convert.py: what is measured, and that a rerun measures only what is not there."""
 
 import csv
-import json
 
 import bench_convert
 import pytest
@@ -48,9 +47,8 @@ def test_the_named_width_is_that_of_the_widest_map_and_the_rows_are_the_inputs(n
         assert case.width in widths
 
 
-def test_a_conversion_is_timed_in_this_process(small, monkeypatch, capsys):
-    assert run(monkeypatch, "--measure_here", "small", "--threads", "1") == 0
-    measured = json.loads(capsys.readouterr().out.splitlines()[-1])
+def test_a_conversion_is_timed_in_this_process(small):
+    measured = bench_convert.measure_here("small", 1)
     assert (measured["case"], measured["threads"], measured["outcome"]) == ("small", 1, "converted")
     assert tuple(measured) == TIME_COLUMNS
     assert 0 < measured["seconds"] < 60

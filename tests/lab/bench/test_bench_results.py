@@ -55,8 +55,8 @@ def test_provenance_names_the_software():
 
 @pytest.mark.parametrize("column", ["kernel", "size", "memory_format", "dtype", "threads", "allocator", "clock"])
 def test_a_row_measured_otherwise_is_not_the_same(tmp_path, column):
-    results.ResultsFile(tmp_path / "bench.csv", PROVENANCE).append(cells_of())
-    reread = results.ResultsFile(tmp_path / "bench.csv", PROVENANCE)
+    results.results_file(tmp_path / "bench.csv", PROVENANCE).append(cells_of())
+    reread = results.results_file(tmp_path / "bench.csv", PROVENANCE)
     assert cells_of() in reread
     assert cells_of(**{column: "another"}) not in reread
 
@@ -75,7 +75,7 @@ def test_a_row_of_another_machine_or_software_is_measured_again(file_of_two, mon
     cells = list(csv.DictReader(file_of_two.open(encoding="utf-8", newline="")))
     rows = [{name: value for name, value in row.items() if name not in results.PROVENANCE} for row in cells]
     same, other = (
-        results.ResultsFile(file_of_two, provenance) for provenance in (PROVENANCE, PROVENANCE | {column: "another"})
+        results.results_file(file_of_two, provenance) for provenance in (PROVENANCE, PROVENANCE | {column: "another"})
     )
     assert [row in same for row in rows] == [True, True]
     assert [row in other for row in rows] == [False, False]
