@@ -25,7 +25,7 @@ COMMITTED = Path(__file__).parents[1] / "model_cards"
 
 def parse_arguments() -> argparse.Namespace:
     """Where the records are, and where the report goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--runs", help="folder with records in it or below it")
     what.add_argument(

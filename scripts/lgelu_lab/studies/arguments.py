@@ -109,10 +109,14 @@ class OneLineParser(HfArgumentParser):
     def format_help(self) -> str:
         """The project's options first, those of transformers' TrainingArguments under a heading of their own."""
         inherited = {option.name for option in fields(TrainingArguments)}
-        inherited &= {action.dest for action in self._actions if action.dest not in _SHOWN_FIRST}
+        inherited -= _SHOWN_FIRST
+        # Of --a_b and --a-b the first, and of a switch not what turns it off: its help says what turning it on does.
+        shown = [action for action in self._actions if f"--no_{action.dest}" not in action.option_strings]
+        for action in shown:
+            action.option_strings = action.option_strings[:1]
         sections = {
-            "options": [action for action in self._actions if action.dest not in inherited],
-            "options of transformers' TrainingArguments": [each for each in self._actions if each.dest in inherited],
+            "options": [action for action in shown if action.dest not in inherited],
+            "options of transformers' TrainingArguments": [each for each in shown if each.dest in inherited],
         }
         formatter = self.formatter_class(prog=self.prog)
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
