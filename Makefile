@@ -3,7 +3,8 @@
 # make test-processors  the rooms of numerics as an older processor computes them
 # make test-consumers   installs the packages of docs/use.md, and runs its blocks
 # make test-slow     minutes, not seconds
-# make lint          ruff, and mypy over the library
+# make lint          ruff, mypy over the library, and the site with every link checked
+# make docs          the site in build/site; for its search: python -m http.server --directory build/site
 # make quickstart    both roads to ReLU on scikit-learn's digits: two minutes, once its environment is there
 # make report        tables, figures, report.html and model cards from the committed records
 # make clean         remove the environment
@@ -16,7 +17,7 @@ WORKERS ?= 2
 # environment says: pytest rewrites each test's assertions, which takes longer than all else of a collection.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-consumers test-kernels test-processors test-slow lint quickstart report clean
+.PHONY: test test-consumers test-kernels test-processors test-slow lint docs quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
@@ -37,10 +38,16 @@ test-consumers: $(VENV)/ready
 test-slow: $(VENV)/ready
 	$(PYTEST) -m "slow and not gpu"
 
-lint: $(VENV)/ready
+lint: $(VENV)/ready docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy hf_lgelu
+
+# Links to the pages, laid as they lie here: mkdocs wants all of them in one folder.
+docs: $(VENV)/docs
+	mkdir -p build/pages
+	ln -sfn ../../README.md ../../LICENSE ../../docs ../../model_cards build/pages
+	PATH="$(abspath $(VENV)/bin):$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 quickstart: $(VENV)/quickstart
 	$(RUN) scripts/quickstart.py --output_dir runs/quickstart
@@ -61,6 +68,11 @@ $(VENV)/quickstart: pyproject.toml
 	@echo "Installing PyTorch and what the quickstart needs into $(VENV): minutes, by your network; the quickstart itself takes two."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --editable '.[quickstart]'
+	touch $@
+
+$(VENV)/docs: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --editable '.[docs]'
 	touch $@
 
 clean:

@@ -49,8 +49,6 @@ def build_world(folder: Path) -> None:
     _encoder(folder / "your" / "bert", folder / "your" / "encoder")
     texts = _texts(160)
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    lines = [json.dumps({"text": text, "label": index % 2}) for index, text in enumerate(texts)]
-    (folder / "labelled.jsonl").write_text("\n".join(lines), encoding="utf-8")
     columns = dict(tokenizer(texts[:24], padding=True)) | {"labels": [index % 2 for index in range(24)]}
     rows = Dataset.from_dict(columns)
     DatasetDict(train=rows.select(range(16)), test=rows.select(range(16, 24))).save_to_disk(folder / "your" / "rows")
