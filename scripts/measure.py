@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import MODELS, missing_studies
+from lgelu_lab.measurements.networks import missing_studies
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
@@ -25,14 +25,6 @@ class MeasureArguments:
     )
     benchmarks: list[str] = field(default_factory=lambda: ["mlp-digits"], metadata={"help": "On these benchmarks."})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
-    models: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Of the networks of a measurement that is named, these alone, where it takes each for itself: "
-            f"{', '.join(MODELS)}. Default: all.",
-            "choices": list(MODELS),
-        },
-    )
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     settings: list[str] = field(
         default_factory=list, metadata={"help": "Of one measurement, as name=value, e.g. 'epsilons=[0.01,0.02]'."}
@@ -47,8 +39,6 @@ def main() -> int:
         given = parse_settings(arguments.settings)
         if given and len(measurements) != 1:
             raise ValueError("settings belong to one measurement: name it with --measurements")
-        if arguments.models and not arguments.measurements:
-            raise ValueError("networks belong to measurements that are named: give --measurements")
         for benchmark in arguments.benchmarks:
             check_benchmark(benchmark)
         settings = {measurement.name: choose_settings(measurement, given) for measurement in measurements}
@@ -91,7 +81,6 @@ def _measure(
             arguments.runs,
             arguments.output_dir,
             settings,
-            models=arguments.models,
             data_dir=arguments.data_dir,
         )
     except (ValueError, FileNotFoundError, ImportError) as error:  # the message says what to do

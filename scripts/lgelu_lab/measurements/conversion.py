@@ -104,34 +104,24 @@ class _Original:
 def measure_conversion(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: ConversionSettings
 ) -> list[dict[str, Any]]:
-    """A row per way from the GELU network to a ReLU one, and one of the GELU network itself.
-
-    The hardened network's is there where that is among `models`. Raises ValueError without the GELU network.
-    """
-    if "gelu" not in models:
-        raise ValueError("conversion compares networks with the one that is converted: --models gelu, or both")
+    """A row per way from the GELU network to a ReLU one, and one of the GELU network itself."""
     original = _Original.of(models["gelu"], benchmark, data, bool(settings.bf16))
     swapped = models["gelu"].load()
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
     direct = original.compared(swapped) | {"score": original.direct_score}
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
-    fits = {"statistics": with_new_statistics} if batch_norms(original.model) else {}
+    hardened = models["hardened_relu"]
+    seconds = hardened.record.whole_seconds
+    ways = [("statistics", counts[-1], with_new_statistics)] if batch_norms(original.model) else []
     return [
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
         original.row("gelu", "direct", **direct),
         *(
-            _converted(original, method, counts[-1], settings.seed, partial(_fitted, fit=fit))
-            for method, fit in fits.items()
+            _converted(original, method, rows, settings.seed, way)
+            for method, rows, way in (*ways, *_ways(settings, counts))
         ),
-        *(_converted(original, method, rows, settings.seed, way) for method, rows, way in _ways(settings, counts)),
-        *_hardened(original, models.get("hardened_relu")),
+        original.row("hardened_relu", "hardened", **original.compared(hardened.load()), seconds=seconds),
     ]
-
-
-def _hardened(original: _Original, trained: TrainedModel | None) -> Iterator[dict[str, Any]]:
-    if trained is not None:
-        compared = original.compared(trained.load())
-        yield original.row("hardened_relu", "hardened", **compared, seconds=trained.record.whole_seconds)
 
 
 Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]
@@ -168,14 +158,6 @@ def kept_rung(report: ConversionReport) -> str:
     return [step.effort for step in report.steps if step.is_kept][-1]
 
 
-def _fitted(
-    original: _Original, calibration: Any, *, fit: Callable[[PreTrainedModel, Any, Benchmark], PreTrainedModel]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    started = time.perf_counter()
-    network = fit(original.model, calibration, original.benchmark)
-    return network, {"seconds": time.perf_counter() - started}
-
-
 def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """The BatchNorms of a model that keep statistics."""
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
@@ -183,17 +165,17 @@ def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
 
 
 @torch.no_grad()
-def with_new_statistics(model: PreTrainedModel, calibration: Any, benchmark: Benchmark) -> PreTrainedModel:
+def with_new_statistics(original: _Original, calibration: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A copy with ReLU gates, whose BatchNorms have the mean and variance of what they are given then; weights stay."""
-    student = copy.deepcopy(model).eval()
+    started, student = time.perf_counter(), copy.deepcopy(original.model).eval()
     substitute_relu(student, kinds=SMOOTH_KINDS)
     for norm in batch_norms(student):
         norm.reset_running_stats()
         norm.momentum = None  # the mean over all batches
         norm.train()
-    for batch in DataLoader(calibration, batch_size=_NORMALIZED_ROWS, collate_fn=benchmark.collate):
+    for batch in DataLoader(calibration, batch_size=_NORMALIZED_ROWS, collate_fn=original.benchmark.collate):
         student(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-    return student.eval()
+    return student.eval(), {"seconds": time.perf_counter() - started}
 
 
 @torch.no_grad()
@@ -219,6 +201,5 @@ CONVERSION = Measurement(
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,
     measure=measure_conversion,
-    divisible=True,
     of_run=("bf16",),
 )

@@ -243,5 +243,4 @@ INT8 = Measurement(
     models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=Int8Settings,
     measure=measure_int8,
-    divisible=True,
 )

@@ -22,7 +22,6 @@ class Measurement:
         models: keys of `networks.MODELS` that it compares.
         settings: a dataclass with a default in every field.
         measure: makes the rows.
-        divisible: whether each network is measured for itself, so that some of them can be measured without the others.
         of_run: settings that are taken from the config of the run that trained the networks where they are None.
     """
 
@@ -31,5 +30,4 @@ class Measurement:
     models: tuple[str, ...]
     settings: type
     measure: Measure
-    divisible: bool = False
     of_run: tuple[str, ...] = ()

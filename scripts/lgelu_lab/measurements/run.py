@@ -40,7 +40,6 @@ def run_measurement(
     output_dir: str | os.PathLike,
     settings: Any,
     *,
-    models: Sequence[str] = (),
     data_dir: str | None = None,
 ) -> MeasurementRecord:
     """Measure, and write the record below `output_dir`; one that is there with the same settings is returned.
@@ -53,31 +52,22 @@ def run_measurement(
         output_dir: of the records.
         settings: an instance of `measurement.settings`. A None of `measurement.of_run` becomes what the run had, and a
             record that is there may say either.
-        models: of the measurement's, those to measure, where it is divisible; all of them if there is none. A record
-            that has them and others is returned.
         data_dir: folder with local copies of the data sets, as for training.
 
     Raises:
         ValueError: the measurement cannot be made on this benchmark or these networks, the record that is there has
-            other settings or lacks one of them, or the networks were trained on other data than is read.
+            other settings, or the networks were trained on other data than is read.
         FileNotFoundError: the networks are not trained yet.
     """
     if benchmark not in measurement.benchmarks:
         raise ValueError(f"{measurement.name} is measured on {', '.join(measurement.benchmarks)}, not on {benchmark!r}")
-    names = _chosen_models(measurement, models)
     left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
         there = read_same(path, settings, unnamed={"bf16": False}, left=left)
-        lacking = [name for name in names if name not in there.models]
-        if lacking:
-            raise ValueError(
-                f"{path} was measured on {', '.join(there.models)} and not on {', '.join(lacking)}, and figures of one "
-                "run alone compare; remove it, or give another output folder"
-            )
-        _require_same_networks(there, path, runs, names)
+        _require_same_networks(there, path, runs)
         return there
-    found = find_models(runs, benchmark, seed, names)
+    found = find_models(runs, benchmark, seed, measurement.models)
     record = next(iter(found.values())).record
     data = load_data(record, data_dir)
     for model in found.values():
@@ -101,27 +91,10 @@ def run_measurement(
     return measured
 
 
-def _chosen_models(measurement: Measurement, asked: Sequence[str]) -> tuple[str, ...]:
-    """Those of the measurement's networks that were asked for, in its order; all of them where none was."""
-    unknown = [name for name in asked if name not in measurement.models]
-    if unknown:
-        raise ValueError(
-            f"{measurement.name} is measured on {', '.join(measurement.models)}, and not on {', '.join(unknown)}"
-        )
-    chosen = tuple(name for name in measurement.models if name in asked or not asked)
-    if chosen != measurement.models and not measurement.divisible:
-        raise ValueError(
-            f"{measurement.name} compares {', '.join(measurement.models)} with each other, and takes no part of them"
-        )
-    return chosen
-
-
-def _require_same_networks(
-    record: MeasurementRecord, path: Path, runs: str | os.PathLike, names: Sequence[str]
-) -> None:
-    """Raise ValueError where networks of these names lie below `runs` and are others than the record's."""
+def _require_same_networks(record: MeasurementRecord, path: Path, runs: str | os.PathLike) -> None:
+    """Raise ValueError where networks of the record's names lie below `runs` and are others than its."""
     try:
-        found = find_models(runs, record.benchmark, record.seed, tuple(names))
+        found = find_models(runs, record.benchmark, record.seed, tuple(record.models))
     except FileNotFoundError:  # measured elsewhere, or their weights were not kept
         return
     others = [name for name, model in found.items() if model.summary() != record.models[name]]

@@ -160,7 +160,7 @@ class Normed(torch.nn.Module):
 def test_statistics_are_those_of_what_comes_behind_relu():
     model, rows = Normed().eval(), rows_of(256, 3)
     model.second.running_mean.fill_(7.0)  # of the smooth network, say
-    found = with_new_statistics(model, rows, DIGITS)
+    found, _ = with_new_statistics(SimpleNamespace(model=model, benchmark=DIGITS), rows)
     assert type(found.act) is torch.nn.ReLU
     with torch.no_grad():
         inner = [model.before(half) for half in rows.features.split(128)]

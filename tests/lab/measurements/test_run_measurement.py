@@ -95,29 +95,6 @@ def test_a_measurement_is_recorded_once(runs, tmp_path):
         run_measurement(again, "mlp-digits", 0, runs, tmp_path, CountSettings(samples=5))
 
 
-DIVISIBLE = dataclasses.replace(COUNT, divisible=True)
-
-
-def test_some_of_the_networks_are_measured_where_each_is_measured_for_itself(runs, tmp_path):
-    def measured(*models, measurement=DIVISIBLE):
-        return run_measurement(measurement, "mlp-digits", 0, runs, tmp_path, CountSettings(), models=models)
-
-    for wrong, message in (("relu", "is measured on gelu, hardened_relu, and not on relu"), ("gelu", "takes no part")):
-        with pytest.raises(ValueError, match=message):
-            measured(wrong, measurement=COUNT)
-    assert list(tmp_path.rglob("*.json")) == []
-    record = measured("hardened_relu")
-    assert list(record.models) == [row["model"] for row in record.rows] == ["hardened_relu"]
-    assert measured("hardened_relu") == record
-    for more in ((), ("gelu",), ("gelu", "hardened_relu")):
-        with pytest.raises(ValueError, match="was measured on hardened_relu and not on gelu, and figures of one run"):
-            measured(*more)
-    (tmp_path / "mlp-digits" / "count-seed0.json").unlink()
-    whole = measured("hardened_relu", "gelu")
-    assert list(whole.models) == ["gelu", "hardened_relu"]
-    assert measured("gelu") == whole  # a record of more networks has this one's
-
-
 def test_a_measurement_that_fails_leaves_nothing(runs, tmp_path):
     broken = dataclasses.replace(COUNT, measure=lambda *args: [{"model": "gelu"}, {"x": 1}])
     with pytest.raises(ValueError, match="same keys"):
@@ -199,11 +176,6 @@ def test_without_a_name_what_has_no_study_is_left_out_with_a_word(runs, tmp_path
     )
     assert script.main() == 1
     assert capsys.readouterr().err.count("no trained network in") == 3
-    monkeypatch.setattr(sys, "argv", [*line, "--models", "gelu"])
-    assert script.main() == 1
-    assert capsys.readouterr().err == (
-        "ValueError: networks belong to measurements that are named: give --measurements\n"
-    )
     monkeypatch.setattr(sys, "argv", [*line, "--benchmarks", "mlp_digits"])
     assert script.main() == 1
     assert "unknown benchmark 'mlp_digits'; accepted: mlp-digits" in capsys.readouterr().err
