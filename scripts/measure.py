@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import missing_studies
 from lgelu_lab.measurements.records import measurement_path
-from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, choose_settings, run_measurement
+from lgelu_lab.measurements.run import DEFAULTS, MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.study import parse_settings
@@ -21,7 +20,8 @@ class MeasureArguments:
     runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream, or gates."})
     output_dir: str = field(metadata={"help": "Folder of the records; measurements that have one are skipped."})
     measurements: list[str] = field(
-        default_factory=list, metadata={"help": f"Of {', '.join(MEASUREMENTS)}; default: all whose study is there."}
+        default_factory=list,
+        metadata={"help": f"Of {', '.join(MEASUREMENTS)}; default: those of study downstream."},
     )
     benchmarks: list[str] = field(default_factory=lambda: ["mlp-digits"], metadata={"help": "On these benchmarks."})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
@@ -35,7 +35,8 @@ def main() -> int:
     """Measure what has no record yet; the exit status is 1 if a measurement failed."""
     (arguments,) = OneLineParser(MeasureArguments).parse()
     try:
-        measurements = check_measurements(arguments.measurements)
+        # Of the study of gates one is measured that is named.
+        measurements = check_measurements(arguments.measurements or list(DEFAULTS))
         given = parse_settings(arguments.settings)
         if given and len(measurements) != 1:
             raise ValueError("settings belong to one measurement: name it with --measurements")
@@ -47,24 +48,10 @@ def main() -> int:
         return 1
     failed = 0
     for benchmark in arguments.benchmarks:
-        for measurement in _possible(measurements, benchmark, arguments):
+        for measurement in (each for each in measurements if benchmark in each.benchmarks or arguments.measurements):
             for seed in arguments.seeds:
                 failed += not _measure(measurement, benchmark, seed, settings[measurement.name], arguments)
     return int(failed > 0)
-
-
-def _possible(measurements: list[Measurement], benchmark: str, arguments: MeasureArguments) -> list[Measurement]:
-    """Those of the benchmark; where none was named, only those whose study has a run of it, or all if none has."""
-    known = [each for each in measurements if benchmark in each.benchmarks or arguments.measurements]
-    absent = {each.name: missing_studies(arguments.runs, benchmark, each.models) for each in known}
-    there = [each for each in known if not absent[each.name]]
-    if arguments.measurements or not there:
-        return known
-    for name, studies in absent.items():
-        if studies:
-            told = f"{arguments.runs} has no run of the study {', '.join(studies)} on it"
-            print(f"left out: {benchmark}/{name}: {told}", flush=True)
-    return there
 
 
 def _measure(

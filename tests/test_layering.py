@@ -110,9 +110,6 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
     "training.resume",  # the last checkpoint that is whole
 }
-OF_ONE_FILE = {
-    "relufication.py": {"models.substitution"},  # refuses before the first step what could not be swapped later
-}
 
 
 @pytest.mark.parametrize(
@@ -120,11 +117,10 @@ OF_ONE_FILE = {
 )
 def test_the_laboratory_uses_public_names(path):
     public = {f"hf_lgelu.{name}" for name in hf_lgelu.__all__} | {"hf_lgelu"}
-    allowed = LISTED | OF_ONE_FILE.get(path.name, set())
     for name in imported(path):
         if name.partition(".")[0] == "hf_lgelu" and name not in public:
             inner = name.removeprefix("hf_lgelu.")
-            assert any(inner == listed or inner.startswith(f"{listed}.") for listed in allowed), (
+            assert any(inner == listed or inner.startswith(f"{listed}.") for listed in LISTED), (
                 f"{name} is no public name of hf_lgelu; import it as one, or list its module here with the reason"
             )
 

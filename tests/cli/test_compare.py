@@ -32,6 +32,7 @@ def cells(said, line):
 def test_the_table_of_two_checkpoints(place, relu, test_rows, call):
     status, said, errors = call("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--disable_tqdm")
     assert (status, errors) == (0, "")
+    assert said.startswith("Measuring both networks in float32: score and distance on 100 inputs, then time ...\n")
     for line, (name, folder) in enumerate((("original", place / "gelu"), ("converted", relu[0])), start=1):
         assert cells(said, line)[:3] == [name, "float32", f"{accuracy(folder, test_rows):.4f}"]
     assert "int8" not in said

@@ -92,12 +92,6 @@ def find_models(runs: str | os.PathLike, benchmark: str, seed: int, names: tuple
     return found
 
 
-def missing_studies(runs: str | os.PathLike, benchmark: str, names: tuple[str, ...]) -> list[str]:
-    """The studies of these networks that have no run of the benchmark below their output folder."""
-    studies = [STUDIES[study] for study in dict.fromkeys(_RUNS[name][0] for name in names)]
-    return [study.name for study in studies if not (Path(runs) / study.folder / benchmark).is_dir()]
-
-
 def load_data(record: RunRecord, data_dir: str | None = None) -> BenchmarkData:
     """The rows that a run was trained and evaluated on, divided and prepared as its record tells.
 

@@ -29,6 +29,9 @@ from lgelu_lab.studies.checkout import software_versions
 MEASUREMENTS: dict[str, Measurement] = {
     measurement.name: measurement for measurement in (INT8, CONVERSION, GATE_OPTIONS)
 }
+DEFAULTS = (INT8.name, CONVERSION.name)
+"""Those of the study downstream."""
+
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -106,11 +109,11 @@ def _require_same_networks(record: MeasurementRecord, path: Path, runs: str | os
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:
-    """The rows of MEASUREMENTS of these names, all of them if there is none."""
+    """The rows of MEASUREMENTS of these names."""
     for name in names:
         if name not in MEASUREMENTS:
             raise ValueError(f"unknown measurement {name!r}; accepted: {', '.join(MEASUREMENTS)}")
-    return [MEASUREMENTS[name] for name in names or MEASUREMENTS]
+    return [MEASUREMENTS[name] for name in names]
 
 
 def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:

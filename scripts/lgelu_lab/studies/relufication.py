@@ -9,7 +9,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from hf_lgelu import substitute_relu
 from hf_lgelu.models.schedules import hardening_progress
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.models.substitution import require_substitutable
 
 _KINDS = ("gelu", "silu", "mish")
 
@@ -18,8 +17,8 @@ class RelufyCallback(TrainerCallback):
     """Train e_s = ⌊switch_fraction·T⌋ epochs with a smooth gate, then with ReLU in its place, weights kept.
 
     The switch falls where hardening (Algorithm 1) begins, so the ReLU network trains for as many steps
-    as a hardened one takes to the target. A resumed run continues, as with HardeningCallback. What could not be
-    swapped then is refused when training begins. The best checkpoint is one of the ReLU network.
+    as a hardened one takes to the target. A resumed run continues, as with HardeningCallback. The best
+    checkpoint is one of the ReLU network.
 
     Args:
         switch_fraction: share of training with the smooth gate, in [0, 1).
@@ -33,7 +32,6 @@ class RelufyCallback(TrainerCallback):
     ) -> None:
         if not find_sites(model, _KINDS):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(_KINDS)} to relufy")
-        require_substitutable(model, kinds=_KINDS)
         # A run resumed from behind the switch may have no epoch left to begin, and is evaluated and saved all the same.
         if state.global_step:
             self._switch(state, model)

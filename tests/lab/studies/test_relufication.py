@@ -8,7 +8,6 @@ from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from lgelu_lab.studies.relufication import RelufyCallback
 from torch import nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments, MLPConfig, MLPForClassification
 
@@ -89,24 +88,6 @@ def test_a_run_resumed_with_no_epoch_left_is_of_relu(tmp_path):
 def test_only_a_plain_smooth_gate_is_relufied(activation, tmp_path):
     with pytest.raises(ValueError, match="to relufy"):
         trained(small(activation), tmp_path)
-
-
-class FixedGelu(PreTrainedModel):
-    """Its config has no key for its activation."""
-
-    config: MLPConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2))
-
-    def forward(self, features, labels):
-        return {"loss": F.cross_entropy(self.body(features), labels)}
-
-
-def test_what_could_not_be_swapped_later_is_refused_before_the_first_step(tmp_path):
-    with pytest.raises(RuntimeError, match="come back with other activations"):
-        trained(FixedGelu(MLPConfig(num_features=3, hidden_act="relu")), tmp_path)
 
 
 def test_no_epoch_before_the_switch_is_the_best(tmp_path):
