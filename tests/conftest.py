@@ -1,33 +1,15 @@
 import dataclasses
 import functools
 import gc
-import re
+import os
 import sys
 
+import fresh_process
 import pytest
 from lgelu_lab.studies.records import EpochRecord, RunRecord
-from xdist.scheduler import LoadFileScheduling
 
-# Each worker that needs one makes an interpreter of its own that has imported torch and all (tests/fresh_process.py).
-NEEDS_FRESH_PROCESS = re.compile(r"^(from|import) (fresh_process|two_processes)\b", re.MULTILINE)
-
-
-class ByFile(LoadFileScheduling):
-    """A file's tests stay in one worker, and one worker has all files that need fresh processes."""
-
-    def _split_scope(self, nodeid):
-        file = super()._split_scope(nodeid)
-        return "fresh processes" if needs_fresh_process(self.config.rootpath / file) else file
-
-
-@functools.cache
-def needs_fresh_process(path):
-    return NEEDS_FRESH_PROCESS.search(path.read_text(encoding="utf-8")) is not None
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+if "PYTEST_XDIST_WORKER" in os.environ:
+    fresh_process.start_server(fork=True)  # before another conftest imports hf_lgelu
 
 
 def make_record(

@@ -1,25 +1,58 @@
 """Programs in processes of their own that have imported torch and transformers, and nothing of hf_lgelu.
 
-A new interpreter needs five seconds of a core to import the two. These are forks of one that has done it and computes
-nothing itself.
+A new interpreter needs eight seconds of a core for the imports. These processes are forks of one that has them and
+computes nothing itself. In a worker of several that one is itself a fork, from before the worker imported hf_lgelu.
 """
 
+import contextlib
 import gc
+import importlib
 import multiprocessing
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
-from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from unittest import mock
 
 LONGEST_SECONDS = 900  # on a busy machine; what takes longer hangs
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "timm", "accelerate", "transformers", "transformers.trainer"])
-_READ_AT_IMPORT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+_IMPORTED = ["torch", "timm", "accelerate", "transformers", "transformers.trainer"]
+_CONTEXT.set_forkserver_preload(_IMPORTED)
+_HOME = tempfile.TemporaryDirectory()  # where transformers puts the code of a checkpoint; removed with this process
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": _HOME.name}
+
+
+def start_server(*, fork: bool) -> None:
+    """The server: a fork of this process as it is, which then has the imports too; or a new interpreter."""
+    os.environ.update(_ENVIRONMENT)  # read when the libraries are imported
+    if not fork:
+        return forkserver.ensure_running()
+    assert not any(name.partition(".")[0] == "hf_lgelu" for name in sys.modules)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    resource_tracker.ensure_running()
+    with mock.patch.object(util, "spawnv_passfds", _fork):
+        forkserver.ensure_running()
+
+
+def _fork(executable: bytes, arguments: list[str], kept: list[int]) -> int:
+    """In the place of a new interpreter."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for file in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *kept}:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(file)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # which pytest has taken
+        forkserver._forkserver.__init__()
+        forkserver.main(*kept, preload=[])
+    finally:
+        os._exit(0)
 
 
 def start_fresh(script: Path, arguments: tuple, environment: dict[str, str], said: Path) -> BaseProcess:
@@ -27,9 +60,10 @@ def start_fresh(script: Path, arguments: tuple, environment: dict[str, str], sai
 
     `environment` is beside what is there, but for what the libraries read when they are imported.
     """
-    read_at_import = _start_server()
+    start_server(fork=False)  # where none runs
     words = [str(word) for word in (script, *arguments)]
-    process = _CONTEXT.Process(target=_run, args=(words, {**os.environ, **environment, **read_at_import}, said))
+    fixed = {**_ENVIRONMENT, "CUDA_VISIBLE_DEVICES": ""}
+    process = _CONTEXT.Process(target=_run, args=(words, {**os.environ, **environment, **fixed}, said))
     process.start()
     return process
 
@@ -45,24 +79,6 @@ def run_fresh(script: Path, *arguments: object) -> subprocess.CompletedProcess:
             process.join()
         texts = [said.with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".out", ".err")]
     return subprocess.CompletedProcess(script, process.exitcode, *texts)
-
-
-@cache
-def _home() -> tempfile.TemporaryDirectory:
-    """Where transformers puts the code of a checkpoint; removed with this process."""
-    return tempfile.TemporaryDirectory()
-
-
-def _start_server() -> dict[str, str]:
-    """Starts on the first call of a session, with the variables that are read once, which are returned."""
-    fixed, before = {**_READ_AT_IMPORT, "HF_HOME": _home().name}, dict(os.environ)
-    os.environ.update(fixed)
-    try:
-        forkserver.ensure_running()
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-    return fixed
 
 
 def _run(words: list[str], environment: dict[str, str], said: Path) -> None:
