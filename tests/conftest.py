@@ -76,6 +76,7 @@ def torch_does_what_tests_need():
     if "torch" not in sys.modules:  # of what was collected nothing needs it
         yield
         return
+    import torch.fx._lazy_graph_module
     import torch.fx.proxy
     from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
@@ -86,6 +87,8 @@ def torch_does_what_tests_need():
         # A trace keeps with each operation where it was called, and torch.manual_seed has each kind of device that is
         # not there remember the call: of both stacks nobody reads a line.
         patch.setattr(torch.fx.proxy, "CapturedTraceback", _NoTraceback)
+        # Nor does anybody run the code of a trace, which torch writes anew after each of its passes.
+        patch.setattr(torch.fx._lazy_graph_module, "_use_lazy_graph_module_flag", True)
         for devices in (torch.cuda, torch.xpu, torch.mtia):
             if not devices.is_available():
                 patch.setattr(devices, "manual_seed_all", lambda seed: None)

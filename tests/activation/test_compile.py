@@ -8,8 +8,6 @@ import pytest
 import torch
 from expectations import CLAMPED, assert_within, random
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.utils import run_and_get_code
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import grad, jacrev, vmap
 
@@ -76,6 +74,8 @@ def test_one_kernel_each_way_and_nothing_but_x_is_kept(kind, dtype):
             value = compiled(x)
         value.backward(delta)
 
+    from torch._inductor.utils import run_and_get_code
+
     _, codes = run_and_get_code(step)
     assert len(codes) == 2  # forward and backward
     for code in codes:
@@ -141,6 +141,8 @@ def test_a_hardness_per_channel_or_neuron(channels):
 def test_training_hardening_and_release_of_a_model_need_one_graph():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), Block(16), nn.Linear(16, 3))
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     plain, counter = copy.deepcopy(model), CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     x, start = random(32, 6, seed=9), model[1].activation.raw_hardness.item()

@@ -102,12 +102,6 @@ def test_a_compiler_that_does_not_compile(command, reason, monkeypatch, tmp_path
         build.build_library("lambda_gelu", tmp_path)
 
 
-def test_a_source_that_cannot_be_read(compiler, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "package.zip" / "gate.cpp")
-    with pytest.raises(RuntimeError, match=r"source or the compiler cannot be read .*package\.zip"):
-        build.build_library("lambda_gelu", tmp_path)
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize("flags", ["-ffast-math", "-Ofast"])
 def test_fast_math_in_cxx_neither_changes_results_nor_flushes_subnormals(flags, environment, tmp_path):

@@ -137,15 +137,6 @@ def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
     assert not any("0.123" in card.text or "other" in card.text.partition("##")[0] for card in cards)
 
 
-def test_the_checkpoint_itself_is_not_overwritten(place, call):
-    before = sorted(path.name for path in (place / "hard").iterdir())
-    for output, reason in ((place / "hard", "is the checkpoint itself"), (place, "has the checkpoint inside")):
-        status, _, errors = call("export", place / "hard", "--output_dir", output, "--overwrite")
-        assert status == 1
-        assert reason in errors
-    assert sorted(path.name for path in (place / "hard").iterdir()) == before
-
-
 def test_an_output_folder_that_is_a_link_is_followed(place, tmp_path, call):
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "config.json").write_text("old")

@@ -1,6 +1,7 @@
 """Cross-encoders, sparse encoders and prompts, held to how sentence-transformers itself reads a folder."""
 
 import csv
+import functools
 import json
 import shutil
 
@@ -14,7 +15,10 @@ from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.inputs import data_set
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 
-package = pytest.importorskip("sentence_transformers")
+
+@functools.cache
+def package():
+    return pytest.importorskip("sentence_transformers")  # a second of imports, of one worker
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,7 @@ def classes(sentence_folder, tmp_path_factory):
         network.save_pretrained(place / "encoder")
         for file in sentence_folder[0].glob("tokenizer*"):
             shutil.copy(file, place / "encoder")
-        getattr(package, name)(str(place / "encoder"), device="cpu").save(str(place / name))
+        getattr(package(), name)(str(place / "encoder"), device="cpu").save(str(place / name))
         shutil.rmtree(place / "encoder")
     return {name: place / name for name in networks}
 
@@ -71,7 +75,7 @@ def test_pairs_are_read_as_the_package_reads_them(classes, pairs):
     file, expected = pairs
     folder = classes["CrossEncoder"]
     made = rows_of(folder, file, column="query", pair_column="passage")
-    own = as_set(package.CrossEncoder(str(folder), device="cpu").preprocess(expected))
+    own = as_set(package().CrossEncoder(str(folder), device="cpu").preprocess(expected))
     assert as_set(made) == own
     assert len(own) > 100
     assert any(1 in types for _, types in own)
@@ -83,7 +87,7 @@ def test_long_pairs_are_cut_as_the_package_cuts_them(classes, pairs, tmp_path):
     (folder / "sentence_bert_config.json").write_text(json.dumps({**settings, "max_seq_length": 9}))
     made = rows_of(folder, pairs[0], column="query", pair_column="passage")
     assert made["input_ids"].shape[1] == 9
-    assert as_set(made) == as_set(package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1]))
+    assert as_set(made) == as_set(package().CrossEncoder(str(folder), device="cpu").preprocess(pairs[1]))
 
 
 def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, call):
@@ -92,7 +96,7 @@ def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, ca
     status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     assert "outputs `logits` counted" in said
-    before, after = (package.CrossEncoder(str(path), device="cpu") for path in (folder, tmp_path / "relu"))
+    before, after = (package().CrossEncoder(str(path), device="cpu") for path in (folder, tmp_path / "relu"))
     gates = [layer.intermediate.intermediate_act_fn for layer in after[0].model.bert.encoder.layer]
     assert [type(gate) for gate in gates] == [nn.ReLU, nn.ReLU]
     assert before.num_labels == after.num_labels == 1
@@ -113,7 +117,7 @@ def test_a_sparse_encoder_is_converted_on_its_own_embeddings(classes, sentence_f
     folder, texts = classes["SparseEncoder"], sentence_folder[1]
     network = read_checkpoint(str(folder), progress=False).network
     lines = texts.read_text().splitlines()
-    whole = package.SparseEncoder(str(folder), device="cpu")
+    whole = package().SparseEncoder(str(folder), device="cpu")
     given = {name: value for name, value in whole.preprocess(lines).items() if isinstance(value, torch.Tensor)}
     with torch.no_grad():
         own = network(**given)["sentence_embedding"]
@@ -126,7 +130,7 @@ def test_a_sparse_encoder_is_converted_on_its_own_embeddings(classes, sentence_f
     status, said, errors = call(*words, "--allow_unrefitted")
     assert status == 0, errors
     assert "outputs `sentence_embedding` counted" in said
-    after = package.SparseEncoder(str(tmp_path / "relu"), device="cpu")
+    after = package().SparseEncoder(str(tmp_path / "relu"), device="cpu")
     assert isinstance(after[0].model.cls.predictions.transform.transform_act_fn, nn.ReLU)
     card = ModelCard.load(tmp_path / "relu" / "README.md")
     assert card.data.pipeline_tag == "feature-extraction"
@@ -146,7 +150,7 @@ def test_a_default_prompt_is_put_before_the_texts(sentence_folder, classes, pair
         settings = {**json.loads(path.read_text()), "prompts": {"ask": "red dog ", "none": ""}}
         for default, prompt in (("ask", "red dog "), ("none", ""), (None, "")):
             path.write_text(json.dumps({**settings, "default_prompt_name": default}))
-            whole = getattr(package, name)(str(folder), device="cpu")
+            whole = getattr(package(), name)(str(folder), device="cpu")
             own = whole.preprocess(texts if name == "SentenceTransformer" else pairs[1], prompt=prompt)
             assert as_set(rows_of(folder, data, **given)) == as_set(own)
             assert find_sentence_folder(str(folder)).prompt == prompt
@@ -178,8 +182,8 @@ def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
     status, said, errors = call("export", folder, "--output_dir", tmp_path / "relu", *words)
     assert status == 0, errors
     assert "relative error (share of squares)" in said
-    hardened = package.CrossEncoder(str(tmp_path / "relu"), device="cpu")
-    old = network(**package.CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
+    hardened = package().CrossEncoder(str(tmp_path / "relu"), device="cpu")
+    old = network(**package().CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
     assert (torch.tensor(hardened.predict(pairs[1][:8])) - old.detach()).abs().max() < 0.01
 
 
@@ -198,7 +202,7 @@ def test_an_encoder_is_what_the_package_runs_and_not_what_its_config_says(senten
     given = read_checkpoint(str(tmp_path / "folder"), progress=False)
     assert type(given.model) is Qwen3Model
     texts = ["the cat saw a dog", "a big red dog ate"]
-    whole = package.SentenceTransformer(str(tmp_path / "folder"), device="cpu")
+    whole = package().SentenceTransformer(str(tmp_path / "folder"), device="cpu")
     features = {name: value for name, value in whole.tokenize(texts).items() if name in ("input_ids", "attention_mask")}
     with torch.no_grad():
         found = given.network(**features)["sentence_embedding"]
@@ -208,7 +212,7 @@ def test_an_encoder_is_what_the_package_runs_and_not_what_its_config_says(senten
 def test_gates_behind_an_encoder_are_refused_before_the_work(sentence_folder, tmp_path, call):
     from sentence_transformers.sentence_transformer.modules import Dense
 
-    whole = package.SentenceTransformer(str(sentence_folder[0]), device="cpu")
+    whole = package().SentenceTransformer(str(sentence_folder[0]), device="cpu")
     whole.append(Dense(16, 8, activation_function=nn.GELU()))
     whole.save(str(tmp_path / "dense"))
     status, _, told = call(

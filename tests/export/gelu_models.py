@@ -10,10 +10,10 @@ from hf_lgelu import LambdaGELU
 HIDDEN_ACT = {"hidden_act": "lambda_gelu"}
 BODY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**BODY, "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}
-GPT2 = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 3, "n_head": 2}
+GPT2 = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 T5 = {
-    **{"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2},
+    **{"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2},
     **{"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2},
 }
 VIT_SIZES = {"img_size": 32, "embed_dim": 24, "depth": 3, "num_heads": 3}
@@ -48,7 +48,7 @@ GENERATION = "ForConditionalGeneration"
 MODELS = {
     "gpt2": Model(
         *("GPT2", "LMHeadModel", {**GPT2, **SPECIAL, "activation_function": "lambda_gelu"}, TOKENS),
-        {"activation_function": "gelu"}, auto="AutoModelForCausalLM",
+        {"activation_function": "gelu"}, 2, "AutoModelForCausalLM",
     ),
     "bert": Model("Bert", CLASSIFIER, TEXT | HIDDEN_ACT, TOKENS, {"hidden_act": "gelu"}),
     "albert": Model(
@@ -57,7 +57,7 @@ MODELS = {
     "t5-gated": Model(
         *("T5", GENERATION, {**T5, "feed_forward_proj": "gated-lambda_gelu"}),
         {**TOKENS, "decoder_input_ids": torch.tensor([[2, 9, 4], [2, 5, 11]])},
-        {"feed_forward_proj": "gated-gelu_python", "dense_act_fn": "gelu"}, 4, "AutoModelForSeq2SeqLM",
+        {"feed_forward_proj": "gated-gelu_python", "dense_act_fn": "gelu"}, 2, "AutoModelForSeq2SeqLM",
     ),
     "gemma": Model(
         *("Gemma", "ForCausalLM", {**TEXT, "num_key_value_heads": 1, "head_dim": 8} | HIDDEN_ACT, TOKENS),

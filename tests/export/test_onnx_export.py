@@ -15,8 +15,6 @@ from transformers import (
     BertTokenizerFast,
     GPT2Config,
     GPT2LMHeadModel,
-    YolosConfig,
-    YolosForObjectDetection,
 )
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
@@ -71,16 +69,16 @@ def exported_gpt2(gpt2, tmp_path_factory):
     return export_onnx(gpt2, path, {"input_ids": ids, "attention_mask": mask, "labels": ids}), path
 
 
-@pytest.mark.parametrize("batch", [1, 2, 9])
-def test_an_mlp_computes_what_float64_does_at_any_batch_size(exported_mlp, batch):
+def test_an_mlp_computes_what_float64_does_at_any_batch_size(exported_mlp):
     _, network, _, path = exported_mlp
-    features = torch.randn(batch, 5)
-    wanted = network.double().eval()(features.double()).logits.detach().numpy()
-    network.float()
     onnx_model = OnnxModel(path)
     assert onnx_model._session.get_session_options().intra_op_num_threads == 1
-    (found,) = onnx_model({"features": features})
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    for batch in (1, 2, 9):
+        features = torch.randn(batch, 5)
+        wanted = network.double().eval()(features.double()).logits.detach().numpy()
+        network.float()
+        (found,) = onnx_model({"features": features})
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_the_report_says_what_is_in_the_file(exported_mlp):
@@ -132,7 +130,7 @@ def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, expo
     assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
 
 
-@pytest.mark.parametrize("opset", [11, 13, 17, 18, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("opset", [11, 17, 18, pytest.param(25, marks=pytest.mark.slow)])
 def test_the_file_has_the_opset_that_was_asked_for(gpt2, tmp_path, opset):
     """Below 18 it is torch's older exporter, and below 14 attention in the operations that it is made of."""
     ids = torch.randint(31, (3, 8))
@@ -293,20 +291,6 @@ def test_a_network_that_works_in_place_leaves_the_inputs_given(tmp_path):
     with torch.no_grad():
         expected = torch.nn.functional.linear((before - 1.0) * 2.0, model.layer.weight, model.layer.bias)
     torch.testing.assert_close(torch.from_numpy(found), expected)
-
-
-def test_a_detectors_file_has_its_boxes(tmp_path):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = YolosConfig(**sizes, image_size=[32, 32], patch_size=16, num_detection_tokens=5, num_labels=3)
-    torch.manual_seed(0)
-    model, images = YolosForObjectDetection(config).eval(), torch.randn(2, 3, 32, 32)
-    report = export_onnx(model, tmp_path / "model.onnx", {"pixel_values": images})
-    assert report.outputs == ("logits", "pred_boxes")
-    logits, boxes = OnnxModel(tmp_path / "model.onnx")({"pixel_values": images})
-    with torch.no_grad():
-        expected = model(pixel_values=images)
-    torch.testing.assert_close(torch.from_numpy(logits), expected.logits, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(torch.from_numpy(boxes), expected.pred_boxes, atol=1e-5, rtol=1e-4)
 
 
 class Halving(nn.Module):

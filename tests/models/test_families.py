@@ -205,7 +205,7 @@ def _read_elsewhere(families, soft, root):
 SOFT = {
     "by the key": ("bert", {}),
     "some sites": ("bert", {"include": lambda name: ".1." in name}),
-    **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("gpt2", "clip", "timm-wrapper-resnet18")},
+    **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("gpt2", "timm-wrapper-resnet18")},
     "a table of its own": ("openai-gpt", {"granularity": "channel"}),
 }
 

@@ -54,27 +54,6 @@ def test_a_checkpoint_comes_back_exactly_and_can_be_saved_again(name, tmp_path):
         assert torch.equal(logits_of(model, family.inputs()), expected)
 
 
-SHAPES = {
-    # 2 layers, 4 x 16 hidden units; the sequence is not counted
-    "gpt2": [(64,)] * 2,
-    # stem 8 channels at 8 x 8, pooled to 4 x 4; stages of 8 at 4 x 4 and 16 at 2 x 2, behind residual sums
-    "resnet": [(8, 1, 1), (8, 1, 1), (16, 1, 1)],
-    # on 32 x 32: stem 64 at 16 x 16, pooled; stages at 8, 4, 2 and 1, two sites each, inside and behind the sum
-    "timm-wrapper-resnet18": [(64, 1, 1), *[(8, 1, 1)] * 4, *[(16, 1, 1)] * 4],
-    # 24 hidden units in each layer, 16 in the head
-    "bert": [(24,), (24,), (16,)],
-    # pixel by pixel with channels last: 4 x 8 units, then 4 x 16 in two blocks
-    "convnext": [(32,), (64,), (64,)],
-}
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_shapes_of_the_hardness(name):
-    model = operated(BY_NAME[name])
-    shapes = [tuple(m.raw_hardness.shape) for m in model.modules() if isinstance(m, LambdaGELU)]
-    assert shapes == SHAPES[name]
-
-
 def test_an_auto_class_of_another_task_is_refused(tmp_path):
     operated(BY_NAME["gpt2"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="GPT2Config"):

@@ -157,10 +157,9 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     inputs, saved, widened = tokens(120), [], []
     make = lambda *given: widened.append(widen_original(*given)) or widened[-1]  # noqa: E731
     monkeypatch.setattr("hf_lgelu.refit.place.widen_original", make)
-    for build in (llama, bert):
+    for build, options in ((llama, {"effort": "distill", "distill_steps": 8}), (bert, {"effort": "place"})):
         model = build(layers=1)
         before = copy.deepcopy(model.state_dict())
-        options = {"effort": "distill", "distill_steps": 8} if build is llama else {"effort": "place"}
         converted, report = convert_with(model, inputs, width=1.25, max_kl=None, **options)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert report.width_share == 1.25

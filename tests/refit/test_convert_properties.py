@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import read_batches
-from hf_lgelu.refit import carry, layerwise, ridge
+from hf_lgelu.refit import carry, layerwise
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -23,64 +23,6 @@ def state_of(model):
 def assert_same_state(one, other):
     assert one.keys() == other.keys()
     assert [name for name in one if not torch.equal(one[name], other[name])] == []
-
-
-class TwoValued(nn.Module):
-    """Hidden unit i of a row of signs takes −c_i or 2c_i: its GELU is an affine function of its ReLU."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.act, self.last = nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.last(self.act(self.hidden(x)))
-
-
-def two_valued():
-    """(net, all 32 rows of signs, c)"""
-    model = drawn(TwoValued())
-    c = torch.tensor([0.2, 0.5, 0.7, 1.1, 1.6], dtype=torch.float64)
-    with torch.no_grad():
-        model.hidden.weight.copy_(torch.diag(1.5 * c))
-        model.hidden.bias.copy_(0.5 * c)
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
-    return model, signs, c
-
-
-def test_a_solution_in_the_span_is_found_but_for_the_known_shrinkage():
-    model, signs, c = two_valued()
-    converted, report = convert_to_relu(model, signs)
-    assert [(layer.choice, layer.strength) for layer in report.layers] == [("refit", 1e-3)]
-    high, low = nn.functional.gelu(2 * c), nn.functional.gelu(-c)
-    exact = model.last.weight.detach() * ((high - low) / (2 * c) - 1)
-    # All rows of signs: the features are uncorrelated, each with the variance c², so ridge shrinks each by itself.
-    change = exact * c.square() / (c.square() + 1e-3 * c.square().mean())
-    torch.testing.assert_close(converted.last.weight.detach(), model.last.weight.detach() + change, rtol=0, atol=1e-12)
-    at_mean = model.last.weight.detach() @ ((high + low) / 2) - converted.last.weight.detach() @ c
-    expected = model.last.bias.detach() + at_mean
-    torch.testing.assert_close(converted.last.bias.detach(), expected, rtol=0, atol=1e-12)
-    before = swapped(model)(signs) - model(signs)
-    after = converted(signs) - model(signs)
-    assert after.abs().max() < 0.02 * before.abs().max()
-
-
-@pytest.mark.parametrize("name", ["mlp", "residual", "convnext"])
-def test_an_infinite_strength_is_the_direct_swap_with_the_mean_error_in_the_bias(name, monkeypatch):
-    monkeypatch.setattr(ridge, "STRENGTHS", (1e13,))
-    net = BY_NAME[name]
-    model, inputs = net.model(), net.inputs(units=28)  # few enough that every position is fitted on
-    converted, _ = convert_to_relu(model, inputs)
-    direct = swapped(model)
-    for step in net.steps:
-        for layer in step.maps:
-            weights = converted.get_submodule(layer).weight, direct.get_submodule(layer).weight
-            torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
-        means = [seen(net, [step.target], inputs)[step.target][1] for net in (model, converted)]
-        last = step.maps[-1]
-        axes = 1 if isinstance(model.get_submodule(last), nn.Conv2d) or name == "convnext" else -1
-        means = [value.movedim(axes, -1).flatten(0, -2).mean(0) for value in means]
-        torch.testing.assert_close(*means, rtol=0, atol=1e-9)
-    assert (converted(inputs) - direct(inputs)).abs().max() > 1e-3
 
 
 def test_order_and_duplicates_of_the_rows_change_nothing():

@@ -133,7 +133,7 @@ def test_a_disk_that_fills_up_is_told_as_such(tmp_path):
 
 def test_distillation_of_another_rung_is_not_taken_up(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
-    options = {"effort": "distill", "distill_steps": 16}
+    options = {"effort": "distill", "distill_steps": 4}
     first = convert_with(model, rows, checkpoint_dir=folder, **options)
     best = [step.effort for step in first.report.steps if step.is_kept and step.effort != "distill"][-1]
     other = "refit" if best != "refit" else "place"

@@ -10,13 +10,12 @@ from refit_nets import BY_NAME, drawn
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import Batch, read_batches
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.outputs import Compared, OutputComparison, compared_outputs, in_order_of
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison, Score, evaluate_conversion
-from hf_lgelu.refit.distill import distill, output_loss
-from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.distill import output_loss
 
 
 class Last(nn.Module):
@@ -50,22 +49,6 @@ def test_one_number_a_row_is_no_choice_between_rows(squeezed):
             error = (network(second).flatten() - original).square().sum() / spread
             assert change.kl is None
             assert change.relative_error == pytest.approx(error.item(), rel=1e-9)
-
-
-def test_classes_of_maps_are_their_channels():
-    torch.manual_seed(0)
-    model = drawn(nn.Sequential(nn.Conv2d(2, 5, 3), nn.GELU(), nn.Conv2d(5, 3, 1)))
-    inputs, second = (torch.randn(40, 2, 6, 7, dtype=torch.float64) for _ in range(2))
-    with torch.no_grad():
-        labels = model(second).argmax(1)
-        labels[:, 0] = (labels[:, 0] + 1) % 3  # 1 of 4 lines
-        report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)]).report
-        p, q = (network(second).log_softmax(1) for network in (model, swapped(model)))
-    found = report.evaluation
-    assert (found.rows, found.samples) == (40 * 4 * 5, 40)
-    assert found.direct.kl == pytest.approx((p.exp() * (p - q)).sum(1).mean().item(), rel=1e-9)
-    assert found.direct.agreement == (p.argmax(1) == q.argmax(1)).double().mean().item()
-    assert found.original_metrics == {"accuracy": 0.75}
 
 
 def test_which_labels_count():
@@ -220,36 +203,6 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     assert (found.rows, found.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
     loss = output_loss(original, other, batch, None)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
-
-
-class Suppressed(nn.Module):
-    """Logits of which some can never be the largest: GroundingDINO's of tokens that are padding, suppressed words."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        found = self.inner(x)
-        return torch.cat([found[:, :1], torch.full_like(found[:, :1], -math.inf), found[:, 1:]], 1)
-
-
-def test_classes_that_cannot_be_add_nothing():
-    net = BY_NAME["mlp"]
-    fresh, reports, outputs = net.inputs(seed=9), [], []
-    for model in (net.model(), Suppressed(net.model())):
-        converted, report = convert_to_relu(model, net.inputs(), evaluation_data=fresh)
-        reports.append(report)
-        refitted = converted(fresh).detach()
-        names = [name for name, _ in converted.named_parameters()]
-        distill(model, converted, deal_folds(read_batches(net.inputs())), names=names, steps=16)
-        outputs.append(converted(fresh).detach())
-        assert (outputs[-1] - refitted)[:, 0].abs().max() > 1e-4  # it has moved
-    torch.testing.assert_close(outputs[0], outputs[1][:, [0, *range(2, outputs[1].shape[1])]], rtol=0, atol=1e-9)
-    plain, suppressed = (report.evaluation.refitted for report in reports)
-    assert 0 < plain.kl == pytest.approx(suppressed.kl, rel=1e-9)
-    assert plain.relative_error == pytest.approx(suppressed.relative_error, rel=1e-9)
-    assert plain.max_logit_change == pytest.approx(suppressed.max_logit_change, rel=1e-9)
 
 
 def evaluation_numbers(found):

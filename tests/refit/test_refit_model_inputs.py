@@ -128,8 +128,8 @@ def test_a_decoders_inputs_and_mask_come_of_the_labels(bare):
 def test_targets_of_other_lengths_in_every_batch():
     """As a collator pads them; tokens that are padding are no rows of the decoder and no predictions."""
     model, generator = encoder_decoder(), torch.Generator().manual_seed(1)
-    labels = [targets(16, longest, seed=longest) for longest in (4, 5, 6)]
-    batches = [(torch.randint(1, 30, (16, 7), generator=generator), label) for label in labels]
+    labels = [targets(24, longest, seed=longest) for longest in (4, 6)]
+    batches = [(torch.randint(1, 30, (24, 7), generator=generator), label) for label in labels]
     report = convert_to_relu(model, batches, evaluation_data=batches).report
     tokens = sum(int((label != -100).sum()) for label in labels)
     assert report.evaluation.rows == tokens

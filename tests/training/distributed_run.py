@@ -28,11 +28,7 @@ from hf_lgelu.models.schedules import hardening_progress
 EPOCHS, SWITCH, UPDATES = 4, 1, 3  # 20 samples, 2 per process: 5 batches an epoch, in updates of 2, 2 and 1
 RUNS = {
     "epoch": {"gradient_checkpointing": True},
-    "step": {
-        "gradient_checkpointing": True,
-        "gradient_checkpointing_kwargs": {"use_reentrant": True},
-        "hardening_strategy": "steps",
-    },
+    "step": {"gradient_checkpointing_kwargs": {"use_reentrant": True}, "hardening_strategy": "steps"},
     "without checkpointing": {"ddp_find_unused_parameters": False},
 }
 RESUMED = "epoch"  # what a step hardens by is in its number, and the other run has nothing more to keep
@@ -89,7 +85,6 @@ def trainer_for(folder: Path, **options) -> LambdaGELUTrainer:
         learning_rate=0.02,
         weight_decay=0.01,
         num_train_epochs=EPOCHS,
-        eval_strategy="epoch",
         harden=True,
         **options,
     )
@@ -99,7 +94,7 @@ def trainer_for(folder: Path, **options) -> LambdaGELUTrainer:
 
 
 def train(folder: Path, **options) -> dict:
-    trainer, watch = trainer_for(folder, save_strategy="epoch", **options), Watch()
+    trainer, watch = trainer_for(folder, save_strategy="steps", save_steps=2 * UPDATES, **options), Watch()
     trainer.add_callback(watch)
     before = raw_values(trainer.model)
     trainer.train()

@@ -14,6 +14,7 @@ RUN = {
     "eval_strategy": "epoch",
     "eval_dataset": rows(6, seed=1),
     "metric_for_best_model": "score",
+    "report_substitution": False,
 }
 SOFT = "no epoch counts as the best before every λ has reached 50% of its target"
 

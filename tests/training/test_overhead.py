@@ -41,16 +41,15 @@ def synchronizations(folder, monkeypatch, plain=False, **options):
     return counted
 
 
-@pytest.mark.parametrize("logged_every", [None, 4])
-@pytest.mark.parametrize("hardening", HARDENING)
-def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, logged_every):
-    log = {"logging_strategy": "steps", "logging_steps": logged_every} if logged_every else {}
+@pytest.mark.parametrize(("hardening", "every"), [("learning", 4), ("epoch", 4), ("epoch", None), ("step", None)])
+def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, every):
+    log = {"logging_strategy": "steps", "logging_steps": every} if every else {}
     plain = synchronizations(tmp_path, monkeypatch, plain=True, **log)
     ours = synchronizations(tmp_path, monkeypatch, **log, **HARDENING[hardening])
     # λ is looked at before the first step, and by hardening after the last.
     assert ours.numbers - plain.numbers == (2 if HARDENING[hardening] else 1)
     assert plain.numbers > 0
-    assert ours.lists - plain.lists == (12 // logged_every if logged_every else 0)
+    assert ours.lists - plain.lists == (12 // every if every else 0)
 
 
 # Evaluation

@@ -27,7 +27,7 @@ def test_hardness_has_nine_times_the_rate_and_no_decay(tmp_path, name):
             assert group["weight_decay"] == 0.25
 
 
-@pytest.mark.parametrize("name", IN_TORCH)
+@pytest.mark.parametrize("name", ["adamw_torch", "adafactor", "sgd", "rmsprop"])
 def test_s_learns_and_then_stays_bit_for_bit(tmp_path, name):
     model, seen = tiny_model(), []
 

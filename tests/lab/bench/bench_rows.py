@@ -1,6 +1,5 @@
 """Rows of the benchmark: measured on a tiny input, or made by hand."""
 
-import pandas
 from lgelu_lab.kernel_bench import measure, providers, results
 
 PROVENANCE = dict(zip(results.PROVENANCE, ("abacus", "1", "", "2", "3", "abc"), strict=True))
@@ -27,10 +26,3 @@ def cells_of(**cells):
     }  # fmt: skip
     names = [name for name in results.COLUMNS if name not in results.PROVENANCE]
     return dict.fromkeys(names, "") | filled | cells
-
-
-def frame_of(path, rows):
-    """`latest_rows` of a file with these cells and no provenance but the device."""
-    table = [dict.fromkeys(results.COLUMNS, "") | {"device": "abacus"} | row for row in rows]
-    pandas.DataFrame(table)[list(results.COLUMNS)].to_csv(path, index=False, lineterminator="\n")
-    return results.latest_rows(path)

@@ -40,16 +40,3 @@ def test_pixels_equal_a_loop(write_splits):
     assert data.preprocessing == pytest.approx({"mean": mean, "deviation": deviation}, rel=1e-12)
     assert (data.label_names, data.train.num_features, data.num_labels) == (tuple(NAMES), 784, 3)
     assert data.eval_split == "test"
-
-
-def test_a_folder_of_image_files_is_read_too(tmp_path):
-    """Such a copy names its images by path, without their bytes."""
-    pixels = pictures(4, seed=3)
-    for number, image in enumerate(pixels):
-        folder = tmp_path / "fashion_mnist" / ("train" if number < 2 else "test") / f"class{number % 2}"
-        folder.mkdir(parents=True)
-        Image.fromarray(image).save(folder / "0.png")
-    data = load_fashion_mnist(DataOptions(tmp_path))
-    mean, deviation = loop_statistics(pixels[:2])
-    np.testing.assert_allclose(data.eval.features, (pixels[2:].reshape(2, 784) - mean) / deviation, atol=1e-5)
-    assert data.label_names == ("class0", "class1")

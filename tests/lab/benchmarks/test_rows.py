@@ -1,6 +1,5 @@
 """Rows in a DataLoader, against plain indexing."""
 
-import pytest
 import torch
 from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from torch.utils.data import DataLoader
@@ -31,8 +30,3 @@ def test_a_loader_gives_the_rows_in_order_with_the_last_batch_partial():
     assert len(batches) == 3
     for batch, numbers in zip(batches, ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]), strict=True):
         check_batch(batch, numbers)
-
-
-def test_a_loader_never_takes_single_rows(monkeypatch):
-    monkeypatch.setattr(FeatureRows, "__getitem__", lambda *_: pytest.fail("a row was taken on its own"))
-    assert len(list(DataLoader(numbered_rows(), batch_size=3, collate_fn=collate_rows))) == 4

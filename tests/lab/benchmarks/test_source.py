@@ -35,14 +35,6 @@ def test_the_environment_names_the_directory_and_the_argument_goes_first(write_s
         load()
 
 
-def test_of_several_folder_names_the_first_that_is_there_counts(write_splits):
-    small = write_splits("pets_small", {"train": table("a", "b.c")})
-    assert load(small, folder=("pets", "pets_small")).splits["train"].num_rows == 3
-    both = write_splits("pets", {"train": table("a", "b.c").select([0])})
-    assert load(both, folder=("pets", "pets_small")).splits["train"].num_rows == 1
-    assert load(both, folder=("pets_small", "pets")).splits["train"].num_rows == 3
-
-
 def test_a_missing_folder_never_falls_back_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("loaded something else"))
     looked_for = re.escape(str(tmp_path / "pets"))

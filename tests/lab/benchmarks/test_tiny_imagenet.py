@@ -38,11 +38,3 @@ def test_training_rows_are_cropped_from_eight_pixels_more_on_each_side(write_spl
     assert data.train.labels.tolist() == [0, 1, 0, 1]
     assert data.label_names == ("n1", "n2")
     assert data.eval_split == "valid"
-
-
-def test_a_copy_of_all_classes_goes_before_one_of_some(write_splits):
-    data_dir = write_splits("tiny_imagenet_40", {"train": split(4), "valid": split(2)})
-    assert load_tiny_imagenet(DataOptions(data_dir)).label_names == ("n1", "n2")
-    whole = split(4, names=("a", "b", "c"))
-    write_splits("tiny_imagenet", {"train": whole, "valid": whole})
-    assert load_tiny_imagenet(DataOptions(data_dir)).label_names == ("a", "b", "c")

@@ -11,6 +11,7 @@ from lgelu_lab.studies.study import run_study
 import hf_lgelu
 
 DIGITS = BENCHMARKS["mlp-digits"]
+pytestmark = pytest.mark.slow  # the study itself, cut short
 SHORT = {"num_train_epochs": 2, "max_eval_samples": 100, "per_device_train_batch_size": 32, "switch_fraction": 0.5}
 
 

@@ -96,8 +96,8 @@ def stand_in(task, folder, length, monkeypatch):
     return network
 
 
-@pytest.mark.parametrize(  # what is heard has tests of its own, and Whisper takes half of the time of all
-    "task", [pytest.param(task, marks=pytest.mark.slow if task == "speech" else ()) for task in TASKS]
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=() if task == "classification" else pytest.mark.slow) for task in TASKS]
 )
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))

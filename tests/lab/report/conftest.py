@@ -36,12 +36,6 @@ def measurement_of():
     return make_measurement
 
 
-@pytest.fixture
-def summaries():
-    """What a record says of its networks; a fresh copy."""
-    return copy.deepcopy(SUMMARIES)
-
-
 @pytest.fixture(scope="session")
 def data_of(record_of):
     """Records and measurements → the frames of a report; a downstream run stands in where there is no record."""

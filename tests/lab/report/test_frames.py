@@ -6,8 +6,6 @@ import math
 import pytest
 from lgelu_lab.report.frames import (
     EVALUATIONS,
-    configuration_key,
-    configuration_label,
     evaluations,
     hardness_path,
     measured_benchmarks,
@@ -16,7 +14,6 @@ from lgelu_lab.report.frames import (
     recipe_of,
     rows_by,
     run_frame,
-    seed_count,
 )
 from lgelu_lab.report.run_tables import correlation_curve
 
@@ -26,48 +23,6 @@ HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
 def with_config(record, **config):
     record.config.update(config)
     return record
-
-
-def test_labels_and_keys_name_what_tells_configurations_apart(record_of):
-    cases = {
-        ("GELU", "gelu"): record_of(),
-        ("PReLU", "prelu"): record_of(activation="prelu"),
-        ("Swish, learnable β", "learnable_swish"): record_of(activation="learnable_swish"),
-        ("λ-GELU uniform, hardened", "lambda_gelu-uniform-hardened"): record_of(activation="lambda_gelu", harden=True),
-        ("GELU → ReLU at 25%, trained on", "gelu-relufied"): with_config(record_of(), relufication=True),
-        ("λ-GELU uniform, t = 0.3, c = 6", "lambda_gelu-uniform"): with_config(
-            record_of(activation="lambda_gelu"), temperature=0.3, hardness_lr_multiplier=6.0
-        ),
-    }
-    for (label, key), record in cases.items():
-        assert (configuration_label(record), configuration_key(record)) == (label, key)
-    tenth = with_config(record_of(), relufication=True, switch_fraction=0.1)
-    assert configuration_label(tenth) == "GELU → ReLU at 10%, trained on"
-
-
-def test_runs_keep_benchmarks_apart_and_put_baselines_first(record_of):
-    runs = run_frame(
-        [
-            record_of(benchmark="own"),
-            record_of(benchmark="mlp-fmnist"),
-            with_config(record_of(), relufication=True),
-            record_of(activation="lambda_gelu", harden=True, hardness=HARD),
-            record_of(activation="lambda_gelu", init_mode="decreasing", hardness=HARD),
-            record_of(activation="relu"),
-            record_of(seed=1),
-            record_of(seed=0),
-        ]
-    )
-    assert [head for head, _ in runs.groupby(["benchmark", "label"], sort=False)] == [
-        ("mlp-adult", "GELU"),
-        ("mlp-adult", "ReLU"),
-        ("mlp-adult", "λ-GELU decreasing"),
-        ("mlp-adult", "λ-GELU uniform, hardened"),
-        ("mlp-adult", "GELU → ReLU at 25%, trained on"),
-        ("mlp-fmnist", "GELU"),
-        ("own", "GELU"),
-    ]
-    assert list(runs["seed"][:2]) == [0, 1]
 
 
 def test_a_seed_that_is_there_twice_is_refused_unless_it_belongs_to_another_study(record_of):
@@ -145,11 +100,6 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
     copied = record_of()
     copied.data.update(copy_of=copied.data["source"], folder="copy")
     assert pairs(record_of(), copied) == 0
-
-
-def test_fewer_seeds_than_the_paper_has_are_counted_out_loud():
-    assert [seed_count(range(n)) for n in (1, 2, 3, 4)] == ["1 of 3", "2 of 3", "3", "4"]
-    assert seed_count([42]) == "1 of 3: 42", "a seed that other rows do not have is named"
 
 
 def evaluated(data_of, record, at):

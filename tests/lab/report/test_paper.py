@@ -1,14 +1,11 @@
 import pytest
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.report.frames import run_frame
 from lgelu_lab.report.paper import (
     PAPER_RECIPES,
     PAPER_TARGET_HARDNESS,
     data_read,
     differences,
-    marked,
     model_size,
-    note_lines,
     read_paper_values,
 )
 from lgelu_lab.studies.experiments import STUDIES
@@ -93,19 +90,6 @@ def test_shortened_copies_of_data_are_named_also_in_records_that_do_not_say(reco
     assert data_read(whole) == "x"
 
 
-def test_letters_lead_to_notes_and_the_same_difference_has_the_same_letter(faithful):
-    notes = {}
-    short, other = run_frame([faithful(epochs=4)]), run_frame([faithful(learning_rate=0.1)])
-    both = run_frame([faithful(epochs=4), faithful(learning_rate=0.1, seed=1)])
-    assert marked(run_frame([faithful()]), notes) == ""
-    assert [marked(seeds, notes) for seeds in (short, other, short, both)] == [" [a]", " [b]", " [a]", " [c]"]
-    assert note_lines(notes) == (
-        "[a] Unlike the paper: 4 of 50 epochs.",
-        "[b] Unlike the paper: learning rate 0.1, not 0.05.",
-        "[c] Unlike the paper: 4 of 50 epochs or learning rate 0.1, not 0.05.",
-    )
-
-
 def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():
     assert set(PAPER_RECIPES) == set(STUDIES["profiles"].benchmarks)
     for name in PAPER_RECIPES.keys() & BENCHMARKS.keys():
@@ -113,18 +97,6 @@ def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():
         defaults = {**row.defaults, **row.pretrained_defaults}  # the paper fine-tunes what can be
         assert str(defaults["optim"]).startswith(recipe.optimizer)
         assert (defaults["learning_rate"], defaults["weight_decay"]) == (recipe.learning_rate, recipe.weight_decay)
-
-
-def test_a_vision_transformer_of_another_size_or_on_fewer_classes_is_named(record_of):
-    def deit(classes=200, **config):
-        record = record_of(benchmark="deit-tiny-imagenet", scores=(0.1,) * 90, relu_scores=(0.1,) * 90)
-        record.data.update({"train_samples": 100_000, "eval_samples": 10_000, "classes": classes, "copy_of": None})
-        record.config.update({"optim": "adamw_torch", "learning_rate": 5e-4, "weight_decay": 7e-2, **config})
-        return record
-
-    assert differences(deit(image_size=224, patch_size=16)) == ()
-    small = deit(classes=40, image_size=64, patch_size=8)
-    assert differences(small) == ("40 of 200 classes", "image size 64, not 224", "patch size 8, not 16")
 
 
 def test_the_committed_values_are_of_every_benchmark_and_cited():

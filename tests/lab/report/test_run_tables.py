@@ -1,10 +1,7 @@
 """The tables of the training runs, from records small enough to count by hand."""
 
-import dataclasses
-
 import pytest
 from lgelu_lab.report.run_tables import grid_cells
-from lgelu_lab.studies.experiments import STUDIES
 
 # Over the two sites: |2 − 1| + |4 − 2| = 3 and 0, so V = 1.5; mean λ in the last epoch 2.5.
 PATH = [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 1.0}, {"a": 4.0, "b": 1.0}]
@@ -26,17 +23,6 @@ def test_table_one_by_hand(table_of, record_of):
     assert (uniform["Seeds"], uniform["Mean λ, last epoch"], uniform["Drift V_λ"]) == (
         *("2 of 3", "2.50 ± 0.00", "1.50 ± 0.00"),
     )
-
-
-def test_table_one_has_a_row_for_every_run_of_the_study_and_calls_it_missing(table_of, record_of):
-    found = rows(table_of("profiles", [record_of(), record_of(activation="silu")]))
-    missing = ["ReLU", "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing"]
-    for label in missing:
-        assert list(found["mlp-adult", label].values())[2:] == ["missing", *["–"] * 5]
-    elsewhere = [key for key in found if key[0] != "mlp-adult"]
-    assert elsewhere == [(name, "all") for name in STUDIES["profiles"].benchmarks if name != "mlp-adult"]
-    assert ("mlp-adult", "SiLU") not in found
-    assert list(rows(table_of("profiles", [record_of(benchmark="mlp-digits")]))) == [("mlp-digits", "GELU")]
 
 
 def test_related_activations_are_compared_by_seed(table_of, record_of):
@@ -91,29 +77,6 @@ def test_the_rival_shows_one_network_and_mixed_seeds_count_the_exchange_where_th
     assert row["Change"] == "−0.2000 ± 0.2828"  # 0 and −0.4
     assert row["Unchanged predictions"] == "0.7500 ± 0.3536"  # 1 and 0.5
     assert "→ ReLU: from the switch on" in " ".join(table_of("substitution-best", mixed).notes)
-
-
-def test_of_perplexity_a_rise_is_worse_and_the_caption_says_so(record_of, table_of):
-    run = record_of(
-        benchmark="gpt2-wikitext2", metric="perplexity", greater_is_better=False, scores=(90.0, 30.5, 31.0),
-        relu_scores=(99.0, 95.0, 92.25),
-    )  # fmt: skip
-    table = table_of("substitution-best", [run])
-    (row,) = [dict(zip(table.header, row, strict=True)) for row in table.rows if row[1] == "GELU"]
-    assert (row["As is"], row["ReLU substituted"], row["Change"]) == ("30.50", "95.00", "+64.50")  # one seed
-    seeds = [run, dataclasses.replace(run, config=run.config | {"seed": 1}, name="another")]
-    (row,) = [row for row in table_of("substitution-best", seeds).rows if row[1] == "GELU"]
-    assert row[table.header.index("Change")] == "+64.50 ± 0.00"
-    assert "of perplexity lower is better, so there a change above zero is a loss" in table.caption
-
-
-def test_missing_runs_are_rows_without_a_number(record_of, table_of):
-    found = rows(table_of("substitution-last", [record_of()]))
-    assert list(found["mlp-adult", "λ-GELU uniform, hardened"].values())[2:] == ["missing", *["–"] * 8]
-    assert list(found["mlp-adult", "GELU → ReLU at 25%, trained on"].values())[2] == "missing"
-    assert list(found["deit-tiny-imagenet", "all"].values())[2:] == ["missing", *["–"] * 8]
-    digits = table_of("substitution-last", [record_of(benchmark="mlp-digits")])
-    assert list(rows(digits)) == [("mlp-digits", "GELU")], "no row for what no one asked"
 
 
 # The grid of t and c

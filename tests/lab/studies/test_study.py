@@ -20,10 +20,10 @@ from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
 EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0}) for letter in "abcde"]
 
 
-@pytest.mark.parametrize(  # the grid's and the profiles' runs, by far the most, differ in numbers alone
+@pytest.mark.parametrize(  # of the others the runs differ in numbers alone
     "study",
     [
-        pytest.param(study, id=name, marks=pytest.mark.slow if name in ("grid", "profiles") else ())
+        pytest.param(study, id=name, marks=() if name in ("gates", "related") else pytest.mark.slow)
         for name, study in STUDIES.items()
     ],
 )
@@ -146,14 +146,6 @@ def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path, monke
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # as accelerate launch sets it
     with pytest.raises(ValueError, match="bf16 was False and is now True"):
         run_study([experiment], tmp_path, overrides=short)
-
-
-def test_settings_are_json_or_text():
-    pairs = ["bf16=true", "max_train_samples=5000", "learning_rate=1e-3", "optim=sgd", "optim_args=momentum=0.9"]
-    expected = {"bf16": True, "max_train_samples": 5000, "learning_rate": 1e-3, "optim": "sgd"}
-    assert parse_settings(pairs) == {**expected, "optim_args": "momentum=0.9"}
-    with pytest.raises(ValueError, match="name=value, got 'bf16'"):
-        parse_settings(["bf16"])
 
 
 @pytest.mark.parametrize(
