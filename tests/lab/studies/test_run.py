@@ -389,9 +389,7 @@ def test_a_checkpoint_is_scored_on_the_rows_of_its_run_as_they_were(tmp_path):
 
 
 def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
-    record = digits(
-        tmp_path, activation="gelu", learning_rate=0.5, bf16=True, num_train_epochs=2, max_train_samples=600
-    )
+    record = digits(tmp_path, activation="gelu", learning_rate=0.5, bf16=True, max_train_samples=None)
     data = load_data(record)
     losses = [
         evaluate(AutoModel.from_pretrained(tmp_path), BENCHMARKS["mlp-digits"], data, bf16=bf16)["loss"]
