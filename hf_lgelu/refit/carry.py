@@ -19,6 +19,7 @@ from hf_lgelu.models.batches import DECODER_INPUTS, mask_over
 from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
@@ -197,7 +198,19 @@ class Carrier:
             model, sites = self._programs.model, self._programs.sites
             program = self._programs.of(batch)
             found = find_layers(program, model, sites)
-            stages = plan_stages(program, [([each.node for each in layer.maps], layer.aim) for layer in found.layers])
+            # A gated unit is placed behind the later of its two maps, and both are run again.
+            halves = {
+                later: earlier
+                for unit in find_gate_units(program)
+                if unit.other is not None
+                for earlier, later in [sorted((unit.before.node, unit.other.node), key=program.operations.index)]
+            }
+            stops = [
+                ([*nodes, *(halves[node] for node in nodes if node in halves)], layer.aim)
+                for layer in found.layers
+                for nodes in [[each.node for each in layer.maps]]
+            ]
+            stages = plan_stages(program, stops)
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
             trace = Trace(
                 program, found, stages, [_mask_of(program, layer) for layer in found.layers],

@@ -5,7 +5,7 @@ pooling, a product with the other half of a gated unit, a normalization) run unc
 sum, the map on the other side of the sum is a consumer, too: its output can correct the drift on the skip path.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -17,6 +17,7 @@ from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operatio
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.aim import Aim, AimFinder
 from hf_lgelu.refit.features import Geometry, read_geometry, row_width
+from hf_lgelu.refit.gate_units import product_behind
 from hf_lgelu.refit.program import Program, upstream
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
@@ -69,7 +70,10 @@ class Bias:
 
 @dataclass(frozen=True)
 class Layer:
-    """The maps that feed one sum and are solved together (most often a single map), and the gates before them."""
+    """The maps that feed one sum and are solved together (most often a single map), and the gates before them.
+
+    A layer without gates reads what gated units have written (`find_readers`).
+    """
 
     maps: tuple[LinearMap, ...]
     sites: tuple[int, ...]
@@ -156,6 +160,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             continue
         aim = finder.find(node, cast(int, operation.channel_axis))
         maps.append((LinearMap(operation, geometry, aim, _bias(program, operation, aim)), reached[node]))
+    maps += [(reader, set()) for reader in _readers(program, model, finder, reached)]
     found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.aim])
     return found
 
@@ -184,6 +189,25 @@ def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, s
                     waiting.append(user)
                 else:
                     yield other
+
+
+def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
+    """The linear maps that read what gated units have written, and stand behind no gate themselves.
+
+    A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
+    linear in what the block has read, and so partly linear in what later maps read.
+    """
+    calls = [call for site in program.flow.calls.values() for call in site]
+    products = [product for product in map(product_behind, calls) if product is not None]
+    for node in program.downstream(products):
+        operation = read_affine(node, program.flow) if node not in behind else None
+        if operation is None or not operation.mixes:
+            continue
+        geometry = read_geometry(operation)
+        if geometry is None or geometry.kind != "linear" or _why_not(program, model, operation, geometry) is not None:
+            continue
+        aim = finder.find(node, cast(int, operation.channel_axis))
+        yield LinearMap(operation, geometry, aim, _bias(program, operation, aim))
 
 
 def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
@@ -269,6 +293,7 @@ def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
         consumer = entry[0]
         alone = consumer.node if consumer.geometry.groups > 1 else None
         key = (consumer.aim.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.aim.layout)
+        key = (*key, not entry[1])
         together.setdefault((*key, alone), []).append(entry)
     for entries in together.values():
         sites = sorted(set().union(*(sites for _, sites in entries)))

@@ -32,7 +32,7 @@ from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.resume import Work
-from hf_lgelu.refit.ridge import NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
 
@@ -200,7 +200,7 @@ def _require_layers(model_class: str, found: Layers, allow_unrefitted: bool) -> 
 
 def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:
     try:
-        return fit_ridge(moments, intercept=layer.has_intercept)
+        return fit_ridge(moments, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
     except NotFiniteError as error:
         raise ConversionRefusedError(
             f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; "

@@ -104,11 +104,15 @@ class Place(Refit):
             else:
                 placement, added = _fit_block(original, block, extra, sums[unit.site], inputs[unit.site])
                 self._gates.append(_PlacedGate(unit, placement, direction, added))
-        # A gate waits for the layer whose maps make its input.
+        # A gate waits for the last layer whose maps make its input or the other half of its unit.
         self._layer_before: dict[int, int] = {}
         for index, layer in enumerate(found.layers):
             nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
-            self._layer_before |= {unit.site: index for unit in units if unit.before.node in nodes}
+            self._layer_before |= {
+                unit.site: index
+                for unit in units
+                if unit.before.node in nodes or (unit.other is not None and unit.other.node in nodes)
+            }
 
     def write_first(self, student: nn.Module) -> None:
         """Write the gates that wait for no refit."""

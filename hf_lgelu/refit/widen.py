@@ -53,7 +53,7 @@ class Block:
 def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateUnit]) -> list[Block]:
     """The gates followed directly by a linear layer of their own, except for the product of a gated unit."""
     by_site = {unit.site: unit for unit in units}
-    refitted = {consumer.operation.weight for layer in layers for consumer in layer.maps}
+    refitted = {consumer.operation.weight for layer in layers if layer.sites for consumer in layer.maps}
     found = []
     for layer in layers:
         unit = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None

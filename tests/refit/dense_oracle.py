@@ -64,6 +64,7 @@ class Step:
     scales: tuple[Callable[[nn.Module], Tensor | float], ...] = (ones,)
     bias: tuple[str, Callable[[nn.Module], Tensor | float]] | None = None
     layout: Callable[[Tensor], Tensor] = as_it_is
+    strengths: tuple[float, ...] = STRENGTHS
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def refit(model: nn.Module, steps: Sequence[Step], plan) -> tuple[nn.Module, lis
     for index, step in enumerate(steps):
         folds = [_dense(model, student, step, fold, index, images) for fold in plan.folds]
         has_bias = step.bias is not None
-        choice, strength, before, after = _choose(folds, has_bias)
+        choice, strength, before, after = _choose(folds, has_bias, step.strengths)
         chosen.append(Chosen(choice, strength, before, after, sum(len(fold[0][0]) for fold in folds)))
         everything = [tuple(np.concatenate(part) for part in zip(*group, strict=True)) for group in _by_group(folds)]
         changes = [_change(features, residuals, choice, strength, has_bias) for features, residuals, _ in everything]
@@ -193,11 +194,11 @@ def _at_some_positions(part, seeds: Sequence[int], images: int):
     return tuple(torch.stack([image[chosen] for image, chosen in zip(value, drawn, strict=True)]) for value in part)
 
 
-def _choose(folds, has_bias: bool) -> tuple[str, float | None, float | None, float | None]:
+def _choose(folds, has_bias: bool, strengths: Sequence[float]) -> tuple[str, float | None, float | None, float | None]:
     if len(folds) == 1:
-        return "refit", STRENGTHS[0], None, None
+        return ("refit", STRENGTHS[0], None, None) if strengths == STRENGTHS else ("kept", None, None, None)
     candidates = [("kept", None), *([("bias only", None)] if has_bias else [])]
-    candidates += [("refit", strength) for strength in reversed(STRENGTHS)]
+    candidates += [("refit", strength) for strength in reversed(strengths)]
     errors, spread = np.zeros(len(candidates)), 0.0
     for group in _by_group(folds):
         for held_out in range(len(group)):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from dense_oracle import Step, batch_norm_scale, ones, plain_scale
+from dense_oracle import STRENGTHS, Step, batch_norm_scale, ones, plain_scale
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -219,8 +219,17 @@ def _at_sum(prefix: str, bias: bool = True) -> Step:
     return Step((name,), f"{prefix}.sum", bias=(f"{name}.bias", ones) if bias else None)
 
 
+def _reads(*modules: str, bias: bool = False) -> list[Step]:
+    """Maps that read what gated units have written: their own values are the target."""
+    return [
+        Step((name,), name, bias=(f"{name}.bias", ones) if bias else None, strengths=(1e-5, 1e-4, *STRENGTHS))
+        for name in modules
+    ]
+
+
 _BN1, _BN2, _SKIP = batch_norm_scale("bn1"), batch_norm_scale("bn2"), batch_norm_scale("skip.1")
 _INNER = Step(("conv1",), "bn1", (_BN1,), ("bn1.bias", ones))
+(_READS_LAST,) = _reads("2", bias=True)
 _LAST = Step(("last",), "last", bias=("last.bias", ones))
 
 NETS = (
@@ -252,11 +261,11 @@ NETS = (
     ),
     Net(
         "swiglu", lambda: nn.Sequential(*(GatedBlock(nn.SiLU(), bias=False) for _ in range(2)), nn.Linear(5, 3)),
-        (3, 5), (_at_sum("0", bias=False), _at_sum("1", bias=False)),
+        (3, 5), (_at_sum("0", bias=False), *_reads("1.gate", "1.up"), _at_sum("1", bias=False), _READS_LAST),
     ),
     Net(
         "geglu", lambda: nn.Sequential(*(GatedBlock(nn.GELU(), bias=True) for _ in range(2)), nn.Linear(5, 3)),
-        (3, 5), (_at_sum("0"), _at_sum("1")),
+        (3, 5), (_at_sum("0"), *_reads("1.gate"), *_reads("1.up", bias=True), _at_sum("1"), _READS_LAST),
     ),
     Net(
         "convnext", lambda: nn.Sequential(ConvNextBlock(), ConvNextBlock(), nn.Flatten(), nn.Linear(36, 3)),
