@@ -6,7 +6,6 @@ import sys
 
 import fresh_process
 import pytest
-from lgelu_lab.studies.records import EpochRecord, RunRecord
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     fresh_process.start_server(fork=True)  # before another conftest imports hf_lgelu
@@ -17,6 +16,8 @@ def make_record(
     relu_scores=(0.5, 0.6, 0.7), hardness=None, **fields,
 ):  # fmt: skip
     """A record with round numbers; `hardness` is one {site: λ} per epoch."""
+    from lgelu_lab.studies.records import EpochRecord, RunRecord
+
     hardness = hardness or [{} for _ in scores]
     epochs = tuple(
         EpochRecord(

@@ -117,6 +117,8 @@ def roads(tmp_path_factory):
     folder = tmp_path_factory.mktemp("roads")
     network = NETWORKS["bert padded right"]
     model, inputs = network.model().float(), network.inputs(96)
+    del model.bert.encoder.layer[1:]
+    model.config.num_hidden_layers = 1
     texts = [" ".join(f"w{token}" for token in row) for row in inputs["input_ids"].tolist()]
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     vocabulary = {name: index for index, name in enumerate(["[PAD]", "[UNK]", *(f"w{i}" for i in range(30))])}

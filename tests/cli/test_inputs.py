@@ -30,11 +30,12 @@ from transformers import (
 from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.inputs import Selection, load_splits
-from hf_lgelu.cli.rows import FEWEST_SEQUENCES, TOKENS, InputSet, sample_numbers, text_blocks, tokenizer_of
+from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 TEXTS = [" ".join(WORDS[(i + j) % 8] for j in range(3 + i % 4)) + f" {i}\n" for i in range(200)]
+TOKENS = 8192  # a fourth of what the command takes
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 
 
@@ -206,11 +207,12 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
 
 
 @pytest.mark.parametrize("tokenized", [True, False])
-def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized):
+def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized, monkeypatch):
     """And not by those that the model could take: of 300 short texts 64 were taken."""
     source, tokens = tokenizer
     model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=4096, **SMALL))
-    texts = [f"{TEXTS[i % 200]} {i % 200}" for i in range(8000)]
+    monkeypatch.setattr("hf_lgelu.cli.rows.TOKENS", TOKENS)
+    texts = [f"{TEXTS[i % 200]} {i % 200}" for i in range(2000)]
     rows = datasets.Dataset.from_dict({"input_ids": tokens(texts)["input_ids"]} if tokenized else {"text": texts})
     made = inputs(rows, model, source)
     counted = whole(made)["attention_mask"].sum(1)

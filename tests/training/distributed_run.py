@@ -53,10 +53,10 @@ def accuracy(prediction) -> dict[str, float]:
 
 def assert_ranks_identical(network: torch.nn.Module) -> None:
     """Parameters and buffers, bit for bit."""
-    for name, tensor in network.state_dict().items():
-        others = [torch.empty_like(tensor) for _ in range(2)]
-        distributed.all_gather(others, tensor.contiguous())
-        assert torch.equal(*others), name
+    values = torch.cat([tensor.double().flatten() for tensor in network.state_dict().values()])
+    others = [torch.empty_like(values) for _ in range(2)]
+    distributed.all_gather(others, values)
+    assert torch.equal(*others)
 
 
 class Watch(TrainerCallback):
