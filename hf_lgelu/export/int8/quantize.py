@@ -16,7 +16,7 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 import functools
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,20 +66,6 @@ _NOT_LARGE_BEHIND = frozenset(
 
 
 @dataclass(frozen=True)
-class GraphCounts:
-    """Nodes of the graph that onnxruntime makes of a file and runs on this CPU.
-
-    `operations` is {operation: nodes}. `integer_layers` multiply integers; `quantize` and `dequantize` are the steps
-    between the two worlds.
-    """
-
-    operations: dict[str, int]
-    integer_layers: int
-    quantize: int
-    dequantize: int
-
-
-@dataclass(frozen=True)
 class Int8Report:
     """What `quantize_onnx` wrote, and how far it is from the float file on the calibration rows.
 
@@ -87,7 +73,8 @@ class Int8Report:
 
     `activations` are those of the float file, each of which is one of three: `vanished_activations` are where another
     operation's integers are clipped, `integer_activations` have an operation on integers of their own, and
-    `float_activations` still are computed in float. `counts` is the graph that really runs.
+    `float_activations` still are computed in float. `counts` is {operation: nodes} of the graph that onnxruntime makes
+    of the file and runs on this CPU.
 
     `change` compares the first outputs. `relative_error` is Σ(int8 − float)² / Σ(float − mean)², the share of squares
     that a conversion's report names too, the largest of all outputs; the mean is of rows and positions. 0 is no error,
@@ -106,14 +93,19 @@ class Int8Report:
     float_activations: int
     integer_activations: int
     vanished_activations: int
-    counts: GraphCounts
+    counts: Mapping[str, int]
     change: OutputChange
     relative_error: float
     large_number_operations: int
     weight_bits: int
 
+    @property
+    def integer_layers(self) -> int:
+        """The nodes that multiply integers."""
+        return integer_layers(self.counts)
+
     def __str__(self) -> str:
-        counts = self.counts
+        quantize, dequantize = (self.counts.get(f"{name}Linear", 0) for name in ("Quantize", "Dequantize"))
         left = self.large_number_operations
         large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         seven = ", weights of 7 bits" if self.weight_bits == 7 else ""
@@ -122,8 +114,8 @@ class Int8Report:
             f"{self.calibration_rows:,} rows, operations {self.operations!r}{seven}",
             f"  on these rows, against float32: relative error (share of squares) {self.relative_error:.3g}, "
             f"{self.change}",
-            f"  {counts.integer_layers} layers in integers, {counts.quantize} steps from float to integers and "
-            f"{counts.dequantize} back",
+            f"  {self.integer_layers} layers in integers, {quantize} steps from float to integers and {dequantize} "
+            "back",
             f"  of {self.activations} activations, {self.vanished_activations} are part of another integer operation, "
             f"{self.integer_activations} are integer operations themselves and {self.float_activations} are computed "
             "in float",
@@ -211,7 +203,7 @@ def quantize_onnx(
             name for node in all_nodes(running.graph) if node.op_type != "DequantizeLinear" for name in node.output
         }
         clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
-        integer = sum(counts.operations.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
+        integer = sum(counts.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
         size = file.stat().st_size
     return Int8Report(
         path=Path(output_path),
@@ -272,18 +264,18 @@ def products_saturate() -> bool:
     return bool((product != 255 * 127 * 64).any())
 
 
-def count_optimized(path: str | os.PathLike) -> tuple[GraphCounts, Any]:
-    """The counts of the graph that onnxruntime optimizes and runs on this CPU, and that graph."""
+def count_optimized(path: str | os.PathLike) -> tuple[dict[str, int], Any]:
+    """{operation: nodes} of the graph that onnxruntime optimizes and runs on this CPU, and that graph."""
     with tempfile.TemporaryDirectory() as folder:
         graph = Path(folder) / "optimized.onnx"
         OnnxModel(path, optimized_path=graph)
         running = read_onnx(graph)
-    counted = count_operations(running)
-    integer_layers = sum(count for operation, count in counted.items() if operation in INTEGER_LAYERS)
-    counts = GraphCounts(
-        dict(sorted(counted.items())), integer_layers, counted["QuantizeLinear"], counted["DequantizeLinear"]
-    )
-    return counts, running
+    return dict(sorted(count_operations(running).items())), running
+
+
+def integer_layers(counts: Mapping[str, int]) -> int:
+    """Of {operation: nodes} those that multiply integers."""
+    return sum(count for operation, count in counts.items() if operation in INTEGER_LAYERS)
 
 
 def _quantize(

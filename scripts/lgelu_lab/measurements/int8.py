@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS, count_optimized
+from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS, count_optimized, integer_layers
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.outputs import OutputComparison
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -144,9 +144,9 @@ def _variants(
             "activations": exported.activations,
             "float_activations": in_float,
             "vanished_activations": vanished,
-            "integer_layers": counts.integer_layers,
-            "quantize_nodes": counts.quantize,
-            "dequantize_nodes": counts.dequantize,
+            "integer_layers": integer_layers(counts),
+            "quantize_nodes": counts.get("QuantizeLinear", 0),
+            "dequantize_nodes": counts.get("DequantizeLinear", 0),
         }
         made.append(_Variant(name, precision, OnnxModel(path), facts))
     return made
