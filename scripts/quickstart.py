@@ -99,6 +99,7 @@ def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
     networks = {}
     for way, activation in ((GELU, "gelu"), (FROM_START, "relu")):
         run = {"activation": activation, "output_dir": str(folder / activation)}
+        say(f"training {activation} here, {epochs:g} epochs ...")
         began = time.perf_counter()
         run_benchmark(*parse_mapping({**_run_arguments(epochs), **run}))
         say(f"trained {activation} in {time.perf_counter() - began:.0f} s")

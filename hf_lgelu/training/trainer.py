@@ -126,7 +126,7 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
-        """As Trainer's. A checkpoint that was not written to its end is left for the last whole one before it."""
+        """As Trainer's, also of a run's folder. A checkpoint that was cut off is left for the whole one before it."""
         if resume_from_checkpoint:
             resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
         return super().train(resume_from_checkpoint, *others, **options)
