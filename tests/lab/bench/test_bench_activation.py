@@ -27,20 +27,6 @@ def test_a_kernel_of_the_environments_is_refused():
         bench_activation.check(bench_activation.BenchArguments())
 
 
-@pytest.mark.parametrize("allocator", bench_activation.ALLOCATORS)
-def test_the_process_restarts_with_its_allocator_and_only_then(monkeypatch, allocator):
-    started = []
-    monkeypatch.setattr(bench_activation.os, "execve", lambda *what: started.append(what))
-    monkeypatch.setattr(bench_activation.os, "environ", {"HOME": "/h", "MALLOC_MMAP_MAX_": "7"})
-    bench_activation.restart_with(bench_activation.ALLOCATORS[allocator])
-    ((program, words, environment),) = started
-    assert (program, words[0]) == (sys.executable, sys.executable)
-    assert environment == {"HOME": "/h"} | bench_activation.ALLOCATORS[allocator]
-    monkeypatch.setattr(bench_activation.os, "environ", environment)
-    bench_activation.restart_with(bench_activation.ALLOCATORS[allocator])
-    assert len(started) == 1
-
-
 def command(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["bench_activation.py", *words])
     monkeypatch.setattr(bench_activation, "restart_with", lambda settings: None)

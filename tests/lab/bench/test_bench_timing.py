@@ -1,7 +1,5 @@
 """The order of turns, repetitions and quantiles, against numbers by hand."""
 
-import time
-
 import pandas
 import pytest
 from lgelu_lab.kernel_bench import timing
@@ -48,22 +46,3 @@ def test_ratios_are_taken_within_a_round():
     assert [other[f"milliseconds_{name}"] for name in timing.QUANTILES] == pytest.approx(times)
     assert other["rounds"] == 3
     assert {summary.loc["gelu", f"ratio_{name}"] for name in timing.QUANTILES} == {1.0}
-
-
-@pytest.mark.parametrize("name", ["thread_time", "perf_counter"])
-def test_each_clock_is_the_one_it_is_named_after(name):
-    """Whatever else runs: 3 calls take at least what they see go by within them, and at most what goes by outside."""
-    now, within = getattr(time, name), []
-
-    def call():
-        begun = now()
-        while now() < begun + 0.002:
-            pass
-        time.sleep(0.01)  # by the processor's clock this is nothing
-        within.append(now() - begun)
-
-    begun = now()
-    seconds = timing.CLOCKS[name](call, 3)
-    outside = now() - begun
-    assert sum(within) <= 3 * seconds * (1 + 1e-9)
-    assert 3 * seconds <= outside * (1 + 1e-9)

@@ -102,15 +102,6 @@ def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
         assert not torch.equal(again.__getitems__(range(40))["pixel_values"], whole)
 
 
-def test_moved_rows_keep_epoch_seed_and_augmentation():
-    data = rows(count=40, augmentation=Augmentation(padding=3), image_size=6)
-    data.set_epoch(3, seed=4)
-    moved = data.to(torch.device("cpu"))
-    assert moved is not data
-    assert torch.equal(moved.__getitems__(range(40))["pixel_values"], data.__getitems__(range(40))["pixel_values"])
-    assert all(tensor.is_meta for tensor in rows().to(torch.device("meta")).__getitems__([1, 0]).values())
-
-
 @pytest.mark.gpu
 def test_the_accelerator_makes_the_same_batch():
     data = rows(count=40, augmentation=Augmentation(padding=3), image_size=20)

@@ -1,7 +1,6 @@
 """Tokenizers trained on a corpus, and those of checkpoints."""
 
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
-from transformers import AutoTokenizer
 
 LINES = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
 
@@ -20,13 +19,3 @@ def test_the_end_of_a_text_is_one_token():
     tokenizer = train_tokenizer(LINES, 280, 16)
     assert tokenizer("<|endoftext|>")["input_ids"] == [tokenizer.eos_token_id] == [tokenizer.bos_token_id] == [0]
     assert tokenizer.model_max_length == 16
-
-
-def test_it_comes_back_from_a_folder(tmp_path):
-    tokenizer = train_tokenizer(LINES, 290, 16)
-    tokenizer.save_pretrained(tmp_path)
-    text = " the third Valkyria\n"
-    again = AutoTokenizer.from_pretrained(tmp_path)
-    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
-    assert again.get_vocab() == tokenizer.get_vocab()
-    assert (again.eos_token, again.model_max_length) == ("<|endoftext|>", 16)

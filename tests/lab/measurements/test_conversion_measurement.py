@@ -9,7 +9,6 @@ import torch
 from lgelu_lab.benchmarks.data import BenchmarkData, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.conversion import (
-    CONVERSION,
     CONVERSION_COLUMNS,
     ConversionSettings,
     batch_norms,
@@ -17,7 +16,6 @@ from lgelu_lab.measurements.conversion import (
     with_new_statistics,
 )
 from lgelu_lab.measurements.networks import draw_calibration
-from lgelu_lab.measurements.run import choose_settings
 from networks import convert_with
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -121,14 +119,6 @@ def test_what_is_refused_is_a_row_with_the_reason(data):
     values = ("score", "kl", "agreement", "max_logit_change", "seconds")
     assert [refused[key] for key in values] == [None] * 5
     assert rows[3]["refusal"] is None
-
-
-def test_an_effort_that_is_none_is_no_setting():
-    assert ConversionSettings().efforts == ("refit", "place", "distill")
-    with pytest.raises(ValueError, match="effort must be one of refit, place, distill, got 'harder'"):
-        choose_settings(CONVERSION, {"efforts": ["refit", "harder"]})
-    with pytest.raises(ValueError, match="width"):
-        choose_settings(CONVERSION, {"width_budget": 0.5})
 
 
 def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_networks(measured, data):

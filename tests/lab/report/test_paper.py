@@ -3,7 +3,6 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.report.paper import (
     PAPER_RECIPES,
     PAPER_TARGET_HARDNESS,
-    data_read,
     differences,
     model_size,
     read_paper_values,
@@ -67,27 +66,6 @@ def test_a_small_model_in_gpt2s_place_is_named_with_its_size(record_of):
     del run.config["max_eval_samples"]  # a record of before 0.2.0
     assert differences(run) == ("50 evaluation samples only",)
     assert model_size({"image_size": 64, "patch_size": 8}) == "images 64 × 64, patches 8 × 8"
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "folder", "words"),
-    [
-        ("gpt2-wikitext2", "wikitext2_small", "WikiText-2's test split served as training split"),
-        ("deit-tiny-imagenet", "tiny_imagenet_40", "40 of 200 classes"),
-        ("resnet18-cifar100", "cifar100", "images re-encoded as WebP"),
-    ],
-)
-def test_shortened_copies_of_data_are_named_also_in_records_that_do_not_say(record_of, benchmark, folder, words):
-    early, late, renamed, whole = (record_of(benchmark=benchmark) for _ in range(4))
-    late.data.update({"source": "local folder", "copy_of": "hub/id", "folder": folder})
-    renamed.data.update({"copy_of": "hub/id", "folder": "data", "readme": f"# {folder}\n\nA local copy."})
-    whole.data["copy_of"] = None
-    for run in (early, late, renamed):
-        assert [text for text in differences(run) if text.startswith(words)]
-    assert not [text for text in differences(whole) if text.startswith(words)]
-    assert data_read(early) == f"{folder}, a local copy of x"
-    assert data_read(late) == f"{folder}, a local copy of hub/id"
-    assert data_read(whole) == "x"
 
 
 def test_every_benchmark_of_the_paper_has_its_recipe_and_trains_by_it():

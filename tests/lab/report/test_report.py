@@ -26,7 +26,6 @@ from lgelu_lab.report.write import (
     page_tables,
     put_results,
     read_downstream,
-    summarize,
     write_report,
 )
 from lgelu_lab.studies.records import read_records, write_record
@@ -141,16 +140,6 @@ def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of
     text = put_results(f"{START}{END}", page_tables(data))
     assert text.count(END) == 1
     assert "\n# mine" not in text
-
-
-def test_summary_of_a_run_without_and_with_substitution(record_of, tmp_path):
-    relu = summarize(record_of(activation="relu", relu_scores=(None,) * 3), tmp_path)
-    assert "substituted" not in relu
-    hard = [{"a": 2.0}, {"a": 80.0}, {"a": 160.0}]
-    text = summarize(record_of(activation="lambda_gelu", harden=True, hardness=hard), tmp_path)
-    assert "best accuracy 0.9000 in epoch 2" in text
-    assert "0.7000 (-0.1500)" in text
-    assert "a 160" in text
 
 
 @pytest.fixture

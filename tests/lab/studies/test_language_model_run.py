@@ -118,12 +118,3 @@ def test_the_epoch_with_the_lowest_perplexity_comes_back(tiny, tmp_path):
     written = read_record(tmp_path)
     assert written.best.epoch == written.saved.epoch == scores.index(lowest) + 1
     assert card_facts(written).scores.score == lowest, "the card speaks of the weights that were saved"
-
-
-def test_a_saved_run_brings_its_tokenizer(tiny, tmp_path):
-    run(tiny, tmp_path, activation="gelu", pretrained=None, num_layers=1, width=8, num_heads=1, vocabulary_size=265)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert len(tokenizer) == model.config.vocab_size == 265
-    assert tokenizer.decode(tokenizer(" the cat")["input_ids"]) == " the cat"
-    config = read_record(tmp_path).config
-    assert (config["num_layers"], config["width"], config["vocabulary_size"], config["pretrained"]) == (1, 8, 265, None)
