@@ -32,8 +32,9 @@ def start_server(*, fork: bool) -> None:
     if not fork:
         return forkserver.ensure_running()
     assert not any(name.partition(".")[0] == "hf_lgelu" for name in sys.modules)
-    for name in _IMPORTED:
-        importlib.import_module(name)
+    with contextlib.redirect_stderr(sys.__stderr__):  # where transformers will write what it warns of
+        for name in _IMPORTED:
+            importlib.import_module(name)
     resource_tracker.ensure_running()
     with mock.patch.object(util, "spawnv_passfds", _fork):
         forkserver.ensure_running()
@@ -45,9 +46,9 @@ def _fork(executable: bytes, arguments: list[str], kept: list[int]) -> int:
     if pid:
         return pid
     try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
         for file in set(map(int, os.listdir("/proc/self/fd"))) - {0, 1, 2, *kept}:
-            with contextlib.suppress(OSError):  # the list's own
-                os.close(file)
+            os.dup2(nowhere, file)  # its number is not given anew: what pytest opened may still write there
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # which pytest has taken
         forkserver._forkserver.__init__()
         forkserver.main(*kept, preload=[])
