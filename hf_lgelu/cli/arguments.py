@@ -88,7 +88,7 @@ class RowArguments(CheckpointArguments):
         "Column of a classifier's classes, for scores alone. Default: label or labels, if there is one.", None
     )
     sequence_length: int | None = _input("Tokens of a sequence. Default: what the model takes, at most 1,024.", None)
-    seed: int = _input("Of the choice of the inputs. Default: 0.", 0)
+    seed: int = _input("Random seed of the choice of inputs. Default: 0.", 0)
     disable_tqdm: bool = _output("No progress. Default: lines and bars where stderr is a terminal.", False)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class OutputArguments(InputArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.private and self.push_to_hub is None:
-            raise ValueError("--private: of a push, and nothing is pushed without --push_to_hub")
+            raise ValueError("--private needs --push_to_hub, which says where to push")
 
 
 @dataclass(kw_only=True)
@@ -164,7 +164,7 @@ class ConvertArguments(OutputArguments):
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
     keep: str = _method(
-        "Gates that stay smooth: how many, the dearest, or their names with commas between. Default: none.", "0"
+        "Gates that stay smooth: names with commas between, or how many of the most costly. Default: none.", "0"
     )
     outputs: str | None = _method(
         "Names of the outputs that count, with commas between; the first is compared. Default: those that the model's "
@@ -174,8 +174,8 @@ class ConvertArguments(OutputArguments):
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
     equalize: bool = _method(
-        "Bring the units to ranges that int8 can hold together, by powers of two: what the network computes in float "
-        "stays. Default: units are as they were fitted.",
+        "Rescale the units by powers of two to ranges that int8 can hold together; the float network computes the "
+        "same. Default: units stay as fitted.",
         False,
     )
     compare: bool = _output(
@@ -185,8 +185,8 @@ class ConvertArguments(OutputArguments):
     )
     int8: bool = _output("With --compare: both networks in int8 as well, by ONNX. Default: in float32.", False)
     resume: bool = _output(
-        "Keep each layer that is done in a hidden folder beside --output_dir until all is saved, and go on from "
-        "there. Default: nothing is kept.",
+        "Keep finished layers in a hidden folder beside --output_dir, and go on from there after an interruption. "
+        "Default: nothing is kept.",
         False,
     )
     allow_unrefitted: bool = _of_config("allow_unrefitted")
@@ -223,9 +223,9 @@ class ExportArguments(OutputArguments):
         super().__post_init__()
         target = EXPORT_TARGETS[self.to]
         if self.allow_soft and not target.is_relu:
-            raise ValueError(f"--allow_soft: --to {self.to} takes soft gates as they are, and does not ask")
+            raise ValueError(f"--allow_soft is not needed: --to {self.to} takes soft gates as they are")
         if self.opset is not None and target.is_checkpoint:
-            raise ValueError(f"--opset: of an ONNX file, and --to {self.to} writes none")
+            raise ValueError(f"--opset needs --to onnx, got --to {self.to}")
         of_a_card = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
         given = [f"--{name}" for name in of_a_card if getattr(self, name) is not None]
         if given and not target.is_checkpoint:
@@ -246,7 +246,7 @@ class CompareArguments(RowArguments):
     """Of `hf-lgelu compare`."""
 
     converted: str = _input("Folder or Hub id of the other network.", is_word=True, reads="model")
-    data: str = _input(f"Inputs of both, best such that the other was not fitted to them: {_DATA}.", reads="dataset")
+    data: str = _input(f"Inputs of both networks, best not those of the conversion: {_DATA}.", reads="dataset")
     data_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)

@@ -59,7 +59,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     found = _floating(output)
     if names is not None:
         if not names:
-            raise ValueError("outputs names no output that counts; leave it out for those that the task reads")
+            raise ValueError("outputs is empty: name an output, or leave the option out")
         missing = [name for name in names if not any(_is_in(given, name) for given in found)]
         if missing:
             there = [name or "a tensor without a name, which counts where outputs is left out" for name in found]

@@ -154,9 +154,9 @@ def _raw_shapes(
         axis = found if channel_axis is None else channel_axis
         if axis is None:
             raise ValueError(
-                f"{name}: which axis of its input, of shape {shape}, counts channels cannot be told. It is axis 1 of a "
-                f"convolution's output and the last of a linear layer's, and the input of {name} is like neither. Give "
-                "channel_axis, with include= for the sites where it holds"
+                f"{name}: no axis of its input, of shape {shape}, is known to count channels. Behind a convolution "
+                "it is axis 1, behind a linear layer the last; this input is like neither. Give channel_axis, with "
+                "include= for the sites where it holds"
             )
         if not -len(shape) <= axis < len(shape):
             raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")

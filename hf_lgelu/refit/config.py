@@ -129,27 +129,28 @@ class ConversionConfig:
     """The options of a conversion: of `convert_to_relu`, of `hf-lgelu convert`, and in the report.
 
     Args:
-        effort: How hard it tries: refit, the maps behind the gates; place, each ReLU's kink and slope too; distill, all
-            blocks together. Each rung comes after the ones before, and is kept only where samples held out are nearer
-            for it. Default: refit, with a tolerance as far as needed.
-        width: So many times the units in every block, with effort place and above (which it implies): units added carry
-            what is linear, or are copies with kinks of their own. 1.25 gives most for its size; at most six times, and
-            as many more as the block has inputs. Refused of families whose config has no key for the width.
+        effort: The last rung that is tried. refit fits the maps behind the gates, place also each ReLU's kink and
+            slope, distill all blocks together. Lower rungs come first; each is kept only if it is nearer on held-out
+            samples. Default: refit; with a tolerance, as far as needed.
+        width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
+            in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times
+            the units, and one more unit for each input. Refused for families without a config key of the width.
             Default: 1.
-        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 has another slope
-            than 0.01. Kinks and widths are of relu alone. Default: relu.
-        keep: Gates that stay smooth: how many, those that cost the most when each alone is exchanged
-            (`hf_lgelu.refit.gate_costs`), or their names. Most configs have one key for all gates: a saved config then
-            names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is refused.
-            Default: none.
-        tolerance: Nats of mean KL to the original (or relative error) on samples held out that is to be reached: rungs
-            are climbed until it is, up to the effort, or the conversion is refused. Default: no such bound.
-        metric: Your own measure of a model, higher is better, called with the original and with the network of each
-            rung, in eval mode; it decides which rung is kept (KL where scores are equal), and the tolerance
-            is the share of the original's score that may be lost. Default: KL alone.
-        max_kl: Nats of mean KL to the original (of outputs that are no class scores, relative error) from where on a
-            result counts as far from it, and is warned of. Default: 0.1.
-        strict: Refuse a result beyond max_kl, and one that could not be measured. Default: report and card warn of it.
+        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope,
+            which else is 0.01. effort place and width need relu. Default: relu.
+        keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
+            alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
+            then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is
+            refused. Default: none.
+        tolerance: The mean KL to the original in nats (or the relative error) that held-out samples must reach. Rungs
+            are climbed until they do, up to the effort; else the conversion is refused. Default: no such bound.
+        metric: Your own score of a model in eval mode; higher is better. It decides which rung is kept (the KL where
+            scores are equal). The tolerance is then the share of the original's score that may be lost. Default: the
+            KL alone.
+        max_kl: The mean KL to the original in nats (else relative error) above which the report warns that the result
+            is far from the original. Default: 0.1.
+        strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
+            card.
         kinds: Which gates are exchanged, rows of `hf_lgelu.models.sites.SMOOTH_KINDS`. Default: all.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
@@ -158,19 +159,20 @@ class ConversionConfig:
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
             length become tensors.
-        max_seconds: End what is above the refit after so long, with what was reached by then. Default: no bound.
-        distill_steps: Steps of effort distill, of one batch each: the more, the nearer, where there are samples enough.
-            Default: 200, and 600 where the first few take a tenth of the distance away.
-        bf16: Take the steps of effort distill with products in bfloat16: quicker where the processor or GPU has it. The
-            result is judged and saved in the model's own precision. Default: that precision throughout.
-        checkpoint_dir: A folder for the layers and rungs that are done: the same call, begun again, goes on from there
-            to the same result. Every process must see it; delete it when the model is saved. Default: none is kept.
+        max_seconds: Seconds after which the rungs above refit stop; the nearest network so far is taken. Default: no
+            bound.
+        distill_steps: Steps of effort distill, of one batch each. More steps come nearer, if there are samples enough.
+            Default: 200, and 600 if the first few take a tenth of the distance away.
+        bf16: Compute the steps of effort distill in bfloat16: quicker if the processor or GPU has it. The result is
+            judged and saved in the model's own precision. Default: that precision throughout.
+        checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
+            result. Every process must see the folder; delete it when the model is saved. Default: nothing is kept.
         allow_unrefitted: Exchange gates even where the linear maps behind them cannot be refitted (shared or tied
             weights, no linear map), and say so in the report. Default: that is refused.
         rewrite_config: Rewrite the config keys that the family uses, so that transformers loads the saved model.
             Default: yes.
 
-    Raises ValueError for values that are none, and for options that do not go together.
+    Raises ValueError for impossible values, and for options that do not go together.
 
     >>> from hf_lgelu import ConversionConfig
     >>> ConversionConfig(width=1.25).rungs

@@ -245,7 +245,7 @@ def test_other_outputs_on_request():
     bare, rows = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4)
     with pytest.raises(ValueError, match=r"output 'logits'; it gives a tensor without a name, which counts where"):
         convert_with(bare, rows, outputs=["logits"])
-    with pytest.raises(ValueError, match=r"outputs names no output that counts; leave it out"):
+    with pytest.raises(ValueError, match=r"outputs is empty"):
         convert_with(bare, rows, outputs=[])
 
 

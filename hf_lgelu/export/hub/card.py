@@ -434,7 +434,7 @@ def _rendered(
         plain_code=plain_code, lgelu_code=lgelu_code, **tools, **told,
     )  # fmt: skip
     if holds_token(card.content):
-        raise ValueError("the card would show what looks like an access token; take it out of what the card is told")
+        raise ValueError("the card would show what looks like an access token; remove it from the card's texts")
     return card
 
 
