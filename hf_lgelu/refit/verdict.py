@@ -117,32 +117,26 @@ def require_comparable(
 def require_good(
     report: ConversionReport, model: nn.Module, config: ConversionConfig, can_be_wider: Callable[[], bool]
 ) -> None:
-    """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for."""
-    reason = _why_not_good(report, config, can_be_wider)
+    """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for.
+
+    The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`.
+    """
+    reason = None
+    best = next((step for step in reversed(report.steps) if step.is_kept), None)
+    distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
+    advice = "give more inputs, from where the model is used"
+    if report.held_out is not None and (failed := _why_not_nearer(report.held_out, advice)) is not None:
+        reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
+    elif config.tolerance is not None and (best is None or best.gap is None or not best.gap <= config.tolerance):
+        reason = _not_reached(report, best, config, can_be_wider)
+    elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
+        bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
+        reason = (
+            f"{how_far(report)} strict=True wants a measured distance{bound}; give more inputs, or train the model "
+            "with hardening"
+        )
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
-
-
-def _why_not_good(report: ConversionReport, config: ConversionConfig, can_be_wider: Callable[[], bool]) -> str | None:
-    """The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`."""
-    if report.held_out is not None:
-        failed = _why_not_nearer(report.held_out, "give more inputs, from where the model is used")
-        if failed is not None:
-            return f"on {report.held_out.rows:,} rows that were held out, {failed}"
-    if config.tolerance is not None:
-        best = next((step for step in reversed(report.steps) if step.is_kept), None)
-        if best is None or best.gap is None or not best.gap <= config.tolerance:
-            return _not_reached(report, best, config.tolerance, config, can_be_wider)
-    if config.strict:
-        bound = config.max_kl
-        measured = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
-        if not measured or (bound is not None and not all(distance <= bound for distance in measured)):
-            return (
-                f"{how_far(report)} strict=True wants a measured distance"
-                + ("" if bound is None else f" of at most max_kl = {bound:g}")
-                + "; give more inputs, or train the model with hardening"
-            )
-    return None
 
 
 def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
@@ -159,11 +153,7 @@ def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
 
 
 def _not_reached(
-    report: ConversionReport,
-    best: StepTaken | None,
-    tolerance: float,
-    config: ConversionConfig,
-    can_be_wider: Callable[[], bool],
+    report: ConversionReport, best: StepTaken | None, config: ConversionConfig, can_be_wider: Callable[[], bool]
 ) -> str:
     """How near the nearest rung came, and what else these options allow."""
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
@@ -181,7 +171,7 @@ def _not_reached(
         advice.append(f"effort={report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
     return (
-        f"the network was to {what.format(tolerance)}; the nearest was {significant(best.gap if best else None)} "
+        f"the network was to {what.format(config.tolerance)}; the nearest was {significant(best.gap if best else None)} "
         f"({rungs_in_words(report)}). Give {' or '.join(advice)}, {keep}or train the model with hardening"
     )
 
