@@ -170,9 +170,10 @@ def _not_reached(
     elif report.next_step is not None:
         advice.append(f"effort={report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
+    nearest = f"{significant(best.gap if best else None)} ({rungs_in_words(report)})"
     return (
-        f"the network was to {what.format(config.tolerance)}; the nearest was {significant(best.gap if best else None)} "
-        f"({rungs_in_words(report)}). Give {' or '.join(advice)}, {keep}or train the model with hardening"
+        f"the network was to {what.format(config.tolerance)}; the nearest was {nearest}. Give {' or '.join(advice)}, "
+        f"{keep}or train the model with hardening"
     )
 
 
