@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from hf_lgelu.files import whole_file
-
 if sys.platform == "win32":
     fcntl = None
 else:
@@ -58,6 +56,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
 
 def write_whole(target: Path, text: str) -> Path:
     """Write a file that is complete or not there. Returns `target`."""
+    from hf_lgelu.files import whole_file  # records are read without the library
+
     with whole_file(target, overwrite=True) as new:
         new.write_text(text, encoding="utf-8")
     return target
