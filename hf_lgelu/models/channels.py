@@ -97,7 +97,7 @@ def site_input_shapes(
 
 @contextmanager
 def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}, with a copy at each site whose module sits at several places of the model.
+    """{id(module): site name}, with a copy at each site whose module sits at several places, or is a function.
 
     Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
     """
@@ -107,7 +107,7 @@ def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> It
     try:
         for site in sites:
             module = site.module
-            if places[id(module)] > 1:
+            if places[id(module)] > 1 or site.function is not None:
                 module = copy.deepcopy(module)
                 copies.append(module)
                 site.put(module)

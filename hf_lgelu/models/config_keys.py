@@ -20,17 +20,14 @@ from typing import Any, TypeAlias, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from torch.nn import functional as F
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.sites import (
+    computes_same,
     find_sites,
-    function_of,
     is_activation,
-    plain_gate_of,
     uncompiled_name,
 )
 from hf_lgelu.registry import timm_activation_classes
@@ -101,11 +98,11 @@ def plan_config_changes(
     model's own by default. Raises UnsupportedConfigError if no set of keys does that.
     """
     config = model.config if config is None else config
-    others = {uncompiled_name(site.name): function_of(site.module) for site in find_sites(model)}
-    others = {name: function for name, function in others.items() if name not in site_names}
-    plain = {uncompiled_name(name): function_of(module)
+    others = {uncompiled_name(site.name): site.module for site in find_sites(model)}
+    others = {name: gate for name, gate in others.items() if name not in site_names}
+    plain = {uncompiled_name(name): module
              for name, module in model.named_modules(remove_duplicate=False) if is_activation(module)}  # fmt: skip
-    plain = {name: function for name, function in plain.items() if name not in site_names | others.keys()}
+    plain = {name: module for name, module in plain.items() if name not in site_names | others.keys()}
     looked_up = _looked_up_names({uncompiled_name(name): module for name, module in model.named_modules()})
     renamed: set[str] = set()
     refusals: list[Exception] = []
@@ -120,13 +117,13 @@ def plan_config_changes(
             return set()
         if not changes:
             unchanged.update(skeleton)
-        if any(function_of(_at(skeleton, name)) != function for name, function in others.items()):
+        if not all(computes_same(_at(skeleton, name), gate) for name, gate in others.items()):
             return set()
         # Of others (ReLU, where gates were exchanged before) it is enough that the changes do not put in another one.
-        for name, function in plain.items():
-            if function_of(_at(skeleton, name)) not in (function, function_of(_at(unchanged, name))):
+        for name, module in plain.items():
+            if not any(computes_same(_at(skeleton, name), there) for there in (module, _at(unchanged, name))):
                 return set()
-        found = {name for name in site_names if _is_activation(_at(skeleton, name), activation)}
+        found = {name for name in site_names if computes_same(_at(skeleton, name), ACT2FN[activation])}
         built = _looked_up_names(skeleton) if found else {}
         other_names = {name for name, value in looked_up.items() if built.get(name, value) != value}
         renamed.update(other_names)
@@ -167,9 +164,9 @@ def built_otherwise(
     except CONFIG_REFUSALS:
         return dict(planned)
     return {name: module for name, module in {**there, **planned}.items()
-            if (name in planned or is_activation(module) or isinstance(module, LambdaGate))
+            if (name in planned or is_activation(module))
             and name.rpartition(".")[0] in skeleton
-            and function_of(_at(skeleton, name)) != function_of(module)}  # fmt: skip
+            and not computes_same(_at(skeleton, name), module)}  # fmt: skip
 
 
 def says_other_activations(config: Config, whole: PreTrainedConfig) -> bool:
@@ -204,7 +201,7 @@ def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activati
             skeleton = _build(model, apply_changes(config, [change]))
         except CONFIG_REFUSALS:
             continue
-        if any(_is_activation(_at(skeleton, name), activation) for name in sites):
+        if any(computes_same(_at(skeleton, name), ACT2FN[activation]) for name in sites):
             chosen.append(change)
     return chosen + _coupled(candidates, chosen)
 
@@ -324,14 +321,6 @@ def _names_in(code: CodeType) -> set[str]:
 def _activation_names() -> set[str]:
     """The activation names in the tables of transformers, and of timm if it is imported."""
     return set(ACT2FN) | set(timm_activation_classes() or ())
-
-
-def _is_activation(found: Any, activation: str) -> bool:
-    plain = [gate.name for gate in GATES.values() if activation in gate.plain_names]
-    if plain:
-        return isinstance(found, nn.Module) and plain_gate_of(found) == plain[0]
-    # XLM spells its ReLU as a function.
-    return function_of(found) == function_of(ACT2FN[activation]) or (activation == "relu" and found is F.relu)
 
 
 def _candidates(config: Config, activation: str) -> list[ConfigChange]:

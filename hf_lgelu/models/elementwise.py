@@ -7,7 +7,8 @@ import copy
 import math
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hf_lgelu.models.example_run import same_randomness
 
@@ -96,7 +98,7 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
         grid_place = torch.arange(rows * size, device="cpu") * len(_GRID) // (rows * size)
         x = _GRID[grid_place].view(rows, columns, *inner)
         order = torch.randperm(x.numel(), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
-        with torch.no_grad(), same_randomness(), warnings.catch_warnings():
+        with _alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:  # copies: what works in place would change them
                 whole = function(x.clone())
@@ -115,6 +117,13 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
         ):
             return whole.flatten()[torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))].double()
     return None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A block that draws no random numbers and that no mode of torch sees, such as one that records operations."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad(), same_randomness():
+        yield
 
 
 def form_of(values: Tensor | None) -> Form | None:
@@ -143,6 +152,18 @@ def form_of(values: Tensor | None) -> Form | None:
     return None if abs(below[0]) < 1e-4 and is_piecewise_linear(values) else _OTHER
 
 
+def is_smooth(module: nn.Module) -> bool:
+    """Whether a module computes an elementwise function that is not piecewise linear."""
+    values = module_values(module)
+    return values is not None and not is_piecewise_linear(values)
+
+
+def is_linear(values: Tensor) -> bool:
+    """Whether values of a grid lie on one straight line."""
+    zero, one = (values[_PLACES[x]] for x in (0.0, 1.0))
+    return torch.allclose(values, zero + (one - zero) * _GRID.double(), **_CLOSE)
+
+
 def is_piecewise_linear(values: Tensor) -> bool:
     """Whether values of a grid lie on a few straight lines."""
     near = values[: len(_NEAR)]
@@ -160,6 +181,12 @@ class _Itself:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Itself) and other._held is self._held
+
+
+def _as_key(value: Any) -> Any:
+    if type(value) in (tuple, dict) and len(value) < 8:  # arguments
+        return type(value), *map(_as_key, value.items() if type(value) is dict else value)
+    return (type(value), value) if isinstance(value, _PLAIN) else _Itself(value)
 
 
 _PLAIN = (str, int, float, bool, type(None), type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)
@@ -191,9 +218,8 @@ def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
     key = (
         type(module),
         tuple(held.shape for held in tensors),
-        *((name, type(value), value if isinstance(value, _PLAIN) else _Itself(value))
-          for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES),
-    )  # fmt: skip
+        *((name, _as_key(value)) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES),
+    )
     if key not in _known:
         while len(_known) >= _MOST_KNOWN:
             del _known[next(iter(_known))]

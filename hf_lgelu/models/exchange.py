@@ -15,7 +15,7 @@ from hf_lgelu.models.config_keys import ConfigChange, pretrained_roots, write_co
 from hf_lgelu.models.hardening import softest_gate
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.optimizer_groups import OptimizerChange
-from hf_lgelu.models.sites import ActivationSite, find_sites, uncompiled_name
+from hf_lgelu.models.sites import KINDS, ActivationSite, find_sites, sites_in_words, uncompiled_name
 from hf_lgelu.registry import refuse_guarded
 
 Content = TypeVar("Content")
@@ -83,17 +83,14 @@ def found_sites(
 
 
 def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
-    present = find_sites(model)
-    if present:
-        named = "; ".join(sorted({f"{site.kind} at {site.name}" for site in present})[:4])
-        others = sorted({site.kind for site in present} - set(kinds))
-        if swap:  # which loses what the network has learned to rely on
-            return (
-                f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={tuple(others)!r} swaps them as is"
-            )
-        return f"{named}{f' (kinds={tuple(others)!r} takes them)' if others else ''}"
-    smooth = "no smooth activation module at all"
-    return f"ReLU already, and {smooth}" if any(isinstance(module, nn.ReLU) for module in model.modules()) else smooth
+    others = tuple(dict.fromkeys(site.kind for site in find_sites(model, KINDS) if site.kind not in kinds))
+    if not find_sites(model, KINDS):
+        relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
+        return f"{relu}no smooth activation module at all"
+    named = sites_in_words(model, KINDS)
+    if swap:  # which loses what the network has learned to rely on
+        return f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
+    return f"{named}{f' (kinds={others!r} takes them)' if others else ''}"
 
 
 class ConfigPlans:
@@ -157,6 +154,6 @@ def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     return tuple(
-        ReplacedSite(site.name, type(site.module).__name__, type(module).__name__)
+        ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
         for site, module in zip(sites, modules, strict=True)
     )

@@ -34,7 +34,7 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
     says_other_activations,
 )
-from hf_lgelu.models.sites import PLAIN_FORMS, find_sites, is_activation, kind_of, place, uncompiled_name
+from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 RECORD_KEY = "lambda_gelu"
@@ -139,7 +139,8 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
     x = torch.linspace(-8, 8, 129)
     # Several classes compute the same function; only the module's own gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
-    for name in (*own, *(form.name for form in PLAIN_FORMS if form.kind == kind_of(module))):
+    form = form_at(module)
+    for name in (*own, *([form.name] if form is not None and form.name in ACT2FN else [])):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return {"activation": name}
     raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")
@@ -159,7 +160,7 @@ def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
             parent = model.get_submodule(parent_name)
         except AttributeError:
             continue
-        if isinstance(getattr(parent, attribute, None), nn.Module):
+        if callable(getattr(parent, attribute, None)):
             return parent, attribute
     return None, attribute
 
@@ -245,7 +246,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         if parent is None:
             continue  # it was in a head, and this model has another
         present = getattr(parent, attribute)
-        if kind_of(present) is None and not is_activation(present):
+        if not is_activation(present):
             raise ValueError(
                 f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
                 "there, which is no activation: the checkpoint is damaged, or of another model class"

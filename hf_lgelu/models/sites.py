@@ -1,26 +1,23 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
-import sys
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import activations as hf_activations
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.example_run import NOT_TAKEN
+from hf_lgelu.models.called import Called
+from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Form, is_linear, module_form, module_values
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
-
-_TIMM_LAYERS = "timm.layers"
-_ACTIVATION_FILES = ("torch.nn.modules.activation", "transformers.activations", "timm.layers.activations")
-# torch keeps these beside its activations.
-_OTHER_CLASSES = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.LogSoftmax, nn.Softmin)
+_FUSED_CODES = {"relu": 1, "gelu": 2}
 
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
@@ -29,50 +26,17 @@ _HOOKS = (
 )
 
 
-@dataclass(frozen=True)
-class PlainForm:
-    """A smooth activation that networks are trained with: its kind, its name in transformers, the classes computing it.
-
-    The classes are looked up by these names in torch.nn, transformers.activations and timm.layers.
-    """
-
-    kind: str
-    name: str
-    classes: tuple[str, ...]
-
-    @property
-    def gate(self) -> str | None:
-        """The row of GATES whose λ = 1 it is."""
-        return next((gate.name for gate in GATES.values() if self.name in gate.plain_names), None)
-
-
-_TANH_FORM = PlainForm(
-    "gelu",
-    "gelu_pytorch_tanh",
-    ("GELUTanh", "NewGELUActivation", "FastGELUActivation", "AccurateGELUActivation"),  # four spellings of it
-)
-
-PLAIN_FORMS: tuple[PlainForm, ...] = (
-    PlainForm("gelu", "gelu", ("GELU", "GELUActivation")),
-    _TANH_FORM,
-    PlainForm("gelu", "quick_gelu", ("QuickGELU", "QuickGELUActivation")),  # x·σ(1.702x)
-    PlainForm("silu", "silu", ("SiLU", "SiLUActivation", "Swish")),
-    PlainForm("mish", "mish", ("Mish", "MishActivation")),
-)
-"""ClippedGELUActivation is left out: it is another function."""
-
-_PLAIN_LABELS = {"gelu": "GELU", "silu": "SiLU", "mish": "Mish"}
-
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
 
-SELF_GATE_KINDS: tuple[str, ...] = tuple(dict.fromkeys(form.kind for form in PLAIN_FORMS if form.gate))
+SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
 """What λ = 1 of a row of GATES is: what `replace_activations` takes unless other kinds are asked for."""
 
-SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *_PLAIN_LABELS)
-"""The kinds of smooth gates that become ReLU when they harden."""
+SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *CONVERTED_KINDS)
+"""The kinds of gates that become ReLU unless others are asked for: smooth, or with a slope below zero."""
 
-_HOMOGENEOUS: dict[type, str] = {nn.ReLU: "relu", nn.LeakyReLU: "leaky_relu"}
+KINDS: tuple[str, ...] = (*SMOOTH_KINDS, *BOUNDED_KINDS)
+"""Every kind that can be asked for."""
 
 
 @dataclass(frozen=True)
@@ -86,109 +50,91 @@ class ActivationSite:
     kind: str
     fused_kernel: int | None = None
     """The parent's code of its fused kernel when the site was found (`place`); None without such a kernel."""
+    function: Callable[..., Any] | None = None
+    """What the attribute holds where that is no module, as `F.gelu`; `module` then computes the same."""
 
     def put(self, module: nn.Module) -> None:
         """Place `module` at this site, in the training mode of the site's own module; `self.module` puts all back."""
-        place(self.parent, self.attribute, module.train(self.module.training))
-        _keep_hooks(self.module, module)
+        if module is self.module and self.function is not None:
+            place(self.parent, self.attribute, self.function)
+        else:
+            place(self.parent, self.attribute, module.train(self.module.training))
+            _keep_hooks(self.module, module)
         if module is self.module and self.fused_kernel is not None:
             setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
     def is_in_place(self, model: nn.Module) -> bool:
         """Whether `model`, in which the site was found, still holds `module` where its name says."""
-        place = model
-        for step in self.name.split("."):  # from the top: a whole block may have been exchanged
-            child = place._modules.get(step)
-            if child is None:
-                return False
-            place = child
-        return place is self.module
+        *steps, attribute = self.name.split(".")
+        parent: nn.Module | None = model
+        for step in steps:  # from the top: a whole block may have been exchanged
+            parent = parent and parent._modules.get(step)
+        held = getattr(parent, attribute, None)
+        return held is not None and held is (self.module if self.function is None else self.function)
 
 
-def place(parent: nn.Module, attribute: str, module: nn.Module) -> None:
+def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..., Any]) -> None:
     """Set `parent.<attribute>` to an activation, and have the parent run it.
 
     torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). The kernel runs in eval mode and never
-    looks at the module, so the layer's code for it has to follow; 0 keeps the kernel off.
+    looks at the activation, so the layer's code for it has to follow; 0 keeps the kernel off.
     """
-    setattr(parent, attribute, module)
-    if getattr(parent, _FUSED_KERNEL, 0):
-        is_erf = type(module) is nn.GELU and module.approximate == "none"
-        setattr(parent, _FUSED_KERNEL, 1 if type(module) is nn.ReLU else 2 if is_erf else 0)
+    if not isinstance(activation, nn.Module) and attribute in parent._modules:
+        delattr(parent, attribute)  # torch lets no function take a module's place
+    setattr(parent, attribute, activation)
+    if hasattr(parent, _FUSED_KERNEL):
+        form = form_at(activation)
+        setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))
 
 
-@cache
-def _plain_classes(with_timm: bool) -> dict[type, PlainForm]:
-    """{class: its form}, as far as the imported libraries have them."""
-    libraries = [nn, hf_activations, *([sys.modules[_TIMM_LAYERS]] if with_timm else [])]
-    return {
-        getattr(library, name): form
-        for form in PLAIN_FORMS
-        for name in form.classes
-        for library in libraries
-        if hasattr(library, name)
-    }
-
-
-def plain_form(module: nn.Module) -> PlainForm | None:
-    """The plain activation that `module` computes, or None; a subclass may compute something of its own."""
-    classes = _plain_classes(_TIMM_LAYERS in sys.modules)  # a model with one of timm's layers has imported them
-    base = next((cls for cls in type(module).__mro__ if cls in classes), None)
-    if base is None or not _computes_as(module, base):
+def form_at(held: Any) -> Form | None:
+    """What a plain activation, a module or a function, computes, or None; of a λ-gate None."""
+    if isinstance(held, LambdaGate):
         return None
-    if base is nn.GELU and getattr(module, "approximate", None) == "tanh":
-        return _TANH_FORM
-    return classes[base]
+    return module_form(held if isinstance(held, nn.Module) else Called(held))
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The kind of smooth gate that `module` is, or None; a λ-gate's is its row of GATES."""
+    """The row of `KINDS` that `module` is, or None; a λ-gate's is its row of GATES."""
     if isinstance(module, LambdaGate):
         return module.gate
-    form = plain_form(module)
-    return None if form is None else form.kind
+    form = module_form(module)
+    return form.kind if form is not None and form.kind in KINDS else None
 
 
-@torch.no_grad()
-def _computes_as(module: nn.Module, base: Any) -> bool:
-    """Whether a module computes what `base`'s forward does, and always will: a subclass has nothing to learn."""
-    own: Any = type(module).forward
-    if own is base.forward:
-        return True
-    x = torch.linspace(-8, 8, 129, dtype=torch.float64, device="cpu")
-    x = torch.cat([x, 100 * x])  # what is clipped may be clipped far out
-    try:
-        given, expected = own(module, x.clone()), base.forward(module, x.clone())
-    except NOT_TAKEN:
-        return False
-    # A subclass may compute in float32.
-    same = isinstance(given, Tensor) and given.shape == x.shape and torch.allclose(given.double(), expected, 1e-6, 1e-6)
-    return same and not list(module.parameters())
+def is_activation(held: Any) -> bool:
+    """Whether a module or function is elementwise and not linear, as λ-gates and ReLU are."""
+    values = _values(held)
+    return isinstance(held, LambdaGate) or (values is not None and not is_linear(values))
 
 
-def is_activation(module: nn.Module) -> bool:
-    """Whether the module's class is in the files where torch, transformers and timm keep their activations.
+def _values(held: Any) -> Tensor | None:
+    return module_values(held if isinstance(held, nn.Module) else Called(held))
 
-    Attention and softmax are in these files too and are no activations.
+
+def computes_same(one: Any, other: Any) -> bool:
+    """Whether two activations, modules or functions, compute the same, whatever their weights.
+
+    λ-gates do if they are of one class, and so do modules that are no elementwise function.
     """
-    return type(module).__module__.startswith(_ACTIVATION_FILES) and not isinstance(module, _OTHER_CLASSES)
-
-
-def function_of(module: Any) -> tuple[type, float | None]:
-    """(class, slope of a LeakyReLU): the function of an activation, whatever its weights."""
-    return type(module), getattr(module, "negative_slope", None)
+    if isinstance(one, LambdaGate) or isinstance(other, LambdaGate) or one is None:
+        return type(one) is type(other)
+    mine, others = _values(one), _values(other)
+    if mine is None or others is None:
+        return type(one) is type(other)
+    return torch.allclose(mine, others, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
 def plain_gate_of(module: nn.Module) -> str | None:
     """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
-    form = plain_form(module)
-    return None if form is None else form.gate
+    form = form_at(module)
+    return next((gate.name for gate in GATES.values() if form is not None and form.name in gate.plain_names), None)
 
 
 def gate_of(module: nn.Module) -> str:
     """The row of GATES that takes the place of `module`: a λ-gate's own, else `plain_gate_of`.
 
-    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. Both get λ-GELU, which is near.
+    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. All get λ-GELU, which is near.
     """
     return module.gate if isinstance(module, LambdaGate) else plain_gate_of(module) or DEFAULT_GATE
 
@@ -219,23 +165,42 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
 
 
 def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
-    """Every ReLU and leaky ReLU, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
-    return list(_walk(checked_module(model), "", set(), lambda module: _HOMOGENEOUS.get(type(module))))
+    """Every ReLU and leaky ReLU that is a module, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
+
+    def homogeneous(module: nn.Module) -> str | None:
+        form = form_at(module)
+        return form.kind if form is not None and form.kind in ("relu", "leaky_relu") else None
+
+    return [site for site in _walk(checked_module(model), "", set(), homogeneous) if site.function is None]
 
 
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
-    """The smooth gates that a network has as modules: "12 GELU", "3 SiLU and 12 GELU" or "no smooth gates"."""
-    labels = {gate.name: gate.label for gate in GATES.values()} | _PLAIN_LABELS
-    found = Counter(site.kind for site in find_sites(model, kinds))
-    return " and ".join(f"{count} {labels[kind]}" for kind, count in found.items()) or "no smooth gates"
+    """The gates that a network has, by their classes: "Hardswish × 7, SiLU × 5" or "no smooth gates"."""
+    found = Counter(
+        GATES[site.kind].label if site.kind in GATES else site.module._get_name() for site in find_sites(model, kinds)
+    )
+    return ", ".join(f"{label} × {count}" for label, count in found.items()) or "no smooth gates"
+
+
+@contextmanager
+def functions_as_modules(model: nn.Module, kinds: Iterable[str]) -> Iterator[None]:
+    """A block in which the gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps these."""
+    sites = [site for site in find_sites(model, kinds) if site.function is not None]
+    try:
+        for site in sites:
+            place(site.parent, site.attribute, site.module)
+        yield
+    finally:
+        for site in sites:
+            site.put(site.module)
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:
     """`kinds` as a tuple, or a ValueError that names the accepted kinds."""
     checked = tuple(kinds)
     for kind in checked:
-        if kind not in SMOOTH_KINDS:
-            raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(SMOOTH_KINDS)}")
+        if kind not in KINDS:
+            raise ValueError(f"unknown activation kind {kind!r}; accepted: {', '.join(KINDS)}")
     return checked
 
 
@@ -245,6 +210,13 @@ def _walk(
     if id(module) in seen:
         return
     seen.add(id(module))
+    fused = getattr(module, _FUSED_KERNEL, None)
+    for attribute, value in list(vars(module).items()):
+        if _may_be_activation(attribute, value):
+            called = Called(value).train(module.training)
+            kind = read_kind(called)
+            if kind is not None:
+                yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)
     for step, parent, attribute, child in _live_children(module):
         name = f"{prefix}{step}"
         kind = read_kind(child)
@@ -252,6 +224,14 @@ def _walk(
             yield from _walk(child, f"{name}.", seen, read_kind)
         else:
             yield ActivationSite(name, parent, attribute, child, kind, getattr(parent, _FUSED_KERNEL, None))
+
+
+def _may_be_activation(attribute: str, value: Any) -> bool:
+    """Whether an attribute of a module holds a function that can be tried: no method of an object, none of Python's."""
+    functions = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
+    is_function = isinstance(value, functions) or isinstance(getattr(value, "__self__", None), type)
+    is_public = attribute != "forward" and not attribute.startswith("_")
+    return is_function and is_public and getattr(value, "__module__", None) != "builtins"
 
 
 def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:

@@ -16,9 +16,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.elementwise import is_smooth
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.sites import is_activation, kind_of
+from hf_lgelu.models.sites import SMOOTH_KINDS, is_activation, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -31,13 +32,6 @@ _SMOOTH_OPERATIONS = frozenset(
 _FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
 _USE_GELU = 7
 
-# Of the classes that stand where libraries keep their activations; any other one counts, whatever it computes with.
-_PIECEWISE_LINEAR = frozenset(
-    (
-        *("Threshold", "ReLU", "ReLU6", "RReLU", "LeakyReLU", "PReLU", "Hardtanh", "Hardsigmoid", "Hardshrink"),
-        *("Softshrink", "HardSigmoid", "LinearActivation"),
-    )
-)
 _OWN_FORMULA = "a formula of its own"
 
 _ROLES = {
@@ -105,7 +99,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 
 
 def _role(module: nn.Module) -> str:
-    if kind_of(module) is not None:
+    if kind_of(module) in SMOOTH_KINDS:
         return "gate"
     return "activation" if is_activation(module) else "function"
 
@@ -120,8 +114,7 @@ class _Watch(TorchDispatchMode):
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         self.stack.append(module)
-        smooth = is_activation(module) and type(module).__name__ not in _PIECEWISE_LINEAR
-        if smooth and not isinstance(module, LambdaGate):
+        if is_smooth(module) and not isinstance(module, LambdaGate):
             self.modules[id(module)] = module
             self.counts[id(module), _OWN_FORMULA] += 1
 

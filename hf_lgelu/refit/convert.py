@@ -18,6 +18,7 @@ from torch import nn
 from hf_lgelu.models.batches import TRIED, for_decoder, read_batches
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
+from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import ConversionConfig
@@ -123,7 +124,7 @@ def convert_to_relu(
     processes = known_processes()
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
-    with looked_at(model):
+    with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS):
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
@@ -145,7 +146,7 @@ def convert_to_relu(
             evaluation, _ = evaluate_conversion(model, best.model, plan.direct_swap(model), second, config.outputs)
         report = ConversionReport(
             model=type(model).__name__,
-            gates={site.name: type(site.module).__name__ for site in plan.sites(model)},
+            gates={site.name: site.module._get_name() for site in plan.sites(model)},
             kept={name: type(model.get_submodule(name)).__name__ for name in plan.keep},
             layers=best.layers,
             held_out=best.held_out,

@@ -36,7 +36,7 @@ def test_a_hardened_checkpoint_with_data(place, test_rows, call):
     assert (status, errors) == (0, "")
     features, labels = test_rows
     accuracy = (load_checkpoint(place / "hard")(features).logits.argmax(-1) == labels).double().mean().item()
-    assert "MLPForClassification, 2 λ-GELU" in said
+    assert "MLPForClassification, λ-GELU × 2" in said
     assert "layers.0.activation (LambdaGELU): erf × 1" in said
     assert "λ of 2 gates from 159.6 on: one unit changes by at most κ/λ = 0.00107" in said
     assert f", the original's {accuracy:.4f}; KL to the original (nats)" in said

@@ -79,7 +79,7 @@ def test_a_network_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path,
     ("model", "reason"),
     [
         ("soft", "2 of 2 gates are too soft for ReLU"),
-        ("gelu", "has no λ-GELU: its gates are 2 GELU. `hf-lgelu convert` makes a ReLU network of it"),
+        ("gelu", "has no λ-GELU: its gates are GELU × 2. `hf-lgelu convert` makes a ReLU network of it"),
         ("relu", "is a ReLU network already (2 ReLU modules, no smooth gate): nothing to do"),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_card_names_the_gates_that_stay_smooth(tmp_path, call):
     status, _, errors = call("export", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     text = (tmp_path / "relu" / "README.md").read_text()
-    assert "- It is no ReLU network throughout: beside its λ-gates it had 1 GELU, and has them still." in text
+    assert "- It is no ReLU network throughout: beside its λ-gates it had GELU × 1, and has them still." in text
 
 
 def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypatch, call):
