@@ -134,7 +134,7 @@ def plain_gate_of(module: nn.Module) -> str | None:
 def gate_of(module: nn.Module) -> str:
     """The row of GATES that takes the place of `module`: a λ-gate's own, else `plain_gate_of`.
 
-    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. All get λ-GELU, which is near.
+    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. They get λ-GELU, which is near.
     """
     return module.gate if isinstance(module, LambdaGate) else plain_gate_of(module) or DEFAULT_GATE
 

@@ -54,10 +54,10 @@ def replace_activations(
     Args:
         model: any module tree. A model wrapped by torch.compile is operated on inside. Give
             the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
-        kinds: rows of `SMOOTH_KINDS`: "gelu" (erf, tanh and sigmoid forms of torch, transformers and
-            timm), "silu", "mish". The first two by default.
-        gate: a row of GATES for all sites. By default each has its own; the sigmoid form of GELU and Mish, which no
-            row is at λ = 1, get "lambda_gelu".
+        kinds: rows of `hf_lgelu.models.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
+            sigmoid forms) and "silu" by default.
+        gate: a row of GATES for all sites. By default each has its own; what no row is at λ = 1, as the sigmoid form
+            of GELU and Mish, gets "lambda_gelu".
         granularity: "layer" for one λ a site, "channel" for one λ a channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.

@@ -79,7 +79,7 @@ def test_a_network_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path,
     ("model", "reason"),
     [
         ("soft", "2 of 2 gates are too soft for ReLU"),
-        ("gelu", "has no λ-GELU: its gates are GELU × 2. `hf-lgelu convert` makes a ReLU network of it"),
+        ("gelu", "has no λ-GELU: its gates are GELUActivation × 2. `hf-lgelu convert` makes a ReLU network of it"),
         ("relu", "is a ReLU network already (2 ReLU modules, no smooth gate): nothing to do"),
     ],
 )
@@ -107,7 +107,7 @@ def test_the_card_names_the_gates_that_stay_smooth(tmp_path, call):
     status, _, errors = call("export", tmp_path / "model", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     text = (tmp_path / "relu" / "README.md").read_text()
-    assert "- It is no ReLU network throughout: beside its λ-gates it had GELU × 1, and has them still." in text
+    assert "- It is no ReLU network throughout: beside its λ-gates it had GELUActivation × 1, and has them still." in text
 
 
 def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypatch, call):
@@ -176,7 +176,7 @@ def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
     assert [float(number) for number in line.split()[1:3]] == pytest.approx([277.26, 0.2785 / 277.26], rel=0.02)
     status, said, _ = call("check", tmp_path / "soft", "--disable_tqdm")
     assert status == 0
-    assert "LlamaForCausalLM, 2 λ-SiLU" in said
+    assert "LlamaForCausalLM, λ-SiLU × 2" in said
     assert "Its gates are soft." in said
     assert "vLLM refuses the config of a llama" in said
     status, _, errors = call("export", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
