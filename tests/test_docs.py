@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PYTHON = blocks("python")
 ROADS = [text for name, text in PYTHON if name.startswith("README")]  # run, and looked at, by a test of their own
 CONSUMERS = [(name, text) for name, text in PYTHON if name.startswith("use.md")]  # the first is digits.py
+ANSWERS = [(name, text) for name, text in blocks("text") if name.startswith("use.md")]
 OF_DOCS = [(name, text) for name, text in PYTHON if not name.startswith(("README", "use.md"))]
 # Commands of the library that need no network. Those of scripts/ are run by the laboratory's tests and by make.
 NAMED = {
@@ -120,14 +122,27 @@ def test_notebooks_are_valid():
 
 
 @pytest.mark.consumers
-@pytest.mark.parametrize(("name", "text"), CONSUMERS[1:], ids=[name for name, _ in CONSUMERS[1:]])
-def test_a_consumer_takes_a_converted_network(name, text, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [(text, answers) for (_, text), (_, answers) in zip(CONSUMERS[1:], ANSWERS, strict=True)],
+    ids=[name for name, _ in CONSUMERS[1:]],
+)
+def test_a_tool_answers_as_the_page_says(text, answers, tmp_path):
     """In a process of its own: some of these packages change torch or numpy for the whole process."""
     (tmp_path / "digits.py").write_text(CONSUMERS[0][1], encoding="utf-8")
     (tmp_path / "block.py").write_text(text, encoding="utf-8")
     done = subprocess.run([sys.executable, "block.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    given = [line for line in done.stdout.splitlines() if line.startswith(("GELU: ", "Swapped: ", "ReLU: "))]
+    assert _values("\n".join(given), float) == _values(answers, lambda word: pytest.approx(float(word), 0.01, 1e-4))
+
+
+def _values(text: str, number: Callable[[str], object]) -> list[object]:
+    """The words of `text`, and `number` of each that has a point or an exponent. Counts stay words: they are exact."""
+    return [
+        number(word) if re.fullmatch(r"\d+(\.\d+)?(e[-+]\d+)?", word) and not word.isdigit() else word
+        for word in text.split()
+    ]
 
 
 def test_a_stranger_meets_code_early_and_the_readme_is_short():
