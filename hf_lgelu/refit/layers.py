@@ -293,8 +293,7 @@ def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
         consumer = entry[0]
         alone = consumer.node if consumer.geometry.groups > 1 else None
         key = (consumer.aim.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.aim.layout)
-        key = (*key, not entry[1])
-        together.setdefault((*key, alone), []).append(entry)
+        together.setdefault((*key, not entry[1], alone), []).append(entry)
     for entries in together.values():
         sites = sorted(set().union(*(sites for _, sites in entries)))
         yield Layer(tuple(consumer for consumer, _ in entries), tuple(sites))
