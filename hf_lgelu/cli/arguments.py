@@ -189,7 +189,6 @@ class ConvertArguments(OutputArguments):
         "Default: nothing is kept.",
         False,
     )
-    allow_unrefitted: bool = _of_config("allow_unrefitted")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -194,8 +194,8 @@ def _conversion(examined: Examined) -> Iterator[str]:
         reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
         lines.append(f"- not {names}: {reason}")
     yield from _shortened(lines)
-    if unfit and layers.layers:
-        yield "--allow_unrefitted exchanges these gates all the same, with the weights behind them as they are."
+    if unfit:
+        yield "These gates are exchanged all the same, with the weights behind them as they are."
 
 
 def _dearest(examined: Examined) -> Iterator[str]:
@@ -280,13 +280,11 @@ def _advice(examined: Examined) -> Iterator[str]:
 
 def _how_to_convert(examined: Examined) -> str:
     layers, reason = examined.layers, why_not_read(examined.given.model)
-    if isinstance(layers, str) or not layers.layers:
+    if isinstance(layers, str) or layers.misread:
         return (
             "It cannot be converted as it is. Load it with hf_lgelu.from_pretrained and the activation lambda_gelu, "
             "train it with harden=True, then hf-lgelu export"
         )
     if reason is not None:
         return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
-    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER --compare" + (
-        " --allow_unrefitted" if layers.unfit else ""
-    )
+    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER --compare"

@@ -134,8 +134,8 @@ class ConversionConfig:
             samples. Default: refit; with a tolerance, as far as needed.
         width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
             in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times
-            the units, and one more unit for each input. Refused for families without a config key of the width.
-            Default: 1.
+            the units, and one more unit for each input. Blocks that cannot take more stay as they are; refused
+            where none can, or the config has no key of the width. Default: 1.
         target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope,
             which else is 0.01. effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
@@ -167,8 +167,6 @@ class ConversionConfig:
             judged and saved in the model's own precision. Default: that precision throughout.
         checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
             result. Every process must see the folder; delete it when the model is saved. Default: nothing is kept.
-        allow_unrefitted: Exchange gates even where the linear maps behind them cannot be refitted (shared or tied
-            weights, no linear map), and say so in the report. Default: that is refused.
         rewrite_config: Rewrite the config keys that the family uses, so that transformers loads the saved model.
             Default: yes.
 
@@ -196,7 +194,6 @@ class ConversionConfig:
     distill_steps: int | None = None
     bf16: bool = False
     checkpoint_dir: str | os.PathLike | None = None
-    allow_unrefitted: bool = False
     rewrite_config: bool = True
 
     def __post_init__(self) -> None:

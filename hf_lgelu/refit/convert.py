@@ -100,8 +100,8 @@ def convert_to_relu(
             different lengths of a model that gives something else where they are padded, no output of a name in
             `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: a map behind a gate cannot be refitted, weights are quantized, numbers are not finite,
-            the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
+        ConversionRefusedError: weights are quantized, numbers are not finite, a gate works in place on what is used
+            again, the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
             `tolerance` is not reached; `report` then says what was tried, and `model` is the best that was reached.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
@@ -163,7 +163,7 @@ def convert_to_relu(
             steps=steps,
             width_share=best.width_share,
             target=plan.target.title,
-            next_step=next_rung(steps, possible_rungs(task)),
+            next_step=next_rung(steps, possible_rungs(task)) if best.fitted else None,
             config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))

@@ -59,6 +59,10 @@ class Distill:
         """The nearest student, moved until time.perf_counter() is at `deadline` at the latest."""
         best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
+        names = [name for unit in find_gate_units(best.program) for name in unit.parameters]
+        names += [name for layer in best.fitted for consumer in layer.maps for name in consumer.parameters]
+        if not names:
+            return best
         student = independent_copy(best.model)
         # The best rung and the number of steps may differ from call to call.
         work = task.work.rung(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
@@ -66,8 +70,6 @@ class Distill:
             work.restore(0, student)
         else:
             work.begin(student)
-            names = [name for unit in find_gate_units(best.program) for name in unit.parameters]
-            names += [name for layer in best.fitted for consumer in layer.maps for name in consumer.parameters]
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
                 task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)],

@@ -112,12 +112,14 @@ class Unfit:
 class Layers:
     """The layers to refit, in the order of computation, and the maps that cannot be refitted.
 
-    `beside` are gates that run, but that no compared output depends on.
+    `beside` are gates that run, but that no compared output depends on; `misread` the names of gates that work in place
+    on what is used again: the program has no operations in place, and would compute something else than the model.
     """
 
     layers: list[Layer] = field(default_factory=list)
     unfit: list[Unfit] = field(default_factory=list)
     beside: list[int] = field(default_factory=list)
+    misread: list[str] = field(default_factory=list)
 
     def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
         """Note a map that cannot be refitted: once, however often the map runs and however many gates lead to it."""
@@ -146,8 +148,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             if getattr(site.module, "inplace", False) and any(
                 order.get(user, 0) > order[call] for user in users(call.args[0])
             ):
-                # The program has no operations in place: it would compute something else than the model.
-                found.refuse(site.name, (index,), "it works in place, and its input is used again")
+                found.misread.append(site.name)
             for consumer in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
     maps: list[tuple[LinearMap, set[int]]] = []

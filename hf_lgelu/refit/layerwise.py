@@ -10,8 +10,8 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -94,13 +94,13 @@ class Student:
 
 @dataclass(frozen=True)
 class WiderOriginal:
-    """A network that computes what the original does, with `extra` idle units in every block.
+    """A network that computes what the original does, with `extra` idle units in the block of each site.
 
     `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
     """
 
     model: nn.Module
-    extra: int = 0
+    extra: Mapping[int, int] = field(default_factory=dict)
     share: float = 1.0
     config_changes: tuple[ConfigChange, ...] = ()
 
@@ -135,7 +135,11 @@ class Refit:
         # Both networks, traced; the layers in forward order.
         carrier = Carrier(programs, student, task.folds)
         program, found, names = carrier.trace.program, carrier.layers, [site.name for site in programs.sites]
-        _require_layers(type(student).__name__, found, task.config.allow_unrefitted)
+        if found.misread:
+            raise ConversionRefusedError(
+                f"{', '.join(found.misread)} of {type(student).__name__} works in place, and its input is used again: "
+                "what is behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
+            )
         self.prepare(programs, program, found)
         work = task.work.rung(self.effort)
         done = [*_without_refit(found, names)]
@@ -159,7 +163,7 @@ class Refit:
                 total = functools.reduce(operator.add, moments)
                 write_refit(student, program, layer, fit, total)
                 self.write_behind(student, index)
-                done.append(_described(layer, fit, total, names, carrier.note(index)))
+                done.append(_described(layer, fit, total, names, carrier.note(index), self.note(layer)))
                 work.save(index, student, done[-1])
                 before, last = last, time.perf_counter()
                 left = (last - begun) / (index + 1 - work.done) * (len(found.layers) - index - 1)
@@ -176,26 +180,14 @@ class Refit:
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Find what the rung writes into the student beside the refits: here nothing."""
 
+    def note(self, layer: Layer) -> str | None:
+        """What the report is to say of a layer beside its fit; None for nothing."""
+
     def write_first(self, student: nn.Module) -> None:
         """Write what waits for no refit."""
 
     def write_behind(self, student: nn.Module, index: int) -> None:
         """Write what waited for the refit of a layer."""
-
-
-def _require_layers(model_class: str, found: Layers, allow_unrefitted: bool) -> None:
-    if found.unfit and not allow_unrefitted:
-        named = "".join(f"\n  {unfit.name}: {unfit.reason}" for unfit in found.unfit)
-        raise ConversionRefusedError(
-            f"what is behind the gates of {model_class} cannot all be refitted:{named}\nTo "
-            "exchange these gates all the same, with the weights as they are, pass allow_unrefitted=True "
-            "(--allow_unrefitted); or train the model with hardening"
-        )
-    if not found.layers:
-        raise ConversionRefusedError(
-            f"{model_class} has no linear map behind its gates that could be refitted; train it with hardening, or "
-            "exchange the gates alone (substitute_relu) and measure what that changes"
-        )
 
 
 def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:
@@ -219,7 +211,7 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
         yield LayerRefit((gate,), (gate,), "kept", None, None, None, 0, 0, note, is_uncounted=True)
 
 
-def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], note: str | None) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], *more: str | None) -> LayerRefit:
     notes = [] if layer.has_intercept else ["no bias: only its weights were refitted"]
     if total.count < ENOUGH_ROWS * layer.width:
         notes.append(f"starved: {total.count:,} rows for {layer.width:,} features")
@@ -232,5 +224,5 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         error_after=fit.error_after,
         width=layer.width,
         rows=total.count,
-        note=", ".join([*notes, *([] if note is None else [note])]) or None,
+        note=", ".join([*notes, *filter(None, more)]) or None,
     )

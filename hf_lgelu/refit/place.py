@@ -38,7 +38,7 @@ from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
 from hf_lgelu.refit.kinks import MOST_KINKS, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
-from hf_lgelu.refit.layers import Layers, find_layers
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program, Programs
@@ -68,15 +68,19 @@ class Place(Refit):
     def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
         with evaluation_mode(task.model):
-            program, sites = task.programs.of(task.folds.first), task.programs.sites
-            found = find_layers(program, task.model, sites)
+            program = task.programs.of(task.folds.first)
+            found = find_layers(program, task.model, task.programs.sites)
             try:
-                return widen_original(task.model, program, found.layers, len(sites), width)
+                return widen_original(task.model, program, found.layers, width)
             except UnsupportedConfigError as error:
                 keep = task.plan.keep
                 kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
                 ways = "Keep no gate, or use width=1" if keep else "Use width=1"
                 raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+
+    def note(self, layer: Layer) -> str | None:
+        is_narrow = any(self.original.extra.values()) and not any(map(self._wide.__contains__, layer.sites))
+        return "as many units as before" if is_narrow else None
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Fit the kinks and slopes of all gates, and share out the added units of each block."""
@@ -84,25 +88,27 @@ class Place(Refit):
         every = find_gate_units(program)
         directions = find_directions(original, every, folds)  # in the place of biases
         units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
-        blocks = {block.unit.site: block for block in find_blocks(program, found.layers, units)} if extra else {}
-        narrow = [site.name for index, site in enumerate(sites) if index not in blocks] if extra else []
-        if narrow:
+        blocks = {block.unit.site: block for block in find_blocks(program, found.layers, units)
+                  if extra.get(block.unit.site)}  # fmt: skip
+        if any(extra.values()) and not blocks:
             raise ConversionRefusedError(
-                f"the blocks of {', '.join(narrow[:4])}{' and so on' if len(narrow) > 4 else ''} cannot be widened: "
-                "the map before the gate has no bias, no key of the config gives it one, and its inputs have no "
-                "direction that is the same for all. Use width=1"
+                "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "
+                "and their inputs have no direction that is the same for all. Use width=1"
             )
+        self._wide = frozenset(blocks)
         sums = gather_placements(original, sites, units, folds)
         inputs = gather_inputs(original, [block.unit for block in blocks.values()], folds.spread)
+        fitted = {site for layer in found.layers for site in layer.sites}
         self._gates: list[_PlacedGate] = []
         for unit in units:
             block, direction = blocks.get(unit.site), directions.get(unit.site)
             if block is None:
-                basis = "line" if unit.other is None else "relu"
+                # Where a map is refitted behind, it supplies a constant and a line.
+                basis = "line" if unit.other is None and unit.site in fitted else "relu"
                 placement = first_of(fit_kinks(sums[unit.site], basis, 1))
                 self._gates.append(_PlacedGate(unit, placement, direction))
             else:
-                placement, added = _fit_block(original, block, extra, sums[unit.site], inputs[unit.site])
+                placement, added = _fit_block(original, block, extra[unit.site], sums[unit.site], inputs[unit.site])
                 self._gates.append(_PlacedGate(unit, placement, direction, added))
         # A gate waits for the last layer whose maps make its input or the other half of its unit.
         self._layer_before: dict[int, int] = {}

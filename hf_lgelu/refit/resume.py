@@ -159,7 +159,7 @@ def _mark(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) 
     """
     configs = [{**root.config.to_dict(), "_name_or_path": None} for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
-    arguments = plan.kinds, plan.keep, plan.target, config.outputs, config.width, config.allow_unrefitted
+    arguments = plan.kinds, plan.keep, plan.target, config.outputs, config.width
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
     digest = blake2b(repr(told).encode() + b"".join(folds.samples.keys), digest_size=16)
     for name, tensor in _tensors(model).items():

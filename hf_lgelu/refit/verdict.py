@@ -125,7 +125,7 @@ def require_good(
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
     distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
-    if report.held_out is not None and (failed := _why_not_nearer(report.held_out, advice)) is not None:
+    if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
     elif config.tolerance is not None and (best is None or best.gap is None or not best.gap <= config.tolerance):
         reason = _not_reached(report, best, config, can_be_wider)
@@ -139,12 +139,13 @@ def require_good(
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
 
-def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
-    """That the outputs are not finite, or no nearer to the original than those of the direct swap, with `advice`."""
+def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: str) -> str | None:
+    """That the outputs are not finite, or a refit no nearer to the original than the direct swap, with `advice`."""
     direct, refitted = evaluation.direct, evaluation.refitted
     if not math.isfinite(refitted.distance):
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
-    if refitted.distance < direct.distance or refitted.distance == 0:
+    is_refitted = any(layer.rows for layer in report.layers)  # else the gates alone were exchanged
+    if refitted.distance < direct.distance or refitted.distance == 0 or not is_refitted:
         return None
     return (
         f"the refitted network is no nearer to the original ({refitted.in_words}) than the direct swap "
@@ -215,7 +216,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             f"{report.repeated:,} of {second.samples:,} samples of the second set were given to fit on as well: of "
             "these it says nothing on inputs that the network has not seen"
         )
-    failed = _why_not_nearer(second, "the data that was fitted on is probably not from where that set is")
+    failed = _why_not_nearer(report, second, "the data that was fitted on is probably not from where that set is")
     if failed is not None:
         yield f"on the second set {failed}"
 
@@ -261,7 +262,10 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
             f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); {enough:,} inputs like "
             f"these {samples:,} would do (max_samples, --max_samples)"
         )
-    yield from (f"{layer.layers[0]}: {layer.note}" for layer in layers if layer.is_unfit)
+    unfit = [layer for layer in layers if layer.is_unfit]
+    for layer in unfit[:3]:
+        more = f"; so are {len(unfit) - 3} more" if len(unfit) > 3 and layer is unfit[2] else ""
+        yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged. {layer.layers[0]}: {layer.note}{more}"
     uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]
     if uncounted:
         yield (

@@ -4,7 +4,7 @@ The added weights are zero, so the copy computes the same function. The conversi
 same shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 from hf_lgelu.models.config_widths import config_entries, plan_width_changes
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of
+from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
 from hf_lgelu.models.exchange import ConfigPlans
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind
@@ -25,6 +25,9 @@ from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.program import Program
+
+_SIZES = {nn.Linear: ("out_features", "in_features"), Conv1D: ("nf", "nx")}
+"""The layers that can be widened, and the names of their sizes."""
 
 
 @dataclass(frozen=True)
@@ -61,66 +64,70 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
             continue
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
-        node = _origin(layer.maps[0].data, source)
+        path = [*_views(layer.maps[0].data, source)]
+        node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
         # A view may move other units to the last axis; the other half may have another input.
         whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
-        whole &= unit.other is None or _origin(unit.other.data) is _origin(unit.before.data)
+        whole &= unit.other is None or [*_views(unit.other.data)][-1] is [*_views(unit.before.data)][-1]
         linear = all(
             operation.mixes and operation.channel_axis == -1 for operation in (unit.before, layer.maps[0].operation)
         )
         own = unit.other is None or unit.owns_other
         own &= program.flow.are_used_once(*layer.maps[0].operation.parameters)
-        if whole and linear and own and (unit.other is not None or product_behind(call) is None):
+        if whole and alone and linear and own and (unit.other is not None or product_behind(call) is None):
             found.append(Block(unit, layer.maps[0]))
     return found
 
 
-def _origin(node: Node, source: Node | None = None) -> Node:
-    """The node that a tensor is a view or a copy of, searched back to `source` at most."""
+def _views(node: Node, source: Node | None = None) -> Iterator[Node]:
+    """A node, and those that it is a view or a copy of, back to `source` at most."""
+    yield node
     while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]
-    return node
+        yield node
 
 
-def widen_original(
-    model: nn.Module, program: Program, layers: Sequence[Layer], sites: int, budget: float
-) -> WiderOriginal:
-    """A copy with at most `budget` times the units and a bias before every gate; `model` itself if nothing is added.
+def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], budget: float) -> WiderOriginal:
+    """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `program` and `layers` are of the model's trace, `sites` is the number of its gates. Where no key of the config adds
-    biases, the copy has none (see always_on.py); then it gets wider only if all blocks are gated units.
+    `program` and `layers` are of the model's trace. What is no block (`find_blocks`) of plain linear layers stays as
+    wide as it is. Where no key of the config adds biases, the copy has none (see always_on.py); then it gets wider only
+    if all blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
-    blocks = find_blocks(program, layers, find_gate_units(program))
-    extra = 0
-    if budget > 1:
-        if len(blocks) < sites or len({block.width for block in blocks}) != 1:
-            raise UnsupportedConfigError(
-                f"of {sites} gates {len(blocks)} stand in blocks of two or three linear layers of their own, and these "
-                "must be all, of one width"
-            )
-        width = blocks[0].width
-        inputs = min(model.get_parameter(b.unit.before.weight).shape[b.unit.before.input_axis] for b in blocks)
+    blocks = [
+        block
+        for block in find_blocks(program, layers, find_gate_units(program))
+        if all(type(_owner(model, operation)) in _SIZES for operation in block.maps)
+    ]
+    if budget > 1 and not blocks:
+        raise UnsupportedConfigError("no gate stands in a block of two or three linear layers of its own")
+    extra: dict[int, int] = {}
+    for width in {block.width for block in blocks}:
+        alike = [block.unit for block in blocks if block.width == width]
+        inputs = min(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis] for unit in alike)
         # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
-        extra = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
-    if not extra and all(block.unit.before.bias is not None for block in blocks):
+        more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
+        extra |= {unit.site: more for unit in alike}
+    is_wider = any(extra.values())
+    if not is_wider and all(block.unit.before.bias is not None for block in blocks):
         return WiderOriginal(model)
     try:
         wide, changes = padded(model, blocks, extra)
     except UnsupportedConfigError:
-        if not extra:
+        if not is_wider:
             return WiderOriginal(model)
         if any(block.unit.other is None for block in blocks):
             raise
         wide, changes = padded(model, blocks, extra, biases=False)
-    return WiderOriginal(wide, extra, 1 + extra / blocks[0].width, changes)
+    return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
 def padded(
-    model: nn.Module, blocks: Sequence[Block], extra: int, *, biases: bool = True
+    model: nn.Module, blocks: Sequence[Block], extra: Mapping[int, int], *, biases: bool = True
 ) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
-    """A copy with `extra` more units of zero weights in every block, and the changes of its config.
+    """A copy with `extra` more units of zero weights in each block, by site, and the changes of its config.
 
     With `biases` the copy also has a zero bias before each gate. `model` is not changed.
 
@@ -128,9 +135,9 @@ def padded(
     """
     wide = independent_copy(model)
     for block in blocks:
-        _pad_block(wide, block, extra, biases)
-    widths = {block.unit.before.weight_name: block.width for block in blocks}
-    plans = ConfigPlans.of(wide, widths, lambda root, inside: _plan(root, set(inside.values()), extra))
+        _pad_block(wide, block, extra[block.unit.site], biases)
+    widths = {block.unit.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
+    plans = ConfigPlans.of(wide, widths, lambda root, inside: _plan(root, dict(inside.values())))
     return wide, plans.carry_out()
 
 
@@ -151,13 +158,8 @@ def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> 
     _put(wide, operation.weight_name, _with_zeros(weight, axis, extra))
     if operation.bias is not None and axis == operation.output_axis:
         _put(wide, operation.bias, _with_zeros(wide.get_parameter(operation.bias), 0, extra))
-    module, is_output = _owner(wide, operation), axis == operation.output_axis
-    names = {nn.Linear: ("out_features", "in_features"), Conv1D: ("nf", "nx")}.get(type(module))
-    if names is None:
-        raise UnsupportedConfigError(
-            f"{operation.weight} belongs to a {type(module).__name__}, which cannot be widened"
-        )
-    name = names[0 if is_output else 1]
+    module = _owner(wide, operation)
+    name = _SIZES[type(module)][0 if axis == operation.output_axis else 1]
     if hasattr(module, name):
         setattr(module, name, getattr(module, name) + extra)
 
@@ -186,19 +188,21 @@ def _put(model: nn.Module, name: str, value: Tensor) -> None:
     setattr(model.get_submodule(owner), attribute, nn.Parameter(value, old.requires_grad))
 
 
-def _plan(root: PreTrainedModel, widths: set[int], extra: int) -> list[ConfigChange]:
-    """The changes of a config after which it builds exactly the tensors that `root` has now."""
+def _plan(root: PreTrainedModel, more: Mapping[int, int]) -> list[ConfigChange]:
+    """The changes of a config after which it builds exactly the tensors that `root` has now; `more` units by width."""
 
     def resized(value: Any) -> Any:
-        value = min(widths) if value is None and extra else value
-        return value + extra if isinstance(value, int) and value in widths else value
+        if isinstance(value, list):
+            return [resized(each) for each in value]
+        value = min(more) if value is None and any(more.values()) else value
+        return value + more.get(value, 0) if isinstance(value, int) else value
 
     entries = config_entries(root.config)
     biases = [ConfigChange(path, False, True) for path, value in entries if value is False and "bias" in path[-1]]
     changes = plan_width_changes(root, resized, [[], *([bias] for bias in biases)])
     if changes is None:
         raise UnsupportedConfigError(
-            f"no key of {type(root.config).__name__} builds {type(root).__name__} with {extra} more units in each "
-            "block, with a bias before the gates or without"
+            f"no key of {type(root.config).__name__} builds {type(root).__name__} with {max(more.values())} more units "
+            "in each block, with a bias before the gates or without"
         )
     return changes

@@ -368,7 +368,7 @@ def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_mo
     assert torch.equal(converted.ups[0].weight, model.ups[0].weight)
     assert not torch.equal(converted.gates[1].weight, model.gates[1].weight)
     assert report.held_out.refitted.kl < report.held_out.direct.kl
-    with pytest.raises(ConversionRefusedError, match="of 2 gates 0 stand in blocks"):
+    with pytest.raises(ConversionRefusedError, match="no gate stands in a block"):
         convert_to_relu(model, inputs, width=2)
 
 
@@ -464,6 +464,6 @@ class Routed(nn.Module):
         return {"values": out}
 
 
-def test_experts_that_are_given_the_tokens_that_choose_them_are_refused_in_words():
-    with pytest.raises(ConversionRefusedError, match=r"as many rows as the inputs decide \(tokens"):
-        convert_to_relu(drawn(Routed()), rows(200, 4))
+def test_experts_that_are_given_the_tokens_that_choose_them_are_left_in_words():
+    report = convert_with(drawn(Routed()), rows(200, 4), max_kl=None).report
+    assert any("as many rows as the inputs decide (tokens" in warning for warning in report.warnings)

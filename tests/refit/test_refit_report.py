@@ -118,7 +118,7 @@ class Joint(nn.Module):
 
 
 def test_maps_are_counted_and_no_gates():
-    report = convert_with(Joint().eval(), torch.randn(200, 4), allow_unrefitted=True).report
+    report = convert_with(Joint().eval(), torch.randn(200, 4)).report
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
     assert "Of 3 linear maps behind them, 3 were refitted, without labels" in render_markdown(report)
     assert "weights kept" not in str(report)

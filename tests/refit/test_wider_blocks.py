@@ -42,11 +42,11 @@ def one_layer(build):
 
 @pytest.mark.parametrize("build", [llama, gpt2, bert])
 def test_room_changes_no_output(build):
-    model, inputs, (sites, program, layers, _) = one_layer(build)
-    room = widen_original(model, program, layers, len(sites), 1.25)
-    assert room.extra == 10 if build is not gpt2 else room.extra == 16
+    model, inputs, (_, program, layers, _) = one_layer(build)
+    room = widen_original(model, program, layers, 1.25)
+    assert room.extra == {0: 10 if build is not gpt2 else 16}
     width = 64 if build is gpt2 else 40
-    assert widen_original(model, program, layers, len(sites), 99.0).extra == 16 + 5 * width
+    assert widen_original(model, program, layers, 99.0).extra == {0: 16 + 5 * width}
     assert any("→" in str(change) for change in room.config_changes)
     with torch.no_grad():
         torch.testing.assert_close(room.model(**inputs).logits, model(**inputs).logits, rtol=0, atol=1e-12)
@@ -58,9 +58,9 @@ def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_si
         max_position_embeddings=16,
     )  # fmt: skip
     model, inputs = loud(LlamaForCausalLM(config), 1.0), tokens(4)
-    sites, program, layers, _ = traced(model, inputs)
-    room = widen_original(model, program, layers, len(sites), 1.25)  # no hidden size of 30 is shared by 4 heads
-    assert room.extra == 6
+    _, program, layers, _ = traced(model, inputs)
+    room = widen_original(model, program, layers, 1.25)  # no hidden size of 30 is shared by 4 heads
+    assert room.extra == {0: 6}
     assert sorted(map(str, room.config_changes)) == ["intermediate_size: 24 → 30", "mlp_bias: False → True"]
 
 
@@ -74,11 +74,11 @@ def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
 @pytest.mark.parametrize(("build", "copied"), [(llama, []), (llama, [3, 0, 3, 7]), (gpt2, [3, 0, 3, 7])])
 def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copied):
     """With as many units as inputs, a block is W_down(Σ aₖ·ReLU(z - cₖ) + b + d·z)·u to rounding, written by hand."""
-    model, inputs, (sites, program, layers, blocks) = one_layer(build)
+    model, inputs, (_, program, layers, blocks) = one_layer(build)
     extra = 16 + len(copied)
-    room = widen_original(model, program, layers, len(sites), 1 + extra / blocks[0].width)
-    sites, program, layers, blocks = traced(room.model, inputs)
-    assert (room.extra, len(blocks)) == (extra, 1)
+    room = widen_original(model, program, layers, 1 + extra / blocks[0].width)
+    _, program, layers, blocks = traced(room.model, inputs)
+    assert (room.extra, len(blocks)) == ({0: extra}, 1)
     block, width = blocks[0], blocks[0].width - extra
     torch.manual_seed(4)
     rows = torch.randn(500, 16, dtype=torch.float64)

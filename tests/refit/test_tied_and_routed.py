@@ -1,0 +1,98 @@
+"""Networks of which some gates have no map behind them to refit: tied decoders, experts; and what else can be done."""
+
+import pytest
+import torch
+from loud_nets import VOCABULARY, loud, tokens
+from networks import convert_with
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 16}
+EXPERTS = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def test_a_tied_decoder_leaves_its_gate_without_a_refit_and_its_block_as_wide(tmp_path):
+    model = loud(BertForMaskedLM(BertConfig(**BERT, intermediate_size=24, num_hidden_layers=1)))
+    model.tie_weights()
+    converted, report = convert_with(model, tokens(), width=1.5, max_kl=None)
+    assert len(report.gates) == 2
+    unfit = [layer for layer in report.layers if layer.is_unfit]
+    assert [layer.sites for layer in unfit] == [("cls.predictions.transform.transform_act_fn",)]
+    assert any("transform_act_fn: the gate alone was exchanged" in warning for warning in report.warnings)
+    assert report.held_out.refitted.kl < report.held_out.direct.kl
+    assert report.width_share == 1.5
+    assert converted.config.intermediate_size == 36
+    converted.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
+
+
+def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
+    model = loud(BertModel(BertConfig(**BERT, intermediate_size=24, num_hidden_layers=1), add_pooling_layer=False))
+    converted, report = convert_with(model, tokens(), width=1.5, max_kl=None)
+    assert report.width_share == 1.5
+    assert converted.config.intermediate_size == 36
+    assert converted.encoder.layer[0].output.dense.in_features == 36
+
+
+class Mixed(nn.Module):
+    """A block of linear layers, and one whose gate is followed by two maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)
+        self.other, self.gate, self.left, self.right = nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.gate(self.other(x + self.down(self.act(self.up(x)))))
+        return {"logits": self.left(y), "values": self.right(y).tanh()}
+
+
+def test_blocks_that_can_be_widened_are_and_the_rest_is_left():
+    torch.manual_seed(0)
+    converted, report = convert_with(
+        Mixed().eval(), torch.randn(400, 6), width=2.0, outputs=("logits", "values"), max_kl=None
+    )
+    assert (converted.up.out_features, converted.other.out_features) == (24, 8)
+    notes = {layer.layers[0]: layer.note for layer in report.layers}
+    assert "as many units as before" not in (notes["down"] or "")
+    assert "as many units as before" in notes["left"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3)),
+        pytest.param(
+            lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, num_experts=3, moe_intermediate_size=12)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["mixtral", "qwen3_moe"],
+)
+def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_path):
+    model = loud(build(), 1.5)
+    converted, report = convert_with(model, tokens(24, 6), max_kl=None)
+    assert all(layer.is_unfit for layer in report.layers)
+    assert {site for layer in report.layers for site in layer.sites} == set(report.gates)
+    assert 0 < report.held_out.refitted.kl == report.held_out.direct.kl
+    assert any("the gate alone was exchanged" in warning for warning in report.warnings)
+    assert report.next_step is None
+    assert converted.config.hidden_act == "relu"
+    converted.save_pretrained(tmp_path)
+    with torch.no_grad():
+        loaded = type(model).from_pretrained(tmp_path).eval()(**tokens(4)).logits
+        torch.testing.assert_close(loaded, converted(**tokens(4)).logits)
+        assert (loaded - model(**tokens(4)).logits).abs().max() > 1e-3
