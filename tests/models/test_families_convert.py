@@ -143,8 +143,8 @@ def test_a_converted_family(family, converted):
 @over([family for family in ALL if family.name in NOTHING_ELSE])
 def test_where_no_map_can_be_refitted_the_gates_alone_are_exchanged(family):
     _, report = convert(family)
-    assert {layer.layers[0] for layer in report.layers} == UNFIT[family.name]
-    assert report.held_out.refitted.distance == report.held_out.direct.distance
+    assert {layer.layers[0] for layer in report.layers if layer.is_unfit} == UNFIT[family.name]
+    assert report.held_out.refitted.distance <= report.held_out.direct.distance
 
 
 @over([family for family in ALL if family.name in NO_BETTER])

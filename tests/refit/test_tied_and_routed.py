@@ -85,11 +85,9 @@ def test_blocks_that_can_be_widened_are_and_the_rest_is_left():
 def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_path):
     model = loud(build(), 1.5)
     converted, report = convert_with(model, tokens(24, 6), max_kl=None)
-    assert all(layer.is_unfit for layer in report.layers)
-    assert {site for layer in report.layers for site in layer.sites} == set(report.gates)
-    assert 0 < report.held_out.refitted.kl == report.held_out.direct.kl
+    assert {site for layer in report.layers if layer.is_unfit for site in layer.sites} == set(report.gates)
+    assert 0 < report.held_out.refitted.kl < report.held_out.direct.kl  # the head reads what the experts write
     assert any("the gate alone was exchanged" in warning for warning in report.warnings)
-    assert report.next_step is None
     assert converted.config.hidden_act == "relu"
     converted.save_pretrained(tmp_path)
     with torch.no_grad():
