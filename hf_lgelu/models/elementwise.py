@@ -126,6 +126,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
+@_alone()
 def form_of(values: Tensor | None) -> Form | None:
     """The row whose values these are, the row "other", or None: `elementwise_kind` says when."""
     if values is None:

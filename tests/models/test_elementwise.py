@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, elementwise_kind, module_form
+from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 
 class OwnSwish(nn.Module):
@@ -153,3 +154,12 @@ def test_what_was_read_follows_the_attributes():
     assert module_form(module).name == "gelu_pytorch_tanh"
     with torch.device("meta"):
         assert module_form(nn.CELU(3.0)).kind == "celu"
+
+
+def test_a_trial_is_not_seen_by_what_records_a_run():
+    class Own(nn.Module):
+        def forward(self, x):
+            return x * torch.sigmoid(1.234 * x)
+
+    (call,) = find_smooth_calls(nn.Sequential(nn.Identity(), Own()), torch.zeros(1, 3))
+    assert (call.module, call.operation, call.count) == ("1", "sigmoid", 1)
