@@ -12,9 +12,9 @@ LEVEL = 0.95
 """Of every interval of a difference."""
 
 INTERVAL = (
-    "In brackets the 95 % interval of the mean difference: Student's over the seeds, or of one seed's accuracy what "
-    "its evaluation samples leave open (Newcombe's, of two samples of their own, which is wide for two networks judged "
-    "on the same rows). Where it holds zero, the two are not told apart."
+    "In brackets the 95 % interval of the mean difference: Student's over the seeds, or for one seed's accuracy "
+    "Newcombe's (of two independent samples, which is wide for two networks judged on the same rows). Where it "
+    "includes zero, the difference may be chance."
 )
 
 

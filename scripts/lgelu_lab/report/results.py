@@ -387,8 +387,8 @@ def _elsewhere_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 ELSEWHERE = TableSpec(
     title="Networks that nobody here trained",
     caption="Converted without training and without labels; “times” is how many hidden units each block then has "
-    "against the original. One run each. An interval in brackets is what the inputs leave open that it was judged on "
-    "(Wilson, 95 %).",
+    "against the original. One run each. An interval in brackets is Wilson's 95 % interval for the number of "
+    "judged inputs.",
     rows=_elsewhere_rows,
     head=("Network",),
     columns=(Column("Measure", _measure), *(_elsewhere_cell(*column) for column in _HEADINGS.items())),
@@ -450,9 +450,9 @@ def _road_cell(heading: str, *ways: str) -> Column:
 
 ROADS = TableSpec(
     title="What each road keeps, and what it costs",
-    caption="Score of the smooth network and of the ReLU networks made of it; the mean where there are several seeds. "
-    "“×” is how many hidden units a wider network has. int8: time of the int8 ReLU network (hardened, else wider) over "
-    "that of the int8 smooth network.",
+    caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “×” is how many times the "
+    "hidden units a wider network has. “int8 time” is the time of the hardened network in int8, or else of the wider "
+    "one, over that of the smooth network in int8.",
     rows=_road_rows,
     head=("Network",),
     columns=(

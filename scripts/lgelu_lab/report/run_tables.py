@@ -49,7 +49,7 @@ SUBSTITUTION_LABELS = ("GELU", HARDENED, "GELU → ReLU at 25%, trained on")
 RELATED_LABELS = ("ReLU", "GELU", "SiLU", "Mish", "PReLU", "Swish, learnable β", *LEARNED_LABELS)
 _OTHERS = ("silu", "mish", "prelu", "learnable_swish")
 
-ONE_SEED = "An interval in brackets: one seed, and what its evaluation samples leave open (Wilson, 95 %)."
+ONE_SEED = "An interval in brackets: one seed; Wilson's 95 % interval for its number of evaluation samples."
 
 
 # Which rows
