@@ -7,6 +7,7 @@ import pytest
 import torch
 from networks import convert_with
 from torch import nn
+from torch.nn import functional as F
 from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import hf_lgelu
@@ -19,18 +20,24 @@ class OwnConfig(PreTrainedConfig):
     model_type = "own_without_a_key"
 
 
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * x.sigmoid()
+
+
 class Own(PreTrainedModel):
-    """GELU in the code, whatever the config says."""
+    """Gates in the code, of every form, whatever the config says."""
 
     config_class = OwnConfig
 
     def __init__(self, config):
         super().__init__(config)
-        self.net = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 8), nn.SiLU(), nn.Linear(8, 3))
+        self.net = nn.Sequential(nn.Linear(6, 12), nn.PReLU(12), nn.Linear(12, 8), Swish(), nn.Linear(8, 6))
+        self.act, self.head = F.gelu, nn.Linear(6, 3)
         self.post_init()
 
     def forward(self, x):
-        return {"logits": self.net(x)}
+        return {"logits": self.head(self.act(self.net(x)))}
 
 
 def own():
@@ -80,7 +87,7 @@ def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
 def test_a_conversion_says_that_no_key_guards_the_folder():
     model, inputs = own()
     converted, report = convert_with(model.eval(), inputs, max_kl=None)
-    assert [type(converted.net[at]) for at in (1, 3)] == [nn.ReLU] * 2
+    assert [type(gate) for gate in (converted.net[1], converted.net[3], converted.act)] == [nn.ReLU] * 3
     assert (
         sum("load the saved folder by hf_lgelu.from_pretrained(Own, folder)" in told for told in report.warnings) == 1
     )
