@@ -180,8 +180,8 @@ def main(folder: Path) -> None:
     for name, way in CONVERSIONS:
         found[name, way] = converted(name, given(name, way, process))
     found["refused"] = refused(process)
-    for way in WAYS:
-        found["shares", way], found["distilled", way] = shares(way, state), distilled(way, state)
+    found |= {("shares", way): shares(way, state) for way in WAYS}
+    found["distilled"] = distilled("each has a share", state)
     found["climbed"] = climbed(state)
     torch.save(found, folder / f"{process}.pt")
     state.destroy_process_group()
