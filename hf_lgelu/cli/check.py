@@ -16,12 +16,20 @@ from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.batches import cut_batches, read_batches
+from hf_lgelu.models.called import gates_as_modules
 from hf_lgelu.models.example_run import call_alike, evaluation_mode, forward_hooks, run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
 from hf_lgelu.models.random_inputs import random_inputs
 from hf_lgelu.models.runtimes import runtime_warnings
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
+from hf_lgelu.models.sites import (
+    LEARNED_KINDS,
+    SMOOTH_KINDS,
+    ActivationSite,
+    find_sites,
+    functions_as_modules,
+    sites_in_words,
+)
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.substitution import put_relu
 from hf_lgelu.refit.compare import compare_networks_on
@@ -86,17 +94,19 @@ def check(arguments: CheckArguments) -> None:
     if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
         where = "random inputs" if evaluation is None else evaluation.description
         raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
-    for title, lines in (
-        ("Is it piecewise linear?", _linearity(examined)),
-        ("What would ReLU in the place of its gates cost?", _swap(examined)),
-        ("Can it be converted without training?", _conversion(examined)),
-        ("How it was converted", _earlier_conversion(given)),
-        ("Before anything is written", _notes(examined)),
-        ("What to do", _advice(examined)),
-    ):
-        found = list(lines)
-        if found:
-            print(f"\n{title}", *(f"  {line}" for line in found), sep="\n", flush=True)
+    network = given.network
+    with functions_as_modules(network, SMOOTH_KINDS), gates_as_modules(network, inputs, SMOOTH_KINDS):
+        for title, lines in (
+            ("Is it piecewise linear?", _linearity(examined)),
+            ("What would ReLU in the place of its gates cost?", _swap(examined)),
+            ("Can it be converted without training?", _conversion(examined)),
+            ("How it was converted", _earlier_conversion(given)),
+            ("Before anything is written", _notes(examined)),
+            ("What to do", _advice(examined)),
+        ):
+            found = list(lines)
+            if found:
+                print(f"\n{title}", *(f"  {line}" for line in found), sep="\n", flush=True)
 
 
 def _linearity(examined: Examined) -> Iterator[str]:
@@ -108,9 +118,9 @@ def _linearity(examined: Examined) -> Iterator[str]:
     if calls:
         yield "No. On the path of these inputs it computes smoothly:"
         yield from _shortened([f"- {call}" for call in calls])
-        others = sum(call.role != "gate" for call in calls)
+        others = sum(call.role not in ("gate", "call") for call in calls)
         if others and examined.sites:
-            yield f"Of these {others} would stay smooth: no modules of a kind that is exchanged."
+            yield f"Of these {others} would stay smooth: neither modules nor calls of a kind that is exchanged."
     else:
         yield "Yes, its gates are: no smooth activation was seen on the path of these inputs."
     yield (

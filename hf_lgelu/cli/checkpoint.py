@@ -122,17 +122,21 @@ def require_hardness(given: GivenCheckpoint) -> None:
             "ReLU network of it without training; to learn the hardness of its gates, load it with the activation "
             "lambda_gelu (lambda_gelu_tanh, lambda_silu) and train it with hf_lgelu.LambdaGELUTrainer"
         )
-    _refuse_gateless(given)
+    _refuse_relu(given)
+    raise ValueError(
+        f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
+        "what it computes smoothly"
+    )
 
 
 def require_gates(given: GivenCheckpoint) -> None:
-    """Raise ValueError unless the checkpoint has a smooth gate as a module; the message says what it has instead.
+    """Raise ValueError for a ReLU network. Gates that a forward calls as functions are found when the network runs.
 
     A smooth gate in a module behind a sentence encoder is refused too: such modules are copied unchanged.
     """
     sites = find_sites(given.network)
     if not sites:
-        _refuse_gateless(given)
+        _refuse_relu(given)
     behind = [site.name for site in sites if given.embeds and not site.name.startswith("encoder.")]
     if behind:
         raise ValueError(
@@ -141,16 +145,12 @@ def require_gates(given: GivenCheckpoint) -> None:
         )
 
 
-def _refuse_gateless(given: GivenCheckpoint) -> None:
+def _refuse_relu(given: GivenCheckpoint) -> None:
     relus = sum(isinstance(module, nn.ReLU | nn.ReLU6 | nn.LeakyReLU) for module in given.network.modules())
     if relus:
         raise ValueError(
             f"{given.name} is a ReLU network already ({relus} ReLU modules, no smooth gate): nothing to do"
         )
-    raise ValueError(
-        f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
-        "what it computes smoothly"
-    )
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:

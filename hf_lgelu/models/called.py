@@ -1,9 +1,35 @@
-"""Activations that are functions, as modules."""
+"""Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
 
-from collections.abc import Callable, Sequence
-from typing import Any
+One forward pass finds the calls. Each place in the code becomes a module `called.K` of the module in whose forward it
+stands, and while that forward runs, its calls go to these modules. Whatever exchanges, traces or refits gates then
+sees modules alone.
+"""
 
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, NamedTuple, cast
+
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils import _pytree as pytree
+
+from hf_lgelu.models.elementwise import elementwise_kind, is_piecewise_linear, module_values
+from hf_lgelu.models.example_run import Inputs, run_example
+
+CALLED = "called"
+"""The attribute that holds the gates of a module's calls; no state dict shows it, because no gate has a tensor."""
+
+_CALL = nn.Module._call_impl.__code__
+_LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
+# These run all of their children, one after the other.
+_RUN_THEIR_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 class Called(nn.Module):
@@ -18,3 +44,241 @@ class Called(nn.Module):
 
     def _get_name(self) -> str:
         return getattr(self.function, "__name__", type(self.function).__name__)
+
+
+class Call(NamedTuple):
+    """A place in the code of a module that calls an activation.
+
+    `place` is the name of the function that holds the call, and the line and column counted from that function's first
+    line; `where` is the same for a reader, "net.py:12 (Net.forward)".
+    """
+
+    function: Callable[..., Tensor]
+    place: tuple[str, int, int]
+    where: str
+
+
+class CalledGates(nn.Module):
+    """The gates in the place of a module's calls, each with its `Call`; a child's name is the number of its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[str, Call] = {}
+        self.are_alone = False
+        """Whether no other smooth gate runs inside the module. Compiled code, which has no frames, needs that."""
+
+    def add(self, call: Call, gate: nn.Module, number: str | None = None) -> None:
+        """One more gate, unless there is one for this place."""
+        if call not in self.calls.values():
+            number = str(len(self.calls)) if number is None else number
+            self.calls[number] = call
+            self.add_module(number, gate)
+
+    def at(self, function: Callable[..., Tensor], place: tuple[str, int, int] | None) -> nn.Module:
+        """The gate of a place, or of another call of the same function, which the example inputs did not reach."""
+        alike = [number for number, call in self.calls.items() if call.function is function]
+        return self.get_submodule(next((number for number in alike if self.calls[number].place == place), alike[0]))
+
+
+@contextmanager
+def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str]) -> Iterator[None]:
+    """A block in which the calls of activations of these kinds are modules `called.K` of the modules that call.
+
+    A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
+    in attributes are to be modules already. Only what one forward pass on `inputs` calls is found. Raises ValueError
+    where the model computes something else with these modules.
+    """
+    search = _Search(model, kinds)
+    with search:
+        expected = run_example(model, inputs)
+    with ExitStack() as routes:
+        for owner, gates in search.found:
+            for handle in _route(owner, gates):
+                routes.callback(handle.remove)
+            routes.callback(owner._modules.pop, CALLED)
+        if search.found and not _agree(expected, run_example(model, inputs)):
+            lines = "; ".join(call.where for _, gates in search.found for call in gates.calls.values())
+            raise ValueError(
+                f"{type(model).__name__} gives other outputs where its activations are modules and not calls ({lines});"
+                " write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
+            )
+        yield
+
+
+def settle(model: nn.Module) -> list[str]:
+    """Where the model's code calls an activation in the place of which another gate runs now, as `Call.where`.
+
+    Notes which modules have no smooth gate any more, so that they can be compiled. Changes `model` in place.
+    """
+    lines = []
+    for module in model.modules():
+        gates = module._modules.get(CALLED)
+        if isinstance(gates, CalledGates):
+            values = [found for each in module.modules() if (found := module_values(each)) is not None]
+            gates.are_alone = all(map(is_piecewise_linear, values))
+            lines += [f"{gates.calls[number].where}: {gates.calls[number].function.__name__}"
+                      for number, gate in gates.named_children() if not isinstance(gate, Called)]  # fmt: skip
+    return list(dict.fromkeys(lines))
+
+
+_HOLDERS = {"torch.nn.functional": F, "torch": torch, "torch.Tensor": Tensor}
+
+
+def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """{name of a gate in the place of a call: that call in plain values}, from which `restore_call` makes it again.
+
+    A function that is none of torch's has no holder there and cannot be restored.
+    """
+    found = {}
+    for name, gates in model.named_modules():
+        for number, call in gates.calls.items() if isinstance(gates, CalledGates) else ():
+            function = call.function.__name__
+            holder = next((key for key, held in _HOLDERS.items() if getattr(held, function, None) is call.function), "")
+            said = {"holder": holder, "function": function, "place": list(call.place), "where": call.where}
+            found[f"{name}.{number}"] = said
+    return found
+
+
+def restore_call(model: nn.Module, name: str, said: Mapping[str, Any]) -> None:
+    """Have a call run as a gate, for now ReLU, as it did where `recorded_calls` was read. Changes `model` in place.
+
+    Nothing is done where the model has no module of that name. Raises ValueError for what is no call of an activation.
+    """
+    owner_name, _, number = name.rpartition(f"{CALLED}.")
+    try:
+        owner = model.get_submodule(owner_name.removesuffix("."))
+    except AttributeError:
+        return  # it was in a head, and this model has another
+    try:
+        function = getattr(_HOLDERS[said["holder"]], said["function"])
+        qualified, line, column = said["place"]
+        call = Call(function, (qualified, line, column), said["where"])
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"the config's record has a call at {name} that is none of torch's: {said}") from error
+    if not isinstance(owner._modules.get(CALLED), CalledGates):
+        _route(owner, CalledGates())
+    cast(CalledGates, owner._modules[CALLED]).add(call, nn.ReLU(), number)
+
+
+@functools.lru_cache(4096)
+def _place(code: CodeType, instruction: int) -> tuple[str, int, int]:
+    """The place of a call, as in `Call`: the name of the code, and line and column from the code's first line."""
+    line, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
+    return code.co_qualname, (line or 0) - code.co_firstlineno, column or 0
+
+
+def line_of(frame: FrameType) -> str:
+    """The place that a frame is at, for a reader: "net.py:12 (Net.forward)"."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+def ids_of(modules: Iterable[nn.Module]) -> set[int]:
+    """What tells these modules from others: torch.export runs them as other objects with the same attributes."""
+    return {id(vars(module)) for module in modules}
+
+
+def running(modules: Collection[int]) -> tuple[nn.Module, list[FrameType]] | None:
+    """(the innermost module of `ids_of` whose forward runs, the frames inside it from the innermost on).
+
+    Left out are the frames of torch and of activations, unless they are the module's own code.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    frames: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is _CALL and id(vars(frame.f_locals["self"])) in modules:
+            module = frame.f_locals["self"]
+            own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
+            names = [str(frame.f_globals.get("__name__")) for frame in frames]
+            theirs = [frame for frame, name in zip(frames, names, strict=True)
+                      if name in own or not name.startswith(_LIBRARIES)]  # fmt: skip
+            return module, theirs or frames[-1:]
+        frames.append(frame)
+        frame = frame.f_back
+    return None
+
+
+class _Search(TorchFunctionMode):
+    """Finds the calls of activations while a model runs; `found` has (module, the gates of its calls)."""
+
+    def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
+        super().__init__()
+        self.found: list[tuple[nn.Module, CalledGates]] = []
+        self._modules, self._kinds = ids_of(model.modules()), kinds
+        self._known: dict[str, str | None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        named = {name: value for name, value in (kwargs or {}).items() if name != "inplace"}
+        x = args[0] if args else named.pop("input", None)
+        others = pytree.tree_leaves((args[1:], named))
+        if not (isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point()):
+            return output
+        if (
+            output.shape != x.shape
+            or getattr(func, "__name__", "_").endswith("_")
+            or any(isinstance(each, Tensor) for each in others)
+        ):
+            return output
+        key = repr((func, args[1:], named))
+        if key not in self._known:
+            self._known[key] = elementwise_kind(Called(func, args[1:], named))
+        kind = self._known[key]
+        # clamp(x, min=0.01) bends too: of torch's functions, those with the name of an activation are meant.
+        if kind in self._kinds and kind != "other":
+            self._add(Called(func, args[1:], named))
+        return output
+
+    def _add(self, gate: Called) -> None:
+        found = running(self._modules)
+        if found is None:
+            return
+        owner, frames = found
+        # A module that computes an activation is a gate already.
+        if module_values(owner) is not None or isinstance(owner, _RUN_THEIR_CHILDREN):
+            return
+        gates = next((gates for module, gates in self.found if module is owner), None)
+        if gates is None:
+            gates = CalledGates()
+            self.found.append((owner, gates))
+        gates.add(Call(gate.function, _place(frames[0].f_code, frames[0].f_lasti), line_of(frames[0])), gate)
+
+
+class _Route(TorchFunctionMode):
+    """While a module's forward runs, the calls in it go to its gates."""
+
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = owner
+        self.gates: CalledGates = getattr(owner, CALLED)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(call.function is func for call in self.gates.calls.values()):
+            if torch.compiler.is_dynamo_compiling() and self.gates.are_alone:
+                return self.gates.at(func, None)(args[0] if args else kwargs["input"])
+            found = running(ids_of(self.owner.modules()))
+            if found is not None and vars(found[0]) is vars(self.owner):
+                inner = found[1][0]
+                return self.gates.at(func, _place(inner.f_code, inner.f_lasti))(args[0] if args else kwargs["input"])
+        return func(*args, **kwargs)
+
+
+def _route(owner: nn.Module, gates: CalledGates) -> tuple[Any, ...]:
+    if hasattr(owner, CALLED):
+        raise ValueError(f"{type(owner).__name__} has an attribute {CALLED!r}, the name that gates of calls need")
+    owner.add_module(CALLED, gates)
+    return owner.register_forward_pre_hook(_enter), owner.register_forward_hook(_leave, always_call=True)
+
+
+def _enter(module: nn.Module, args: Any) -> None:
+    _push_mode(_Route(module))
+
+
+def _leave(module: nn.Module, args: Any, output: Any) -> None:
+    _pop_mode()
+
+
+def _agree(expected: Any, found: Any) -> bool:
+    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
+               if isinstance(one, Tensor))  # fmt: skip

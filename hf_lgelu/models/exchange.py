@@ -77,7 +77,8 @@ def found_sites(
             f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
             + (" that `include` accepts" if include else "")
             + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a "
-            "forward) cannot be exchanged: find_smooth_calls(model, inputs) lists them"
+            "forward) are exchanged by convert_to_relu alone: find_smooth_calls(model, inputs) names the lines, where "
+            "a module (self.act = nn.GELU()) can be written instead"
         )
     return sites
 

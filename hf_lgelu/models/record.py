@@ -19,6 +19,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.models.called import recorded_calls, restore_call
 from hf_lgelu.models.config_keys import (
     Config,
     ConfigChange,
@@ -46,7 +47,8 @@ GUARDS_KEY = "lambda_gelu_guards"
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
 
-After these {"site", "activation"} of plain gates that the config alone would not build there."""
+After these {"site", "activation"} of plain gates that the config alone would not build there, with the "call" in whose
+place a gate runs."""
 
 
 def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list[ConfigChange]:
@@ -117,11 +119,13 @@ def describe_sites(
             continue
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
         record.append({"site": name, "raw_shape": list(module.raw_hardness.shape), **gate})
-    for name in plain:
+    calls = {uncompiled_name(name): said for name, said in recorded_calls(model).items()}
+    for name in dict.fromkeys([*plain, *calls]):
         parent, attribute = _site_place(model, name)
         module = (planned or {}).get(name) or getattr(parent, attribute, None)
         if module is not None and not isinstance(module, LambdaGate):
-            record.append({"site": name, **_plain_entry(module)})
+            call = {"call": calls[name]} if name in calls else {}
+            record.append({"site": name, **_plain_entry(module), **call})
     return record
 
 
@@ -242,6 +246,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     placed = 0
     for entry in record:
         name = entry["site"]
+        if "call" in entry:
+            restore_call(model, name, entry["call"])
         parent, attribute = _site_place(model, name)
         if parent is None:
             continue  # it was in a head, and this model has another

@@ -7,7 +7,7 @@ tanh are no modules, so the operations themselves are watched here.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.elementwise import is_smooth
+from hf_lgelu.models.called import Called, ids_of, line_of, running
+from hf_lgelu.models.elementwise import is_smooth, module_values
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.sites import SMOOTH_KINDS, is_activation, kind_of
@@ -38,6 +39,7 @@ _ROLES = {
     "gate": "activation module",
     "activation": "activation module that surgery leaves alone",
     "function": "called as a function",
+    "call": "called as a function, and a gate runs in its place",
 }
 
 
@@ -48,7 +50,8 @@ class SmoothCall:
     `module` is the dotted name of the innermost module running it: "" is the model itself, None a module that is not
     registered in the model. `module_class` is that module's class. `role` is what the module is to surgery: "gate", an
     activation module of a kind that surgery exchanges; "activation", a module of another kind, such as `nn.Tanh`;
-    "function", a module in whose code the operation stands, or a module that is built anew at each call.
+    "function", a module in whose code the operation stands, or a module that is built anew at each call; "call", the
+    same where `gates_as_modules` has a module run in the call's place. `line` is then where the call stands.
     """
 
     module: str | None
@@ -56,10 +59,12 @@ class SmoothCall:
     operation: str
     role: str
     count: int
+    line: str | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         place = "a module built during the forward" if self.module is None else self.module or "the model itself"
-        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {_ROLES[self.role]}"
+        at = "" if self.line is None else f" at {self.line}"
+        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {_ROLES[self.role]}{at}"
 
 
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
@@ -83,18 +88,18 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """
     model = uncompiled(model)  # it would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
-    watch = _Watch()
+    watch = _Watch(ids_of(module for module in model.modules() if not isinstance(module, Called)))
     with torch.inference_mode(False), _module_stack(watch), watch:  # in it fused cells pass as they are, unseen
         run_example(model, inputs)
-    named = {module_id for module_id, operation in watch.counts if operation != _OWN_FORMULA}
+    named = {module_id for module_id, operation, _, _ in watch.counts if operation != _OWN_FORMULA}
     calls = []
-    for (module_id, operation), count in watch.counts.items():
+    for (module_id, operation, is_called, line), count in watch.counts.items():
         if operation == _OWN_FORMULA and module_id in named:
             continue
         module = watch.modules[module_id]
         name = names.get(module_id)
-        role = "function" if name is None else _role(module)
-        calls.append(SmoothCall(name, type(module).__name__, operation, role, count))
+        role = "call" if is_called else "function" if name is None else _role(module)
+        calls.append(SmoothCall(name, type(module).__name__, operation, role, count, line))
     return calls
 
 
@@ -105,18 +110,20 @@ def _role(module: nn.Module) -> str:
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, registered: set[int]) -> None:
+        """`registered` are the `ids_of` the modules whose code is looked at for lines."""
         super().__init__()
+        self.registered = registered
         self.stack: list[nn.Module] = []
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
-        self.counts: Counter[tuple[int, str]] = Counter()
+        self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
 
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         self.stack.append(module)
         if is_smooth(module) and not isinstance(module, LambdaGate):
             self.modules[id(module)] = module
-            self.counts[id(module), _OWN_FORMULA] += 1
+            self.counts[id(module), _OWN_FORMULA, False, None] += 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -127,8 +134,12 @@ class _Watch(TorchDispatchMode):
         is_parameter = operation == "softplus" and isinstance(module, LambdaGate)
         is_smooth = operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and bool(args[_USE_GELU]))
         if is_smooth and module is not None and not is_parameter:
+            is_called, found = isinstance(module, Called), running(self.registered)
+            if is_called and found is not None:
+                module = found[0]
             self.modules[id(module)] = module
-            self.counts[id(module), operation] += 1
+            line = line_of(found[1][0]) if found and module_values(module) is None else None
+            self.counts[id(module), operation, is_called, line] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -10,12 +10,14 @@ loop over the layers is `Refit.make` in `layerwise.py`.
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from hf_lgelu.models.batches import TRIED, for_decoder, read_batches
+from hf_lgelu.models.called import gates_as_modules
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
@@ -30,11 +32,13 @@ from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.verdict import (
+    called_warnings,
     config_warnings,
     conversion_warnings,
     require_comparable,
-    require_convertible,
+    require_gates,
     require_good,
+    require_refittable,
     uncounted_warnings,
 )
 
@@ -76,10 +80,11 @@ def convert_to_relu(
     shared, every process must call, and each gets the same model.
 
     Args:
-        model: trained, any module whose gates are modules: families of transformers, timm, your own, a
-            SentenceTransformer (compared on its embeddings). Refitted are the first linear maps behind each gate:
-            Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling block, the second
-            half of a gated unit.
+        model: trained, any module: families of transformers, timm, your own, a SentenceTransformer (compared on its
+            embeddings). Its gates are modules or calls in a forward (`F.gelu(x)`): in the place of a call, the copy
+            runs the new gate in memory, and the report names the line to write it in. Refitted are the first linear
+            maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a
+            downsampling block, the second half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.models.batches.read_batches`). Labels, where there are some, only go into the metrics of the
             report. Of several processes each may have all of it, or a share. Sequences of different lengths need an
@@ -120,13 +125,16 @@ def convert_to_relu(
         effort=effort, width=width, target=target, keep=keep, tolerance=tolerance
     )
     model = operable_module(model)
-    require_convertible(model, config)
+    require_refittable(model, config)
     processes = known_processes()
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
-    with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS):
+    kinds = config.kinds or SMOOTH_KINDS
+    with looked_at(model), functions_as_modules(model, kinds), ExitStack() as stack:
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
+        stack.enter_context(gates_as_modules(model, first[:TRIED].inputs, kinds))
+        require_gates(model, first[:TRIED].inputs, config)
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         second = None
         if evaluation_data is not None:
@@ -147,7 +155,7 @@ def convert_to_relu(
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: site.module._get_name() for site in plan.sites(model)},
-            kept={name: type(model.get_submodule(name)).__name__ for name in plan.keep},
+            kept={name: model.get_submodule(name)._get_name() for name in plan.keep},
             layers=best.layers,
             held_out=best.held_out,
             evaluation=evaluation,
@@ -168,6 +176,7 @@ def convert_to_relu(
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
+    warnings += tuple(called_warnings(best.model))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config, lambda: can_be_wider(task))
     return Conversion(best.model, report)

@@ -8,13 +8,14 @@ from torch import nn
 
 from hf_lgelu.formats import quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch, taken_by
+from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots
-from hf_lgelu.models.example_run import run_example
+from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
 from hf_lgelu.models.record import loads_elsewhere
 from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.compare import labels_fit
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
@@ -31,6 +32,7 @@ from hf_lgelu.refit.report import (
     rungs_in_words,
 )
 from hf_lgelu.refit.weights import why_not_writable
+from hf_lgelu.registry import refuse_guarded
 
 _ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
@@ -63,19 +65,32 @@ class ConversionRefusedError(RuntimeError):
         self.report, self.model = report, model
 
 
-def require_convertible(model: nn.Module, config: ConversionConfig) -> None:
-    """Raise what `convert_to_relu` says it raises of the model and its options, before any data are read."""
+def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
+    """Raise what `convert_to_relu` says it raises of the model's weights, before any data are read."""
+    refuse_guarded(model)
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
-    TemporaryRelu(model, kinds=config.kinds or SMOOTH_KINDS)  # raises where there is no gate
     steps = next((effort for effort in config.rungs if RUNGS[effort].takes_steps), None)
     if steps is not None and not can_take_steps(model):
         raise ValueError(
             f"effort={steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
             "(the result may be cast back), or stop at effort='place'"
         )
+
+
+def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) -> None:
+    """Raise ValueError where a model has no gate, calls in a forward among them, or not those to be kept."""
     gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
+    if not gates:
+        smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
+        advice = (
+            f". What it computes smoothly:{smooth}\nWrite the formula of a gate as a call that says which it is, "
+            "torch.nn.functional.silu(x), or as a module" if smooth else ": nothing in it is smooth"
+        )  # fmt: skip
+        raise ValueError(
+            f"{type(model).__name__} has no gate of kind {', '.join(config.kinds or SMOOTH_KINDS)}{advice}"
+        )
     if isinstance(keep, str):  # each of its letters would be taken for a name
         raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
     unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
@@ -272,6 +287,17 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
             f"{quoted(uncounted)} had weights behind it that were left as they were, in a part of the model whose "
             "outputs did not count: what that gives now was not measured. Name its output (outputs=), or leave it "
             "(keep=)"
+        )
+
+
+def called_warnings(model: nn.Module) -> Iterator[str]:
+    """Where the code of a converted model still calls the old gates: what to write there."""
+    lines = settle(model)
+    if lines:
+        yield (
+            f"these calls stand in the code and run as the new gates in memory, in the copy that was converted and in "
+            f"what hf_lgelu loads of it: {'; '.join(lines)}. Write the new gate there (torch.nn.functional.relu for "
+            "ReLU); its state dict loads strictly into the code so edited, and computes the old gates without the edit"
         )
 
 
