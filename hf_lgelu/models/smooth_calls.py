@@ -121,7 +121,7 @@ class _Watch(TorchDispatchMode):
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         self.stack.append(module)
-        if is_smooth(module) and not isinstance(module, LambdaGate):
+        if is_smooth(module) and not isinstance(module, LambdaGate | Called):
             self.modules[id(module)] = module
             self.counts[id(module), _OWN_FORMULA, False, None] += 1
 
@@ -138,7 +138,8 @@ class _Watch(TorchDispatchMode):
             if is_called and found is not None:
                 module = found[0]
             self.modules[id(module)] = module
-            line = line_of(found[1][0]) if found and module_values(module) is None else None
+            is_gate = id(vars(module)) in self.registered and module_values(module) is not None
+            line = None if is_gate or found is None else line_of(found[1][0])
             self.counts[id(module), operation, is_called, line] += 1
         return func(*args, **(kwargs or {}))
 
