@@ -270,10 +270,12 @@ def _route(owner: nn.Module, gates: CalledGates) -> tuple[Any, ...]:
     return owner.register_forward_pre_hook(_enter), owner.register_forward_hook(_leave, always_call=True)
 
 
+@torch.compiler.disable  # a compiled frame may not leave another mode behind
 def _enter(module: nn.Module, args: Any) -> None:
     _push_mode(_Route(module))
 
 
+@torch.compiler.disable
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
     _pop_mode()
 

@@ -85,7 +85,7 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
     if not gates:
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
-            f". What it computes smoothly:{smooth}\nWrite the formula of a gate as a call that says which it is, "
+            f". What it computes smoothly:{smooth}\nWrite a gate's formula as a call that says which it is, such as "
             "torch.nn.functional.silu(x), or as a module" if smooth else ": nothing in it is smooth"
         )  # fmt: skip
         raise ValueError(
