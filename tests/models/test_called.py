@@ -50,21 +50,34 @@ class Gated(Code):
 
 
 class Looped(Code):
+    def __init__(self, act=F.gelu, **arguments):
+        super().__init__(act, **arguments)
+        self.layers = nn.ModuleList([nn.Linear(12, 12) for _ in range(3)])
+
     def forward(self, x):
         x = self.a(x)
-        for _ in range(3):
-            x = x + self.b(self.act(x))
+        for layer in self.layers:
+            x = x + layer(self.act(x))
         return self.out(self.act(x))
+
+
+class Dropped(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self._act, self.dropout = act, nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.dropout(self._act(x))
 
 
 class Shared(Code):
     def __init__(self, act=F.gelu, **arguments):
         super().__init__(act, **arguments)
-        self.block = InTurn(act, **arguments)
-        self.again, self.back = self.block, nn.Linear(3, 6)
+        self.dropped = Dropped(self._act)
+        self.again = self.dropped
 
     def forward(self, x):
-        return self.again(x + self.back(self.block(x)))
+        return self.out(self.again(self.b(self.dropped(self.a(x)))))
 
 
 class BuiltAnew(Code):
