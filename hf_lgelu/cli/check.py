@@ -95,7 +95,7 @@ def check(arguments: CheckArguments) -> None:
         where = "random inputs" if evaluation is None else evaluation.description
         raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
     network = given.network
-    with functions_as_modules(network, SMOOTH_KINDS), gates_as_modules(network, inputs, SMOOTH_KINDS):
+    with functions_as_modules(network, SMOOTH_KINDS), gates_as_modules(network, inputs):
         for title, lines in (
             ("Is it piecewise linear?", _linearity(examined)),
             ("What would ReLU in the place of its gates cost?", _swap(examined)),

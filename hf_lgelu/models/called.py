@@ -20,11 +20,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.elementwise import elementwise_kind, is_piecewise_linear, module_values
+from hf_lgelu.models.elementwise import CONVERTED_KINDS, elementwise_kind, is_piecewise_linear, module_values
 from hf_lgelu.models.example_run import Inputs, run_example
 
 CALLED = "called"
 """The attribute that holds the gates of a module's calls; no state dict shows it, because no gate has a tensor."""
+
+CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
+"""The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
+called, and clamp(x, min=0.01) bends, too."""
 
 _CALL = nn.Module._call_impl.__code__
 _LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
@@ -81,7 +85,7 @@ class CalledGates(nn.Module):
 
 
 @contextmanager
-def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str]) -> Iterator[None]:
+def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
     """A block in which the calls of activations of these kinds are modules `called.K` of the modules that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
@@ -213,6 +217,8 @@ class _Search(TorchFunctionMode):
         others = pytree.tree_leaves((args[1:], named))
         if not (isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point()):
             return output
+        if isinstance(x, nn.Parameter):  # a scale
+            return output
         if (
             output.shape != x.shape
             or getattr(func, "__name__", "_").endswith("_")
@@ -223,8 +229,7 @@ class _Search(TorchFunctionMode):
         if key not in self._known:
             self._known[key] = elementwise_kind(Called(func, args[1:], named))
         kind = self._known[key]
-        # clamp(x, min=0.01) bends too: of torch's functions, those with the name of an activation are meant.
-        if kind in self._kinds and kind != "other":
+        if kind in self._kinds:
             self._add(Called(func, args[1:], named))
         return output
 

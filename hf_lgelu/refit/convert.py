@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hf_lgelu.models.batches import TRIED, for_decoder, read_batches
-from hf_lgelu.models.called import gates_as_modules
+from hf_lgelu.models.called import CALLED_KINDS, gates_as_modules
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
@@ -129,11 +129,10 @@ def convert_to_relu(
     processes = known_processes()
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
-    kinds = config.kinds or SMOOTH_KINDS
-    with looked_at(model), functions_as_modules(model, kinds), ExitStack() as stack:
+    with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
-        stack.enter_context(gates_as_modules(model, first[:TRIED].inputs, kinds))
+        stack.enter_context(gates_as_modules(model, first[:TRIED].inputs, config.kinds or CALLED_KINDS))
         require_gates(model, first[:TRIED].inputs, config)
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         second = None
