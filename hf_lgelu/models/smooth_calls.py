@@ -121,7 +121,9 @@ class _Watch(TorchDispatchMode):
     def enter(self, module: nn.Module) -> None:
         """A module's forward begins."""
         self.stack.append(module)
-        if is_smooth(module) and not isinstance(module, LambdaGate | Called):
+        # In a module that is built anew at each call, a gate may run in the place of the module's function.
+        is_own = id(vars(module)) in self.registered and not isinstance(module, LambdaGate)
+        if is_own and is_smooth(module):
             self.modules[id(module)] = module
             self.counts[id(module), _OWN_FORMULA, False, None] += 1
 

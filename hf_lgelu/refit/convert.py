@@ -132,9 +132,9 @@ def convert_to_relu(
     with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()
+        outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         stack.enter_context(gates_as_modules(model, first[:TRIED].inputs, config.kinds or CALLED_KINDS))
         require_gates(model, first[:TRIED].inputs, config)
-        outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         second = None
         if evaluation_data is not None:
             second = SecondSet(model, evaluation_data, folds, **read)
