@@ -7,12 +7,22 @@ import pytest
 import timm
 import torch
 import transformers
-from networks import Calls
 from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu import LambdaGELU
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
+
+
+class Calls(nn.Module):
+    """A module with a function in its code. It has a part, so it is no activation module itself."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function, self.part = function, nn.Identity()
+
+    def forward(self, x):
+        return self._function(self.part(x))
 
 
 def hand_written_gelu(x):
