@@ -140,7 +140,7 @@ def form_of(values: Tensor | None) -> Form | None:
         return None
     for form in _FORMS:
         if torch.allclose(form.values(_GRID.double(), at)[known], values[known], **_CLOSE):
-            return None if form.kind == "leaky_relu" and not 0 < -at(-1.0) < 1 else form
+            return None if form.kind == "leaky_relu" and not 0 < -at(-1.0) < 0.99 else form
     ends = ((32.0, 64.0), (64.0, 80.0), (80.0, 1e3), (1e3, 1e4))
     above, below = (
         [(at(sign * b) - at(sign * a)) / (sign * (b - a)) for a, b in ends if math.isfinite(at(sign * b))]

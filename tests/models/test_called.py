@@ -230,3 +230,15 @@ def test_onnx_has_relu_in_the_place_of_the_calls(tmp_path, x):
     kinds = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
     assert "Relu" in kinds
     assert not kinds & {"Erf", "Gelu", "Tanh"}
+
+
+def test_arithmetic_and_scales_are_no_gates(x):
+    class Scaled(Code):
+        def forward(self, x):
+            x = self.a(x) + 1e-6
+            scale = F.softplus(x.square().mean(-1, keepdim=True)) + F.elu(self.out.bias).sum()
+            return self.out(2 * x.clamp(min=0.01).abs().relu() / scale)
+
+    network = Scaled()
+    with gates_as_modules(network, x[:2]):
+        assert "called" not in network._modules
