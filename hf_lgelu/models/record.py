@@ -155,10 +155,15 @@ def plain_sites(record: SiteRecord) -> list[str]:
     return [entry["site"] for entry in record if "activation" in entry]
 
 
-def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
-    """(parent, attribute) of a site, or (None, attribute). A name may have the prefix of the model below the head."""
+def _names(model: nn.Module, name: str) -> tuple[str, ...]:
+    """A recorded name as `model` may have it: with the prefix of the model below the head, or without it."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+    return name, prefix + name, name.removeprefix(prefix)
+
+
+def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
+    """(parent, attribute) of a site, or (None, attribute)."""
+    for candidate in _names(model, name):
         parent_name, _, attribute = candidate.rpartition(".")
         try:
             parent = model.get_submodule(parent_name)
@@ -247,7 +252,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     for entry in record:
         name = entry["site"]
         if "call" in entry:
-            restore_call(model, name, entry["call"])
+            for candidate in dict.fromkeys(_names(model, name)):
+                restore_call(model, candidate, entry["call"])
         parent, attribute = _site_place(model, name)
         if parent is None:
             continue  # it was in a head, and this model has another
