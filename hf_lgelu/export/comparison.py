@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, score, significant
-from hf_lgelu.models.batches import TRIED, Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, require_taken
 from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import compared_outputs
@@ -151,11 +151,14 @@ def compare_networks(
     if int8:
         require("onnxruntime", "onnx")
     networks = {ORIGINAL: _in_float32(original), CONVERTED: _in_float32(converted)}
-    read = for_decoder(networks[ORIGINAL], read_batches(data))
     batches = [
-        Batch(in_dtype(batch.inputs, torch.float32), batch.labels)
-        for batch in cut_batches(taken_by(networks[ORIGINAL], read, "data"))
+        replace(batch, inputs=in_dtype(batch.inputs, torch.float32))
+        for batch in cut_batches(read_batches(data, model=networks[ORIGINAL]))
     ]
+    if not batches:
+        raise nothing_given("data")
+    if int8 and batches[0].is_sample:
+        raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
     _require_alike(networks, batches[0][:TRIED], outputs)
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
@@ -203,12 +206,14 @@ class _Form:
     output_names: tuple[str, ...] = ()
     operations: str | None = None
 
-    def run(self, inputs: Tensor | dict[str, Any]) -> Any:
+    def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
         """What the form gives, and nothing else done that costs time."""
         if isinstance(self.runner, OnnxModel):
             given = inputs if isinstance(inputs, dict) else {self.runner.input_names[0]: inputs}
             return self.runner({name: given[name] for name in self.runner.input_names})
-        return call_by_name(self.runner, inputs) if isinstance(inputs, dict) else self.runner(inputs)
+        if isinstance(inputs, dict):
+            return call_by_name(self.runner, inputs)
+        return self.runner(*(inputs if isinstance(inputs, tuple) else (inputs,)))
 
     def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
         """What the form gives, with torch's names."""
@@ -250,7 +255,7 @@ def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Seque
     """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
     shapes = []
     for name, network in networks.items():
-        next(taken_by(network, [few], f"data, given to the {name} network"))
+        require_taken(network, few, f"data, given to the {name} network")
         found = compared_outputs(network, few.inputs, outputs).tensors
         shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
     if any(others != shapes[0] for others in shapes):
@@ -276,7 +281,7 @@ def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 def _cropped(batch: Batch) -> Batch:
     """The batch without the columns that are padding in all of its rows: they would be timed."""
-    if isinstance(batch.inputs, Tensor):
+    if isinstance(batch.inputs, Tensor) or batch.is_sample:
         return batch
     kept = {name: slice(int(begins.min()), int(ends.max())) for name, (begins, ends) in batch.spans.items()}
     return Batch({name: value[:, kept[name]] if name in kept else value for name, value in batch.inputs.items()})

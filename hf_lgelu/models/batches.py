@@ -1,20 +1,22 @@
 """Batches on the CPU, as a model takes them, read from whatever a user may pass as data."""
 
 import inspect
+import io
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from transformers import PreTrainedConfig
 
 from hf_lgelu.models.example_run import NOT_TAKEN, require_plain, run_example
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.models.outputs import IGNORED_LABEL, named_tensors
 
 LABEL_KEYS = ("labels", "label")
 """Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
@@ -44,6 +46,7 @@ _READ_AT_ONCE = 256
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _MASKS = ("attention_mask", "decoder_attention_mask")
 _CONSTANTS = (bool, int, float, str, type(None))
+_PAIR, _POSITIONS, _ARGUMENT = "(inputs, labels)", "positional arguments", "one argument"
 _WHAT_TO_PASS = (
     "Pass a tensor or a mapping of tensors whose leading axis counts samples (rows, sequences, images), a dataset, "
     "a DataLoader, or an iterable of batches"
@@ -56,29 +59,33 @@ _WHAT_TO_DO = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of a model, on the CPU.
+    """Inputs of a call of the model, on the CPU.
 
     Args:
-        inputs: a tensor, or what the model takes by name. The leading axis of every tensor counts samples.
+        inputs: a tensor, what the model takes by name, or a tuple of positional arguments. The leading axis of every
+            tensor counts samples.
         labels: one entry per sample, or None.
+        is_sample: whether the batch is one sample instead (a graph, a list of graphs), with tensors of any axes.
     """
 
-    inputs: Tensor | dict[str, Any]
+    inputs: Tensor | dict[str, Any] | tuple[Any, ...]
     labels: Tensor | None = None
+    is_sample: bool = False
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors among the inputs by name."""
-        if isinstance(self.inputs, Tensor):
-            return {BARE: self.inputs}
-        return {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
+        """The tensors among the inputs by name; a tensor deeper inside is "graph.nodes"."""
+        return {name: value for name, value in _leaves(self.inputs).items() if isinstance(value, Tensor)}
 
     @property
     def constants(self) -> dict[str, Any]:
         """The other inputs, e.g. {"use_cache": False}."""
-        if isinstance(self.inputs, Tensor):
-            return {}
-        return {name: value for name, value in self.inputs.items() if not isinstance(value, Tensor)}
+        return {name: value for name, value in _leaves(self.inputs).items() if not isinstance(value, Tensor)}
+
+    def with_tensors(self, tensors: Mapping[str, Tensor], labels: Tensor | None) -> "Batch":
+        """A batch of the same form with other tensors and labels."""
+        values = [tensors.get(name, value) for name, value in _leaves(self.inputs).items()]
+        return replace(self, inputs=pytree.tree_unflatten(values, pytree.tree_structure(self.inputs)), labels=labels)
 
     @property
     def with_labels(self) -> dict[str, Tensor]:
@@ -104,6 +111,8 @@ class Batch:
         Sequences are tensors with a mask, and labels of tokens. Rows keep all of their width where something without
         the mask's shape is as long: boxes (B, T, 4) or embeddings (B, T, C) go with the tokens.
         """
+        if self.is_sample:
+            return {}
         masks = {name: self.mask_of(name) for name in self.with_labels}
         beside = [size for name, value in self.tensors.items() if masks[name] is None for size in value.shape[1:]]
         found = {}
@@ -120,6 +129,8 @@ class Batch:
 
     def at_once(self, *, is_cropped: bool = False) -> int:
         """How many samples like these run together by default; `is_cropped` without the padding that they have."""
+        if self.is_sample:
+            return 1
         tensors = self.tensors
         name = "input_ids" if "input_ids" in tensors else "attention_mask"
         if name in tensors:
@@ -145,28 +156,46 @@ class Batch:
         return values.reshape(-1, values.shape[-1]) if counted is None else values[counted]
 
     def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
+        return 1 if self.is_sample else len(next(iter(self.tensors.values())))
 
     def __getitem__(self, numbers: slice | Tensor) -> "Batch":
         """Some of its samples; a slice makes views."""
+        if self.is_sample:
+            return self
         labels = None if self.labels is None else self.labels[numbers]
-        if isinstance(self.inputs, Tensor):
-            return Batch(self.inputs[numbers], labels)
-        return Batch(self.inputs | {name: value[numbers] for name, value in self.tensors.items()}, labels)
+        return self.with_tensors({name: value[numbers] for name, value in self.tensors.items()}, labels)
+
+
+def _leaves(inputs: Any) -> dict[str, Any]:
+    """{name: leaf} of inputs, in their order."""
+    leaves, _ = pytree.tree_flatten_with_path(inputs)
+    return {".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf for path, leaf in leaves}
 
 
 def read_batches(
     data: Any,
     *,
+    model: nn.Module | None = None,
+    what: str = "data",
     batch_size: int | None = None,
     data_collator: Callable[[Any], Any] | None = None,
     max_samples: int | None = None,
 ) -> Iterator[Batch]:
-    """The data as batches, each read once.
+    """The data as batches, each read once; none of them is empty.
+
+    A batch is a call of the model: a tensor, or best a mapping by the names of the arguments. Two tensors with one
+    leading axis, in a tuple or list, are `(inputs, labels)`. Any other tuple holds positional arguments, and any other
+    list is one argument. What the model does not take so is tried in the other of these forms.
+
+    Where all tensors have one leading axis and the model takes a part of it, that axis counts samples. Any other batch
+    is one sample: a graph, a list of graphs, images of different sizes.
 
     Args:
-        data: a tensor or a mapping of tensors with all samples; a DataLoader or any other iterable of batches (tensor,
-            mapping of tensors, `(inputs, labels)`); a dataset, whose items are collated.
+        data: a tensor or a mapping of tensors with all samples; a DataLoader or any other iterable of batches; a
+            dataset, whose items are collated.
+        model: takes the batches, and says of the first what it is; without a model, shapes alone say that. An
+            encoder-decoder gets the decoder's inputs that it makes of labels.
+        what: names the data in messages, "data" or "evaluation_data".
         batch_size: samples read at a time from a dataset (256 by default); nothing else depends on it.
         data_collator: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal
             length become tensors.
@@ -174,25 +203,108 @@ def read_batches(
             sorted by class, and the first ones of an iterable.
 
     Raises:
-        TypeError: something is neither a tensor nor a plain constant.
-        ValueError: axes that do not agree, items that cannot be stacked, or data_collator without a dataset.
+        TypeError: something is neither a tensor nor a plain constant, nor an object that holds tensors.
+        ValueError: a first batch that the model does not take, with what the model said; batches of several forms,
+            items that cannot be stacked, or data_collator without a dataset.
     """
-    if isinstance(data, Tensor | np.ndarray | Mapping):
+    is_all = isinstance(data, Tensor | np.ndarray | Mapping)
+    if is_all:
         _reject_collator(data_collator, data)
-        whole = _batch(data)
-        numbers = _evenly_spaced(len(whole), max_samples)
-        return iter([whole if len(numbers) == len(whole) else whole[torch.tensor(numbers)]])
-    return _first(_raw_batches(data, batch_size, data_collator, max_samples), max_samples)
+    given = [data] if is_all else _raw_batches(data, batch_size, data_collator, max_samples)
+    return _read(given, is_all, model, what, max_samples)
 
 
-def _first(given: Iterable, left: int | None) -> Iterator[Batch]:
-    """The first `left` samples, as batches; no batch is asked for beyond these."""
+def _read(given: Iterable, is_all: bool, model: nn.Module | None, what: str, left: int | None) -> Iterator[Batch]:
+    """At most `left` samples, as batches; no batch is asked for beyond these. `is_all` where one batch is all data."""
+    first: tuple[str, Batch] | None = None
     for raw in given:
-        batch = _batch(raw)[slice(left)]
+        if first is None:
+            candidates = _candidates(raw, model)
+            first = next(candidates) if model is None else _taken(model, candidates, what)
+        form, batch = first
+        if form not in _forms(raw):
+            raise ValueError(f"batches of {what} differ: the first holds {form}, but one is {in_words(raw)}")
+        batch = _batch(raw, form, model)
+        batch = replace(batch, is_sample=first[1].is_sample or batch.is_sample)
+        numbers = _evenly_spaced(len(batch), left)
+        if is_all and len(numbers) < len(batch):
+            batch = batch[torch.tensor(numbers)]
+        batch = batch[slice(left)]
+        if not len(batch):
+            first = None
+            continue
         yield batch
         left = None if left is None else left - len(batch)
         if left == 0:
             return
+
+
+def _forms(raw: Any) -> list[str]:
+    if not isinstance(raw, list | tuple):
+        return [_ARGUMENT]
+    pair = [_PAIR] if 1 <= len(raw) <= 2 and not isinstance(raw[0], _CONSTANTS) else []
+    return [*pair, *([_ARGUMENT, _POSITIONS] if isinstance(raw, list) else [_POSITIONS, _ARGUMENT])]
+
+
+def _candidates(raw: Any, model: nn.Module | None) -> Iterator[tuple[str, Batch]]:
+    """What a batch may be, the likeliest first: the name of a form, and the batch in this form."""
+    forms = _forms(raw)
+    for form in forms:
+        batch = _batch(raw, form, model)
+        if not batch.is_sample:
+            yield form, batch
+        if form != _PAIR:
+            yield form, replace(batch, is_sample=True)
+    if _PAIR in forms:
+        yield _PAIR, replace(_batch(raw, _PAIR, model), is_sample=True)
+
+
+def _taken(model: nn.Module, candidates: Iterator[tuple[str, Batch]], what: str) -> tuple[str, Batch]:
+    """The first candidate that the model takes and whose samples, if it has several, its outputs count."""
+    refusal: ValueError | None = None
+    for form, batch in candidates:
+        if not len(batch):
+            return form, batch
+        try:
+            require_taken(model, batch, what)
+        except ValueError as error:
+            refusal = refusal or error
+            continue
+        if batch.is_sample or _are_counted(model, batch):
+            return form, batch
+    raise cast(ValueError, refusal)
+
+
+def _are_counted(model: nn.Module, batch: Batch) -> bool:
+    """Whether more samples make the leading axis of some output longer; True where the model takes no other number."""
+    sizes = []
+    for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
+        try:
+            output = run_example(model, batch[:number].inputs)
+        except NOT_TAKEN:
+            return True
+        sizes.append([len(value) for _, value in named_tensors(output) if value.ndim])
+    return len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]
+
+
+def require_taken(model: nn.Module, batch: Batch, what: str) -> None:
+    """Raise ValueError where the model does not take a batch of `what`, with what the model said."""
+    few = batch[:TRIED]
+    try:
+        run_example(model, few.inputs)
+    except NOT_TAKEN as error:
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs of {what} ({in_words(few.inputs)}): {error}. Give "
+            "batches with the names, shapes and dtypes that the model was trained on"
+        ) from error
+
+
+def nothing_given(what: str) -> ValueError:
+    """The error of data that hold no batch."""
+    return ValueError(
+        f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
+        "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
+    )
 
 
 def _raw_batches(
@@ -240,8 +352,9 @@ def _collate(items: Any) -> Any:
         return default_collate([_with_tensors(item) for item in items])
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(
-            f"the dataset's items, e.g. {_in_short(items[0])}, do not become a batch: {error}. Sequences must have "
-            f"equal lengths here. {_WHAT_TO_DO}, e.g. transformers.DataCollatorWithPadding(tokenizer)"
+            f"the dataset's items, e.g. {in_words(items[0])}, do not become a batch: {error}. Sequences must have "
+            f"equal lengths here. {_WHAT_TO_DO}, e.g. transformers.DataCollatorWithPadding(tokenizer). Where each item "
+            "is a call of the model, such as a graph, pass DataLoader(dataset, batch_size=None)"
         ) from error
 
 
@@ -257,59 +370,106 @@ def _with_tensors(value: Any) -> Any:
     return torch.tensor(value) if isinstance(value, list) and isinstance(first, bool | int | float) else value
 
 
-def _in_short(item: Any) -> str:
-    if isinstance(item, Mapping):
-        return "{" + ", ".join(f"{name}: {type(value).__name__}" for name, value in item.items()) + "}"
-    return type(item).__name__
+def in_words(value: Any) -> str:
+    """The form of inputs, e.g. "x: (2, 3) float32, edges: (2, 9) int64"."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {in_words(entry).removeprefix('a tensor ')}" for name, entry in value.items())
+    name = type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"{name} of {len(value)}: {', '.join(map(in_words, value[:3]))}" + ", ..." * (len(value) > 3)
+    return name
 
 
-def _batch(raw: Any) -> Batch:
-    """One batch as the user gave it, checked and on the CPU."""
-    inputs, labels = raw, None
-    if isinstance(raw, list | tuple):
-        if not 1 <= len(raw) <= 2:
-            raise ValueError(
-                f"a batch that is a {type(raw).__name__} must be (inputs,) or (inputs, labels), got {len(raw)} "
-                "entries. Name several inputs in a mapping, as the model's forward names them"
-            )
-        inputs, labels = (*raw, None)[:2]
+def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
+    """One batch as the user gave it, in one of its forms, checked and on the CPU."""
+    inputs, labels = (*raw, None)[:2] if form == _PAIR else (raw, None)
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
         named = [inputs.pop(key) for key in LABEL_KEYS if key in inputs]
         labels = named[0] if labels is None and named else labels
-        inputs = {
-            str(name): value if isinstance(value, _CONSTANTS) else _tensor(f"input {str(name)!r}", value)
-            for name, value in inputs.items()
-        }
+        inputs = {str(name): _prepared(f"input {str(name)!r}", value) for name, value in inputs.items()}
+    elif form == _POSITIONS:
+        inputs = tuple(_prepared("the inputs", value) for value in raw)
+    elif isinstance(inputs, _CONSTANTS):
+        raise _not_read("the inputs", inputs)
     else:
-        inputs = _tensor("the inputs", inputs)
-    batch = Batch(inputs, None if labels is None else _tensor("the labels", labels))
-    if not batch.tensors:
-        raise ValueError(f"a batch has no tensor among its inputs {sorted(batch.constants)}. {_WHAT_TO_PASS}")
-    shapes = {name or "inputs": tuple(value.shape) for name, value in batch.with_labels.items()}
-    if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+        inputs = _prepared("the inputs", inputs)
+        inputs = inputs if isinstance(inputs, Tensor) else (inputs,)
+    tensors = Batch(inputs).tensors
+    if not tensors:
+        raise ValueError(f"a batch has no tensor among its inputs ({in_words(inputs)}). {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
+    if any(value.ndim < 2 for name, value in tensors.items() if name in _SEQUENCES):
         raise ValueError(
-            f"the leading axis of every tensor of a batch must count its samples, got shapes {shapes}. "
-            "Repeat what is shared by all samples, e.g. with expand"
+            f"a batch of sequences must have the shape (sequences, tokens), got {in_words(inputs)}. A list holds "
+            "batches, not single items: pass a dataset of them, or data_collator, which makes a batch of a list of "
+            "items"
         )
-    if any(len(shapes[name]) < 2 for name in _SEQUENCES if name in shapes):
-        raise ValueError(
-            f"a batch of sequences must have the shape (sequences, tokens), got {shapes}. A list holds batches, not "
-            "single items: pass a dataset of them, or data_collator, which makes a batch of a list of items"
-        )
-    return batch
+    counts = {value.shape[:1] for value in tensors.values()}
+    is_sample = len(counts) > 1 or torch.Size() in counts
+    if isinstance(labels, Tensor | np.ndarray):
+        labels = _prepared("the labels", labels)
+        is_sample = is_sample or labels.shape[:1] not in counts
+    elif labels is not None:
+        if not is_sample and all("." not in name for name in tensors):
+            raise _not_read("the labels", labels)
+        labels, is_sample = None, True  # a list of targets for a list of graphs
+    batch = Batch(inputs, labels, is_sample)
+    return batch if model is None else _for_decoder(model, batch)
 
 
-def _tensor(name: str, value: Any) -> Tensor:
-    numeric = isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
-    if not numeric:
-        text = "Text goes through the model's tokenizer first. " if isinstance(value, str) else ""
-        raise TypeError(
-            f"{name} of a batch must be a tensor, got {_in_short(value)}. {text}{_WHAT_TO_PASS}. {_WHAT_TO_DO}"
-        )
-    tensor = torch.as_tensor(value)
-    require_plain(tensor)
-    return tensor.detach().cpu()
+def _prepared(name: str, value: Any) -> Any:
+    """A value with its tensors on the CPU and without gradients, in containers that torch can trace."""
+    if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
+        tensor = torch.as_tensor(value)
+        require_plain(tensor)
+        return tensor.detach().cpu()
+    if isinstance(value, _CONSTANTS):
+        return value
+    if isinstance(value, Mapping) and pytree.tree_is_leaf(value):
+        value = dict(value)
+    if pytree.tree_is_leaf(value) and hasattr(value, "to"):
+        _look_into(type(value))
+    parts, structure = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    if pytree.tree_is_leaf(value) or (parts and isinstance(parts[0], str)):
+        raise _not_read(name, value)
+    return pytree.tree_unflatten([_prepared(name, part) for part in parts], structure)
+
+
+def _look_into(kind: type) -> None:
+    """Let torch find the tensors in objects of a class, such as graphs, and put others in their place."""
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> int | None:
+            if isinstance(value, Tensor):
+                found.append(value)
+            return len(found) - 1 if isinstance(value, Tensor) else None
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: int) -> Any:
+            return given[number]
+
+    found: list[Tensor] = []
+    given: list[Any] = []
+
+    def flatten(value: Any) -> tuple[list[Tensor], bytes]:
+        found.clear()
+        file = io.BytesIO()
+        Pickler(file).dump(value)
+        return list(found), file.getvalue()
+
+    def unflatten(tensors: Iterable[Any], pickled: bytes) -> Any:
+        given[:] = tensors
+        return Unpickler(io.BytesIO(pickled)).load()
+
+    pytree.register_pytree_node(kind, flatten, unflatten)
+
+
+def _not_read(name: str, value: Any) -> TypeError:
+    text = "Text goes through the model's tokenizer first. " if isinstance(value, str) else ""
+    given = type(value).__name__ if isinstance(value, np.ndarray) else in_words(value)
+    return TypeError(f"{name} of a batch must be a tensor, got {given}. {text}{_WHAT_TO_PASS}. {_WHAT_TO_DO}")
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
@@ -320,55 +480,22 @@ def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iter
             yield batch[start : start + size]
 
 
-def for_decoder(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches with the decoder's inputs that an encoder-decoder makes of labels, where they have none.
+def _for_decoder(model: nn.Module, batch: Batch) -> Batch:
+    """The batch with the decoder's inputs that an encoder-decoder makes of labels, where it has none.
 
     The decoder's mask comes with them: labels have different lengths, and nothing predicts their padding.
     """
-    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    for batch in batches:
-        labels = batch.labels
-        has_targets = labels is not None and labels.ndim == 2 and "decoder_input_ids" not in batch.tensors
-        if make is not None and labels is not None and has_targets:
-            bare = isinstance(batch.inputs, Tensor)
-            inputs = {model.main_input_name: batch.inputs} if bare else dict(batch.inputs)
-            inputs["decoder_input_ids"] = make(labels=labels).cpu()
-            if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
-                mask = labels.ne(IGNORED_LABEL).long()
-                mask[:, 0] = 1  # the token that starts them
-                inputs.setdefault("decoder_attention_mask", mask)
-            batch = Batch(inputs, labels)
-        yield batch
-
-
-def taken_by(model: nn.Module, batches: Iterable[Batch], what: str) -> Iterator[Batch]:
-    """The same batches, without empty ones; the model takes the first of them.
-
-    Args:
-        what: names them in messages, "data" or "evaluation_data".
-
-    Raises ValueError where there is no batch, or the model does not take the first; it says what the model said.
-    """
-    filled = filter(len, batches)
-    first = next(filled, None)
-    if first is None:
-        raise ValueError(
-            f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
-            "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
-        )
-    few = first[:TRIED]
-    try:
-        run_example(model, few.inputs)
-    except NOT_TAKEN as error:
-        given = ", ".join(
-            f"{name or 'a tensor'} {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-            for name, value in few.tensors.items()
-        )
-        raise ValueError(
-            f"{type(model).__name__} does not take the inputs of {what} ({given}): {error}. Give batches with the "
-            "names, shapes and dtypes that the model was trained on"
-        ) from error
-    return chain([first], filled)
+    make, labels = getattr(model, "prepare_decoder_input_ids_from_labels", None), batch.labels
+    if make is None or labels is None or labels.ndim != 2 or "decoder_input_ids" in batch.tensors:
+        return batch
+    bare = isinstance(batch.inputs, Tensor)
+    inputs = {model.main_input_name: batch.inputs} if bare else dict(batch.inputs)
+    inputs["decoder_input_ids"] = make(labels=labels).cpu()
+    if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
+        mask = labels.ne(IGNORED_LABEL).long()
+        mask[:, 0] = 1  # the token that starts them
+        inputs.setdefault("decoder_attention_mask", mask)
+    return replace(batch, inputs=inputs)
 
 
 def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import torch
 from accelerate.utils import has_offloaded_params
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -57,10 +58,6 @@ def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[
     stays = device.type == "meta" and any(has_offloaded_params(module) for module in model.modules())
 
     def place(value: Any) -> Any:
-        if type(value) is dict:  # as labels of a detector, a list of them
-            return {name: place(part) for name, part in value.items()}
-        if type(value) in (list, tuple):
-            return type(value)(place(part) for part in value)
         if not isinstance(value, Tensor):
             return value
         require_plain(value, meta=device.type == "meta" and not stays)
@@ -69,9 +66,9 @@ def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[
     if isinstance(inputs, Tensor):
         return place(inputs)
     if isinstance(inputs, Mapping):
-        return {name: place(value) for name, value in inputs.items()}
+        return pytree.tree_map(place, dict(inputs))
     if isinstance(inputs, Sequence) and not isinstance(inputs, str):
-        return tuple(place(value) for value in inputs)
+        return pytree.tree_map(place, tuple(inputs))
     raise TypeError(
         "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
         + type(inputs).__name__
@@ -82,15 +79,23 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
     """Raise TypeError for a tensor that is sparse or quantized, or, without `meta`, on the meta device."""
     if tensor.layout != torch.strided or tensor.is_quantized or (tensor.is_meta and not meta):
         kind = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"{tensor.layout}"
-        raise TypeError(f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}")
+        raise TypeError(
+            f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}; give a sparse "
+            "one as its indices and values, or dense"
+        )
 
 
 def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """The output of `model` for keyword arguments.
+    """The output of `model` for keyword arguments, or for the mapping as the one argument that it needs.
 
-    An nn.Sequential takes one argument, `input`; a SentenceTransformer is an nn.Sequential and takes the mapping.
+    A SentenceTransformer needs one argument, `input`.
     """
-    whole = isinstance(model, nn.Sequential) and inputs.keys() != {"input"}
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    whole = len(needed) == 1 and needed[0] not in inputs
     return model(inputs) if whole else model(**(outputs_by_name(model) | inputs))
 
 
@@ -265,11 +270,11 @@ def _accelerators() -> tuple[str, int]:
 
 def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
     """The inputs with every floating-point tensor in that dtype, and detached."""
-    if isinstance(inputs, Mapping):
-        return {name: in_dtype(value, dtype) for name, value in inputs.items()}
-    if isinstance(inputs, list | tuple):
-        return [in_dtype(value, dtype) for value in inputs]
-    return inputs.detach().to(dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+    def cast_to(value: Any) -> Any:
+        return value.detach().to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return pytree.tree_map(cast_to, dict(inputs) if isinstance(inputs, Mapping) else inputs)
 
 
 def forward_hooks(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_lgelu.models.batches import Batch, taken_by
+from hf_lgelu.models.batches import Batch, require_taken
 
 _TOKENS = 16
 _SAMPLES = 16_000  # a second of speech
@@ -43,7 +43,7 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
         inputs[kind] = torch.randn((batch_size, *shape), generator=generator).to(model.dtype)
     if "input_ids" in inputs and "attention_mask" in accepted:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    next(taken_by(model, [Batch(inputs)], "random numbers in the shapes of its config"))
+    require_taken(model, Batch(inputs), "random numbers in the shapes of its config")
     return inputs
 
 

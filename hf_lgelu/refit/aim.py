@@ -6,7 +6,7 @@ skip path.
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,10 @@ from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, sha
 
 BATCH_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
 
-Move = Callable[[Tensor], Tensor]
+Sizes = Callable[[Node], Sequence[int]]
+"""node → the shape of its value."""
+
+Move = Callable[[Tensor, Sizes], Tensor]
 
 
 def norm_epsilon(norm: Node) -> float:
@@ -49,10 +52,10 @@ class Aim:
     norm: Node | None
     scale_behind_norm: Tensor
 
-    def in_output_layout(self, value: Tensor) -> Tensor:
+    def in_output_layout(self, value: Tensor, sizes: Sizes) -> Tensor:
         """A tensor like the aim, laid out as the map's output."""
         for move in reversed(self.undo):
-            value = move(value)
+            value = move(value, sizes)
         return value
 
 
@@ -183,20 +186,20 @@ class _Walk:
         """A factor, broadcast to the current shape, as one number per channel of the map; None for any other factor."""
         factor = factor.double().cpu().expand(self.shape)
         for move in reversed(self._undo):
-            factor = move(factor)
+            factor = move(factor, shape_of)
         rows = factor.movedim(self._channels, -1).flatten(0, -2)
         return rows[0] if torch.equal(rows, rows[:1].expand_as(rows)) else None
 
     def move(self, user: Node, name: str) -> bool:
-        before = self.shape
+        before = self.node
         if name in RESHAPES:
-            self._undo.append(lambda value: value.reshape(before))
+            self._undo.append(lambda value, sizes: value.reshape(sizes(before)))
         elif name == "permute":
-            order = [axis % len(before) for axis in user.args[1]]
-            self._undo.append(lambda value: value.permute([order.index(axis) for axis in range(len(order))]))
+            order = [axis % len(self.shape) for axis in user.args[1]]
+            self._undo.append(lambda value, sizes: value.permute([order.index(axis) for axis in range(len(order))]))
         else:
             first, second = user.args[1:3]
-            self._undo.append(lambda value: value.transpose(first, second))
+            self._undo.append(lambda value, sizes: value.transpose(first, second))
         self._layout.append((name, tuple(map(str, user.args[1:]))))
         self.shape = shape_of(user)
         return self.go(user)

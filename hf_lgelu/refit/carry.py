@@ -83,7 +83,7 @@ class Carrier:
         self._images = len(folds.samples.keys) - folds.held_out_samples
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
-        self._traces: dict[Any, Trace] = {}
+        self._traces: dict[Program, Trace] = {}
         self._noted: set[tuple[int, str]] = set()
         self.trace = self._trace(folds.first)
         self.layers = self.trace.layers
@@ -156,9 +156,10 @@ class Carrier:
         """
         layer = trace.layers.layers[index]
         first, positions = layer.maps[0], None
+        sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
-            available = math.prod(first.node.meta["val"].shape[2:])
+            available = math.prod(values.converted[first.node].shape[2:])
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
         original, converted = widened(values.original[layer.aim]), widened(values.converted[layer.aim])
@@ -166,22 +167,20 @@ class Carrier:
         if bool(hidden.any()):
             self._noted.add((index, HIDDEN_COUNT))
         residuals, targets = (
-            first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0)), positions)
+            first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
         inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in layer.maps]
-        counted = self._counted(index, trace, values.masks, positions, len(residuals))
+        counted = self._counted(index, trace, values, positions, len(residuals))
         return Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
 
-    def _counted(
-        self, index: int, trace: Trace, masks: dict[Node, Tensor], positions: Tensor | None, rows: int
-    ) -> Tensor | None:
+    def _counted(self, index: int, trace: Trace, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
         node, first = trace.masks[index], trace.layers.layers[index].maps[0]
-        mask = None if node is None else masks.get(node)
+        mask = None if node is None else values.masks.get(node)
         if mask is None:
             return None
-        shape = tuple(first.node.meta["val"].shape)
+        shape = tuple(values.converted[first.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
         if counted is not None:
@@ -194,9 +193,9 @@ class Carrier:
 
     def _trace(self, batch: FoldBatch) -> Trace:
         """The trace of the batch's shape, made where there is none."""
-        if batch.shape not in self._traces:
+        program = self._programs.of(batch)
+        if program not in self._traces:
             model, sites = self._programs.model, self._programs.sites
-            program = self._programs.of(batch)
             found = find_layers(program, model, sites)
             # A gated unit is placed behind the later of its two maps, and both are run again.
             halves = {
@@ -224,8 +223,8 @@ class Carrier:
                     f"{type(model).__name__} computes other layers for inputs of another shape; give inputs of one "
                     "shape"
                 )
-            self._traces[batch.shape] = trace
-        return self._traces[batch.shape]
+            self._traces[program] = trace
+        return self._traces[program]
 
 
 def _mask_of(program: Program, layer: Layer) -> Node | None:

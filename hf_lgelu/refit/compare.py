@@ -92,8 +92,9 @@ class NetComparison:
             if number == 0 and counted is not None and not counted.any():
                 return
             change = self._outputs.setdefault(name, OutputComparison())
+            given = (value, other.tensors[name], counted)
             change.add(
-                value, other.tensors[name], counted,
+                *(part[None] if batch.is_sample and part is not None else part for part in given),
                 are_scores=reference.are_logits and number == 0,
                 are_embeddings=reference.are_embeddings and number == 0,
             )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.batches import TRIED, for_decoder, read_batches
+from hf_lgelu.models.batches import TRIED, read_batches
 from hf_lgelu.models.called import CALLED_KINDS, gates_as_modules
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
@@ -128,7 +128,7 @@ def convert_to_relu(
     require_refittable(model, config)
     processes = known_processes()
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
-    batches = for_decoder(model, read_batches(data, max_samples=config.max_samples, **read))
+    batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
     with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
         folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
         first = folds.first.load()

@@ -10,12 +10,15 @@ The same inputs always make the same folds, on any number of processes: `Samples
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.models.channels import ChannelAxes
+from hf_lgelu.models.example_run import forward_hooks, run_example
+from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.processes import each_has, known_processes
 from hf_lgelu.refit.samples import Samples, read_samples, sample_keys, settle_padding
 
@@ -24,6 +27,9 @@ LEAST_ROWS = 16
 """Fewer distinct rows are refused."""
 
 LEAST_ROWS_TO_HOLD_OUT = 64
+LEAST_SAMPLES_TO_HOLD_OUT = 16
+"""Of fewer samples, all of whose rows come from one forward pass, none is held out; sequences have tokens."""
+
 MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
@@ -51,10 +57,11 @@ def deal_folds(
     """
     samples = read_samples(batches, model=model)
     if not samples.given:
-        raise ValueError(
-            "data holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass a "
-            "dataset or a DataLoader"
-        )
+        raise nothing_given("data")
+    is_few = samples.are_batches or sum(samples.rows) == len(samples.rows) < LEAST_ROWS_TO_HOLD_OUT
+    if model is not None and is_few:
+        samples = replace(samples, rows=_rows_of_maps(model, samples))
+    is_few = is_few and len(samples.rows) < LEAST_SAMPLES_TO_HOLD_OUT
     if sum(samples.rows) < LEAST_ROWS:
         raise ValueError(
             f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else samples), got "
@@ -63,7 +70,8 @@ def deal_folds(
         )
     samples = samples if model is None else settle_padding(samples, model, outputs)
 
-    held_out, dealt, size = _deal(samples.rows, batch_size or samples.at_once)
+    size = 1 if samples.are_batches else batch_size or samples.at_once
+    held_out, dealt, size = _deal(samples.rows, size, is_few)
 
     # Every shape costs a trace of the model: the shorter half of each fold has one length, the longer half another.
     dealt = [samples.short_first(fold) for fold in dealt]
@@ -81,9 +89,29 @@ def deal_folds(
     return Folds(samples, tuple(folds), apart, len(held_out), tuple(itertools.chain(*of_all)), apart_of_all)
 
 
-def _deal(rows: Sequence[int], at_once: int) -> tuple[list[int], list[list[int]], int]:
+def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
+    """The rows of each sample at the gate that has most, and so at the map behind: nodes, edges, pixels."""
+    axes, found = ChannelAxes(model), []
+
+    def see(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        channels = axes.of(args[0])
+        found.append(output.numel() // output.shape[-1 if channels is None else channels])
+
+    own = sorted(samples.run_here)
+    rows: dict[int, int] = {}
+    with forward_hooks({site.module for site in find_sites(model)}, see), axes.watching():
+        # Samples that run together have one shape, and so as many rows.
+        for numbers in ([number] for number in own) if samples.are_batches else filter(None, [own[:TRIED]]):
+            found.clear()
+            run_example(model, samples.take(numbers, samples.longest(numbers)).inputs)
+            rows |= dict.fromkeys(numbers, max(1, max(found, default=1) // len(numbers)))
+    every = dict(itertools.chain.from_iterable(map(dict.items, each_has(rows))))
+    return [every.get(number, min(every.values())) for number in range(len(samples.keys))]
+
+
+def _deal(rows: Sequence[int], at_once: int, is_few: bool) -> tuple[list[int], list[list[int]], int]:
     """The held-out samples, folds of equal size and their batch size, from the number of rows of each sample."""
-    held_out = _hold_out(rows)
+    held_out = [] if is_few else _hold_out(rows)
     apart = set(held_out)
     rest = [number for number in range(len(rows)) if number not in apart]
     if not held_out or len(rest) < FOLDS:
@@ -139,7 +167,9 @@ class FoldBatch:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """A key of the tensors' shapes: equal for batches of equal shapes."""
+        """A key of the tensors' shapes: equal for batches of equal shapes; of its own where the batch is one sample."""
+        if self.samples is not None and self.samples.are_batches:
+            return self.numbers
         return (len(self), *sorted(self.lengths.items()))
 
     @property
@@ -235,9 +265,13 @@ class SecondSet:
         data_collator: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         """`data` as for `read_batches`. Raises ValueError where the model does not take it."""
-        batches = for_decoder(model, read_batches(data, batch_size=batch_size, data_collator=data_collator))
-        batches = taken_by(model, batches, "evaluation_data")
-        self.first = next(batches)
+        batches = read_batches(
+            data, model=model, what="evaluation_data", batch_size=batch_size, data_collator=data_collator
+        )
+        first = next(batches, None)
+        if first is None:
+            raise nothing_given("evaluation_data")
+        self.first = first
         every = cut_batches(itertools.chain([self.first], batches), batch_size)
         processes = known_processes()
         self._batches = itertools.islice(every, processes.process_index, None, processes.num_processes)

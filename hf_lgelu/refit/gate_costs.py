@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.models.batches import Batch, cut_batches, for_decoder, read_batches, taken_by
+from hf_lgelu.models.batches import Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.outputs import compared_outputs
@@ -53,9 +53,11 @@ def gate_costs(
     """
     model = operable_module(model)
     TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    given = read_batches(data, batch_size=batch_size, data_collator=data_collator, max_samples=max_samples)
+    read: dict[str, Any] = {"batch_size": batch_size, "data_collator": data_collator, "max_samples": max_samples}
     with looked_at(model):
-        batches = list(cut_batches(taken_by(model, for_decoder(model, given), "data"), batch_size))
+        batches = list(cut_batches(read_batches(data, model=model, **read), batch_size))
+        if not batches:
+            raise nothing_given("data")
         return swap_costs(model, batches, kinds, outputs)
 
 

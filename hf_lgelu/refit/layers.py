@@ -13,7 +13,15 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
-from hf_lgelu.models.dataflow.trace import DataFlow, describe, is_site, operation_name, shape_of, users
+from hf_lgelu.models.dataflow.trace import (
+    DataFlow,
+    describe,
+    is_site,
+    operation_name,
+    shape_of,
+    sizes_decided_by,
+    users,
+)
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.aim import Aim, AimFinder
 from hf_lgelu.refit.features import Geometry, read_geometry, row_width
@@ -257,10 +265,11 @@ def _is_transposition(view: Node, flow: DataFlow) -> bool:
 
 def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:
     flow, weight = program.flow, cast(str, operation.weight)
-    if not all(isinstance(size, int) for size in shape_of(operation.node)):
+    deciding = sizes_decided_by(operation.node, program.operations)
+    if any(is_site(source) for node in deciding for source in upstream(node)):
         return (
-            f"{describe(operation.node)} is given as many rows as the inputs decide (tokens that are routed to "
-            "experts): the two networks may route others"
+            f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
+            "to experts): the two networks may route others"
         )
     uses = len(flow.parameter_users(weight))
     if uses > 1:

@@ -4,7 +4,9 @@ import operator
 import tempfile
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, operation_name, read_flow, stored_name
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, run_example, same_randomness
+from hf_lgelu.models.outputs import agree, named_tensors
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import FoldBatch
 
@@ -30,10 +33,14 @@ class Program:
     """The operations of a forward pass on inputs of one shape, in their order; no operation works in place."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
-    ) -> None:
-        """Trace `model` up to its `outputs` (all by default). Raises ValueError where torch.export cannot."""
-        program, reached = export_sites(model, sites, inputs, outputs)
+        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None,
+        *, any_size: bool = False,
+    ) -> None:  # fmt: skip
+        """Trace `model` up to its `outputs` (all by default), with `any_size` for inputs of other sizes, too.
+
+        Raises ValueError where torch.export cannot.
+        """
+        program, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
         if not _can_be_kept(program):
             program = program.run_decompositions({})  # takes longer than the trace itself
         self.flow = read_flow(model, program, reached)
@@ -43,6 +50,21 @@ class Program:
         self._specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
         self.inputs = [node for node, spec in self._specs.items() if spec.kind is InputKind.USER_INPUT]
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
+
+    def gives(self, inputs: Inputs, model: nn.Module, gate: Gate) -> list[Tensor]:
+        """The outputs for inputs of perhaps another shape, each value forgotten behind its last use.
+
+        Raises one of NOT_TAKEN where the program does not take the inputs.
+        """
+        known, module = self.stored(model), self._module
+
+        class Forward(Interpreter):
+            def run_node(self, node: Node) -> Any:
+                return gate(node.args[1], self.env[node.args[0]]) if is_site(node) else super().run_node(node)
+
+        device = next((value.device for value in known.values() if isinstance(value, Tensor)), torch.device("cpu"))
+        known |= self.bind(inputs, device)
+        return list(Forward(module).run(*(known[node] for node in self._specs)))
 
     def name_of(self, node: Node) -> str:
         """The model's name of the parameter or buffer that a placeholder stands for."""
@@ -118,6 +140,8 @@ def _can_be_kept(program: ExportedProgram) -> bool:
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
+        if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):  # arithmetic with sizes
+            continue
         in_place = not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
         by_batch = operation_name(node) in ("batch_norm", "instance_norm") and bool(node.args[5])
         if in_place or by_batch:
@@ -131,14 +155,30 @@ class Programs:
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf | None = None) -> None:
         """As for `Program`; `sites` are those of `model`."""
         self.model, self.sites = model, sites
-        self._outputs = outputs
+        self._outputs = outputs or (lambda output: [tensor for _, tensor in named_tensors(output)])
         self._traced: dict[Any, Program] = {}
 
     def of(self, batch: FoldBatch) -> Program:
         """The program for inputs of the batch's shape."""
         if batch.shape not in self._traced:
-            self._traced[batch.shape] = Program(self.model, self.sites, batch.load().inputs, self._outputs)
+            traced = self._for_any_size if batch.samples.are_batches else partial(self._program, any_size=False)
+            self._traced[batch.shape] = traced(batch.load().inputs)
         return self._traced[batch.shape]
+
+    def _program(self, inputs: Inputs, any_size: bool) -> Program:
+        return Program(self.model, self.sites, inputs, self._outputs, any_size=any_size)
+
+    def _for_any_size(self, inputs: Inputs) -> Program:
+        """A program that was traced before and computes for these inputs what the model does; else a new one."""
+        wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
+        for program in dict.fromkeys(self._traced.values()):
+            with suppress(*NOT_TAKEN), torch.no_grad(), same_randomness():
+                if agree(wanted, program.gives(inputs, self.model, gate)):
+                    return program
+        try:
+            return self._program(inputs, any_size=True)
+        except ValueError:
+            return self._program(inputs, any_size=False)
 
 
 def upstream(node: Node) -> set[Node]:

@@ -3,6 +3,7 @@
 A sample is known by a digest of its content. Samples are in the order of their digests, which is as good as random.
 """
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -12,8 +13,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.batches import BARE, LABELS, ROWS_AT_ONCE, Batch, frames_of_sound, is_of_sound, pad_tokens
+from hf_lgelu.models.batches import LABELS, ROWS_AT_ONCE, Batch, frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
 from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs
 from hf_lgelu.refit.processes import each_has, known_processes
@@ -40,6 +42,7 @@ class Samples:
         rows: how many rows each sample gives: tokens of a sequence, else 1.
         places: {key: (batch, row in it)} of the samples that this process was given.
         run_here: numbers of the samples that this process runs. Samples that several processes have are shared out.
+            Each runs alone where it is a batch of its own.
         given: the number of samples given, with duplicates.
         lengths: {name: length} of each sample's sequences, with the padding that was given.
         cropped_lengths: the same without that padding, where a mask shows it.
@@ -63,6 +66,11 @@ class Samples:
     fill: Mapping[str, int] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     is_cropped: bool = False
+
+    @property
+    def are_batches(self) -> bool:
+        """Whether each sample is a batch of its own."""
+        return self.batches[0].is_sample
 
     def cropped(self) -> "Samples":
         """The samples without the padding that was given.
@@ -89,6 +97,8 @@ class Samples:
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
         """The samples `numbers` of this process as one batch, sequences padded to `lengths`."""
+        if self.are_batches:
+            return self.batches[self.places[self.keys[numbers[0]]][0]]
         sources: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for position, number in enumerate(numbers):
             batch, row = self.places[self.keys[number]]
@@ -108,8 +118,7 @@ class Samples:
                 for position, row, begin, end in zip(positions, values, begins, ends, strict=True):
                     kept = row[begin:end] if self.is_cropped else row
                     out[position, slice(length - len(kept), None) if name in self.left else slice(len(kept))] = kept
-        labels, inputs = taken.pop(LABELS, None), self.batches[0].inputs
-        return Batch(taken[BARE] if isinstance(inputs, Tensor) else inputs | taken, labels)
+        return self.batches[0].with_tensors(taken, taken.pop(LABELS, None))
 
     def alone(self, number: int) -> Batch:
         """A single sample of this process, in its own length."""
@@ -135,7 +144,6 @@ class _Share(NamedTuple):
 
     sizes: dict[bytes, _Size]
     given: int
-    structures: set[tuple[str, ...]]
     at_once: int
     cropped_at_once: int
     left: frozenset[str]
@@ -147,14 +155,15 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
     Samples that are nothing but padding are left out. Sequences of different lengths are padded with the token of the
     model's config, on the side of the padding that was given. Each process must call.
 
+    If a batch is one sample, all are. Samples that differ otherwise than by padding each become a batch.
+
     Args:
         batches: of this process; read once and kept.
         model: the model that takes the batches.
 
-    Raises ValueError where batches differ in names, dtypes, shapes or constants; tensors with the shape of the
-    attention mask may differ in length.
+    Raises ValueError where samples differ in names, dtypes or constants.
     """
-    batches = [batch for batch in batches if len(batch)]
+    batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
     places: dict[bytes, tuple[int, int]] = {}
     found: dict[bytes, _Size] = {}
@@ -169,13 +178,11 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
         _Share(
             sizes=found,
             given=sum(map(len, batches)),
-            structures={_structure(batch) for batch in batches},
             at_once=min((batch.at_once() for batch in batches), default=ROWS_AT_ONCE),
             cropped_at_once=min((batch.at_once(is_cropped=True) for batch in batches), default=ROWS_AT_ONCE),
             left=frozenset(name for batch in batches for name in batch.spans if _is_padded_in_front(batch, name)),
         )
     )
-    _require_alike(shares)
     sizes: dict[bytes, _Size] = {}
     for share in shares:
         for key, size in share.sizes.items():
@@ -209,23 +216,38 @@ def _is_padded_in_front(batch: Batch, name: str) -> bool:
     return mask is not None and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
 
 
-def _require_alike(shares: Sequence[_Share]) -> None:
-    empty = [process for process, share in enumerate(shares) if not share.sizes]
-    if empty and len(empty) < len(shares):
+def _alike(batches: Iterable[Batch]) -> list[Batch]:
+    """The batches without empty ones; each a sample if some process has one that is, or shapes differ."""
+    batches = [batch for batch in batches if len(batch)]
+    has_sample = any(batch.is_sample for batch in batches)
+    facts = each_has((len(batches), has_sample, {_structure(batch) for batch in batches if not has_sample}))
+    empty = [process for process, (count, *_) in enumerate(facts) if not count]
+    if empty and len(empty) < len(facts):
         raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
-    structures = sorted(set().union(*(share.structures for share in shares)))
-    if len(structures) > 1:
-        first, second = (set(structure) for structure in structures[:2])
-        raise ValueError(
-            f"batches of the data differ: {'; '.join(sorted(first - second))} in one, "
-            f"{'; '.join(sorted(second - first))} in another. All must have the same names, dtypes, shapes and "
-            "constants. Only sequences may differ in length: tensors of the shape (B, T) of an attention_mask, which "
-            "must then be given"
-        )
+    if any(has_sample for _, has_sample, _ in facts):
+        return [replace(batch, is_sample=True) for batch in batches]
+    structures = sorted(set().union(*(structures for *_, structures in facts)))
+    if len(structures) < 2:
+        return batches
+    named = [{part.partition(" of ")[0] for part in structure} for structure in structures]
+    for first, second in itertools.pairwise(named):
+        if first != second:
+            raise ValueError(
+                f"batches of the data differ: {'; '.join(sorted(first - second))} in one, "
+                f"{'; '.join(sorted(second - first))} in another. All must have the same names, dtypes and constants"
+            )
+    # No padding makes them alike: images of different sizes, sequences without a mask.
+    return [replace(batch[place : place + 1], is_sample=True) for batch in batches for place in range(len(batch))]
 
 
 def sample_keys(batch: Batch) -> Iterator[bytes]:
     """A digest of each sample: of its inputs' names, dtypes, shapes and bytes, without masked positions."""
+    if batch.is_sample:
+        digest = blake2b(f"{pytree.tree_structure(batch.inputs)} {batch.constants}".encode(), digest_size=_KEY_BYTES)
+        for value in batch.tensors.values():
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode() + _bytes_of(value))
+        yield digest.digest()
+        return
     tensors = [(name, value, batch.mask_of(name)) for name, value in sorted(batch.tensors.items())]
     header = [
         (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
@@ -235,12 +257,18 @@ def sample_keys(batch: Batch) -> Iterator[bytes]:
         digest = start.copy()
         for _, value, mask in tensors:
             content = value[row] if mask is None else value[row][mask[row].bool()]
-            digest.update(memoryview(content.contiguous().reshape(-1).view(torch.uint8).numpy()))
+            digest.update(_bytes_of(content))
         yield digest.digest()
+
+
+def _bytes_of(value: Tensor) -> memoryview:
+    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
     """The rows of each sample: tokens of a sequence, `frames` (or steps) of a sound, 1 for any other sample."""
+    if batch.is_sample:
+        return [1]
     mask, tokens = batch.tensors.get("attention_mask"), batch.tensors.get("input_ids")
     if mask is not None and mask.ndim == 2:
         counts = mask.count_nonzero(1)

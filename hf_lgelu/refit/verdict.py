@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.formats import quoted, significant
-from hf_lgelu.models.batches import TRIED, Batch, taken_by
+from hf_lgelu.models.batches import TRIED, Batch, require_taken
 from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import Inputs, run_example
@@ -116,8 +116,8 @@ def require_comparable(
 
     Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
     """
-    (first,) = taken_by(model, [batch], what)
-    few = first[:TRIED]
+    require_taken(model, batch, what)
+    few = batch[:TRIED]
     tensors = compared_outputs(model, few.inputs, config.outputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
@@ -238,12 +238,11 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
 
 def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
     if report.held_out is None:
-        few = "are too few"
+        few, more = "are too few", "64 or more, of several inputs, at best several times the width of the widest layer"
         if report.rows >= LEAST_ROWS_TO_HOLD_OUT:
-            few = f"are of too few distinct inputs ({report.distinct_samples})"
+            few, more = f"are of too few distinct inputs ({report.distinct_samples})", "16 inputs or more"
         yield (
-            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give 64 or "
-            "more, of several inputs, at best several times the width of the widest layer"
+            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give {more}"
         )
         return
     if report.folds == 1:

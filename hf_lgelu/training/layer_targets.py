@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.batches import Batch, for_decoder, read_batches
+from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.sites import require_lambda_gelu
 
@@ -94,7 +94,7 @@ def layer_targets(
         seen[module].add(args[0], batch.counted(args[0], names[module]))
 
     with forward_hooks(list(seen), note):
-        for batch in for_decoder(model, read_batches(data)):
+        for batch in read_batches(data, model=model):
             run_example(model, batch.inputs)
     return {name: _target(name, seen[module], tolerance) for module, name in names.items()}
 

@@ -452,7 +452,7 @@ class Routed(nn.Module):
     def __init__(self):
         super().__init__()
         self.route, self.experts = (
-            nn.Linear(4, 2),
+            nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)),
             nn.ModuleList(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(2)),
         )
 
@@ -466,4 +466,4 @@ class Routed(nn.Module):
 
 def test_experts_that_are_given_the_tokens_that_choose_them_are_left_in_words():
     report = convert_with(drawn(Routed()), rows(200, 4), max_kl=None).report
-    assert any("as many rows as the inputs decide (tokens" in warning for warning in report.warnings)
+    assert any("as many rows as values behind a gate decide (tokens" in warning for warning in report.warnings)

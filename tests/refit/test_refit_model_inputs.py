@@ -8,7 +8,7 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import Batch, for_decoder
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit import layerwise
 
 
@@ -23,7 +23,7 @@ def no_work(monkeypatch):
         ({"data": torch.randn(40, 6)}, r"inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
         ({"data": torch.randn(40, 7).double()}, r"float64\): .*Give batches with the names, shapes and dtypes"),
         ({"data": iter(())}, "data holds no inputs; an iterator gives its batches once"),
-        ({"data": {"x": torch.randn(40, 6).double()}}, r"x \(2, 6\) float64\): .*must be Tensor, not dict"),
+        ({"data": {"x": torch.randn(40, 6).double()}}, r"x: \(2, 6\) float64\): .*must be Tensor, not dict"),
         ({"evaluation_data": torch.randn(9, 7).double()}, r"of evaluation_data \(a tensor \(2, 7\) float64\)"),
         ({"evaluation_data": torch.randn(0, 6).double()}, "evaluation_data holds no inputs; an iterator gives its"),
         ({"evaluation_data": iter(())}, "evaluation_data holds no inputs"),
@@ -113,8 +113,7 @@ def targets(count, longest, seed=0):
 def test_a_decoders_inputs_and_mask_come_of_the_labels(bare):
     model, labels = encoder_decoder(), targets(6, 5)
     ids = torch.randint(1, 30, (6, 7))
-    given = Batch(ids if bare else {"input_ids": ids}, labels)
-    (batch,) = for_decoder(model, [given])
+    (batch,) = read_batches([(ids if bare else {"input_ids": ids}, labels)], model=model)
     expected = torch.zeros_like(labels)  # the start token, then the labels up to the last but one
     expected[:, 1:] = labels[:, :-1].clamp(min=0)
     assert torch.equal(batch.inputs["decoder_input_ids"], expected)

@@ -195,17 +195,11 @@ ONE = {"x": torch.ones(2, 3)}
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (Batch(ONE), Batch({"y": torch.ones(2, 3)}), "y: float32 of shape"),
-        (Batch(ONE), Batch({"x": torch.ones(2, 4)}), r"\(4,\).*attention_mask"),
+        (Batch(ONE), Batch({"y": torch.ones(2, 3)}), "y: float32"),
         (Batch(ONE), Batch({"x": torch.ones(2, 3).half()}), "float16"),
         (Batch(ONE), Batch(ONE, labels=torch.ones(2)), "labels: float32"),
         (Batch(ONE), Batch(torch.ones(2, 3)), "inputs: float32"),
         (Batch(ONE | {"k": 1}), Batch(ONE | {"k": 2}), "k = [12].*k = [12]"),
-        (
-            Batch({"input_ids": torch.ones(2, 3, dtype=torch.long)}),
-            Batch({"input_ids": torch.ones(2, 4, dtype=torch.long)}),
-            "attention_mask.*must then be given",
-        ),
     ],
 )
 def test_batches_that_do_not_go_together(first, second, words):

@@ -23,7 +23,7 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.batches import for_decoder, read_batches
+from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
@@ -112,7 +112,7 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
             f"{type(model).__name__} has no ReLU module, and units of a smooth gate cannot be rescaled: that would "
             "change what they compute. convert_to_relu(model, data) makes a ReLU network of it"
         )
-    batches = (batch.inputs for batch in for_decoder(model, filter(len, read_batches(data))))
+    batches = (batch.inputs for batch in read_batches(data, model=model))
     first = next(batches, None)
     if first is None:
         raise ValueError("data is empty; give at least one batch of rows")

@@ -5,7 +5,7 @@ operation of its own, and `torch.export` records the ATen operations and the par
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, library, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, outputs_by_name, run_example
@@ -33,6 +34,8 @@ _BOOKKEEPING = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_size
 _WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
 _MARK = "activation_site"
 _WRAPPED = "model."
+
+_UNKNOWN = 8191
 
 OutputsOf = Callable[[Any], list[Tensor]]
 """What a model gave → the tensors of it that count."""
@@ -115,15 +118,21 @@ def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Input
 
 
 def export_sites(
-    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None
+    model: nn.Module,
+    sites: Sequence[ActivationSite],
+    inputs: Inputs,
+    outputs: OutputsOf | None = None,
+    *,
+    any_size: bool = False,
 ) -> tuple[ExportedProgram, frozenset[int]]:
     """(a forward pass as a program that can be executed, with a marker at each site; the indices of sites that ran).
 
-    `outputs` picks the tensors of the model's output that the program gives; by default all. Raises ValueError if the
-    model cannot be traced on these inputs.
+    `outputs` picks the tensors of the model's output that the program gives; by default all. With `any_size`, axes of
+    the inputs stay open where the model does not fix them. Raises ValueError if the model cannot be traced on these
+    inputs.
     """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
-    tracer = _Tracer(model, outputs or _all_tensors)
+    tracer = _Tracer(model, outputs or _all_tensors, any_size)
     reached: set[int] = set()
     try:
         with _markers(sites, reached):
@@ -191,12 +200,27 @@ class _OutputTensors(nn.Module):
 class _Tracer(nn.Module):
     """Takes the inputs as `run_example` prepares them, and keeps the graph of a call with them as `program`."""
 
-    def __init__(self, model: nn.Module, outputs: OutputsOf) -> None:
+    def __init__(self, model: nn.Module, outputs: OutputsOf, any_size: bool) -> None:
         super().__init__()
-        self.model, self._outputs = model, outputs
+        self.model, self._outputs, self._any_size = model, outputs, any_size
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
-        self.program = torch.export.export(_OutputTensors(self.model, self._outputs), args, kwargs, strict=False)
+        given = {name: value for name, value in (("args", args), ("kwargs", kwargs)) if value}
+        sizes = {name: _any_size(value) for name, value in given.items()} if self._any_size else None
+        model = _OutputTensors(self.model, self._outputs)
+        self.program = torch.export.export(model, args, kwargs, strict=False, dynamic_shapes=sizes)
+
+
+def _any_size(value: Any) -> Any:
+    """The sizes of inputs for torch.export, all open: axes of tensors, and integers."""
+    if isinstance(value, Tensor):
+        return [torch.export.Dim.AUTO] * value.ndim
+    if pytree.tree_is_leaf(value):
+        return torch.export.Dim.AUTO if type(value) is int else None
+    if isinstance(value, dict):
+        return {name: _any_size(part) for name, part in value.items()}
+    parts, _ = pytree.tree_flatten(value, is_leaf=lambda part: part is not value)
+    return tuple(map(_any_size, parts)) if isinstance(value, tuple) else list(map(_any_size, parts))
 
 
 def operation_name(node: Any) -> str:
@@ -221,8 +245,17 @@ def uses_once(user: Node, node: Node) -> bool:
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """The shape of the tensor that a node stands for."""
-    return tuple(node.meta["val"].shape)
+    """The shape of the tensor that a node stands for, on the example inputs.
+
+    Sizes that values decide, such as the number of graphs, are unknown there and all given as one number.
+    """
+    return tuple(_UNKNOWN if free_unbacked_symbols(size) else int(size) for size in node.meta["val"].shape)
+
+
+def sizes_decided_by(node: Node, program: Iterable[Node]) -> list[Node]:
+    """The operations of a program whose values decide sizes of a tensor, such as int(graph_of_node.max()) + 1."""
+    unknown = free_unbacked_symbols(node.meta["val"])
+    return [other for other in program if unknown & (other.meta.get("unbacked_bindings") or {}).keys()]
 
 
 def describe(node: Node) -> str:
