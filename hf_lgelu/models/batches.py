@@ -168,7 +168,10 @@ class Batch:
 
 def _leaves(inputs: Any) -> dict[str, Any]:
     """{name: leaf} of inputs, in their order."""
-    leaves, _ = pytree.tree_flatten_with_path(inputs)
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(inputs)
+    except ValueError:  # a class that was registered without names of its parts
+        return {str(number): leaf for number, leaf in enumerate(pytree.tree_leaves(inputs))}
     return {".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf for path, leaf in leaves}
 
 
@@ -463,7 +466,11 @@ def _look_into(kind: type) -> None:
         given[:] = tensors
         return Unpickler(io.BytesIO(pickled)).load()
 
-    pytree.register_pytree_node(kind, flatten, unflatten)
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
+        tensors, pickled = flatten(value)
+        return [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(tensors)], pickled
+
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 def _not_read(name: str, value: Any) -> TypeError:

@@ -73,11 +73,11 @@ def convert_to_relu(
 ) -> Conversion:
     """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
-    From 64 distinct rows on, a part is held out, and the refit must be nearer to the original there than the direct
-    swap. That can still be far: the report says first how far, in the network's own measure where there are labels, and
-    warns beyond `max_kl`. Samples must come from where the model will be used: that they do cannot be seen from the
-    samples themselves, so give a second set as `evaluation_data`. In a process group (`accelerate launch`) the work is
-    shared, every process must call, and each gets the same model.
+    From 64 distinct rows (16 images or graphs) on, a part is held out, and the refit must be nearer to the original
+    there than the direct swap. That can still be far: the report says first how far, in the network's own measure where
+    there are labels, and warns beyond `max_kl`. Samples must come from where the model will be used: that they do
+    cannot be seen from the samples themselves, so give a second set as `evaluation_data`. In a process group
+    (`accelerate launch`) the work is shared, every process must call, and each gets the same model.
 
     Args:
         model: trained, any module: families of transformers, timm, your own, a SentenceTransformer (compared on its

@@ -59,7 +59,7 @@ def whole_network(report: ConversionReport) -> str:
     """Both evaluations with their tables, and why one is missing."""
     parts = []
     if report.held_out is None:
-        parts.append("No inputs were held out: that takes at least 64 rows of two inputs.")
+        parts.append("No inputs were held out: too few were given.")
     for title, evaluation in evaluations(report):
         networks = {"direct swap": evaluation.direct, "refitted": evaluation.refitted}
         table = network_table(evaluation.original_metrics, networks)

@@ -214,11 +214,12 @@ class ConversionReport:
         model: the model's class.
         gates: {name of a gate: its class in the original}.
         layers: one entry per refit, in forward order.
-        held_out: the evaluation on the part of the data that was kept apart; None under 64 rows.
+        held_out: the evaluation on the part of the data that was kept apart; None where too few were given.
         evaluation: the same on a second set, if one was given.
-        samples: rows, sequences or images given.
+        samples: rows, sequences, images or graphs given.
         distinct_samples: the same without duplicates.
-        rows: distinct rows (of sequences, their tokens), held out or not.
+        rows: distinct rows, held out or not: tokens of sequences; of batches that are one sample, and of fewer than 64
+            samples, the rows at the map that sees most; else samples.
         folds: of the cross-validation; 1 where there was none.
         seconds: wall time.
         outputs: names of the outputs that counted, first the one that was compared; "" is the name of a bare tensor.

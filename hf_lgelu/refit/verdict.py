@@ -241,9 +241,7 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         few, more = "are too few", "64 or more, of several inputs, at best several times the width of the widest layer"
         if report.rows >= LEAST_ROWS_TO_HOLD_OUT:
             few, more = f"are of too few distinct inputs ({report.distinct_samples})", "16 inputs or more"
-        yield (
-            f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give {more}"
-        )
+        yield (f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give {more}")
         return
     if report.folds == 1:
         yield (
