@@ -19,14 +19,14 @@ def mlp(width, out):
 
 
 class Messages(nn.Module):
-    """Two rounds of messages along edges, then scores of classes for each node."""
+    """Messages along edges, then scores of classes for each node."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(NODE, DIM)
-        self.edge = nn.ModuleList(mlp(2 * DIM + EDGE, DIM) for _ in range(2))
-        self.node = nn.ModuleList(mlp(2 * DIM, DIM) for _ in range(2))
+        self.edge = nn.ModuleList(mlp(2 * DIM + EDGE, DIM) for _ in range(1))
+        self.node = nn.ModuleList(mlp(2 * DIM, DIM) for _ in range(1))
         self.head = nn.Linear(DIM, CLASSES)
 
     def forward(self, nodes, edges, features):
@@ -180,7 +180,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("list of graphs", "mapping with a list")  # torch.export reasons long about sums of open sizes
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_each_batch_is_one_sample(case):
     make, batch = CASES[case]
     batches = [batch(number) for number in range(24)]
