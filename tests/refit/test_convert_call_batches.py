@@ -180,7 +180,11 @@ CASES = {
 }
 
 
-SLOW = ("list of graphs", "mapping with a list")  # torch.export reasons long about sums of open sizes
+SLOW = (
+    "list of graphs",
+    "graphs and labels",
+    "mapping with a list",
+)  # torch.export reasons long about sums of open sizes
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])

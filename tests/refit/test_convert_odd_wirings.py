@@ -465,5 +465,8 @@ class Routed(nn.Module):
 
 
 def test_experts_that_are_given_the_tokens_that_choose_them_are_left_in_words():
-    report = convert_with(drawn(Routed()), rows(200, 4), max_kl=None).report
+    try:
+        report = convert_with(drawn(Routed()), rows(200, 4), max_kl=None).report
+    except ConversionRefusedError as error:  # no nearer than the swap, with such experts left as they are
+        report = error.report
     assert any("as many rows as values behind a gate decide (tokens" in warning for warning in report.warnings)
