@@ -99,7 +99,9 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
 
     own = sorted(samples.run_here)
     rows: dict[int, int] = {}
-    with forward_hooks({site.module for site in find_sites(model)}, see), axes.watching():
+    gates = {site.module for site in find_sites(model)}  # where all gates are called as functions: layers
+    gates = gates or {module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
+    with forward_hooks(gates, see), axes.watching():
         # Samples that run together have one shape, and so as many rows.
         for numbers in ([number] for number in own) if samples.are_batches else filter(None, [own[:TRIED]]):
             found.clear()
