@@ -281,10 +281,11 @@ def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 def _cropped(batch: Batch) -> Batch:
     """The batch without the columns that are padding in all of its rows: they would be timed."""
-    if isinstance(batch.inputs, Tensor) or batch.is_sample:
-        return batch
-    kept = {name: slice(int(begins.min()), int(ends.max())) for name, (begins, ends) in batch.spans.items()}
-    return Batch({name: value[:, kept[name]] if name in kept else value for name, value in batch.inputs.items()})
+    tensors = dict(batch.tensors)
+    for name in tensors.keys() & batch.spans.keys():
+        begins, ends = batch.spans[name]
+        tensors[name] = tensors[name][:, int(begins.min()) : int(ends.max())]
+    return batch.with_tensors(tensors, None)
 
 
 def _bytes_of(network: nn.Module) -> int:
