@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.elementwise import CONVERTED_KINDS, elementwise_kind, is_piecewise_linear, module_values
+from hf_lgelu.models.elementwise import CONVERTED_KINDS, is_piecewise_linear, module_form, module_values
 from hf_lgelu.models.example_run import Inputs, run_example
 
 CALLED = "called"
@@ -181,15 +181,15 @@ def ids_of(modules: Iterable[nn.Module]) -> set[int]:
     return {id(vars(module)) for module in modules}
 
 
-def running(modules: Collection[int]) -> tuple[nn.Module, list[FrameType]] | None:
-    """(the innermost module of `ids_of` whose forward runs, the frames inside it from the innermost on).
+def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """(the innermost module whose forward runs, or of these `ids_of`; the frames inside it from the innermost on).
 
     Left out are the frames of torch and of activations, unless they are the module's own code.
     """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code is _CALL and id(vars(frame.f_locals["self"])) in modules:
+        if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
             module = frame.f_locals["self"]
             own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
             names = [str(frame.f_globals.get("__name__")) for frame in frames]
@@ -208,36 +208,25 @@ class _Search(TorchFunctionMode):
         super().__init__()
         self.found: list[tuple[nn.Module, CalledGates]] = []
         self._modules, self._kinds = ids_of(model.modules()), kinds
-        self._known: dict[str, str | None] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         named = {name: value for name, value in (kwargs or {}).items() if name != "inplace"}
         x = args[0] if args else named.pop("input", None)
-        others = pytree.tree_leaves((args[1:], named))
-        if not (isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point()):
-            return output
-        if isinstance(x, nn.Parameter):  # a scale
-            return output
         if (
-            output.shape != x.shape
-            or getattr(func, "__name__", "_").endswith("_")
-            or any(isinstance(each, Tensor) for each in others)
-        ):
-            return output
-        key = repr((func, args[1:], named))
-        if key not in self._known:
-            self._known[key] = elementwise_kind(Called(func, args[1:], named))
-        kind = self._known[key]
-        if kind in self._kinds:
-            self._add(Called(func, args[1:], named))
+            isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point() and output.shape == x.shape
+            and not isinstance(x, nn.Parameter)  # a scale
+            and not getattr(func, "__name__", "_").endswith("_")
+            and not any(isinstance(each, Tensor) for each in pytree.tree_leaves((args[1:], named)))
+        ):  # fmt: skip
+            gate = Called(func, args[1:], named)
+            form = module_form(gate)
+            found = running(self._modules) if form is not None and form.kind in self._kinds else None
+            if found is not None:
+                self._add(gate, *found)
         return output
 
-    def _add(self, gate: Called) -> None:
-        found = running(self._modules)
-        if found is None:
-            return
-        owner, frames = found
+    def _add(self, gate: Called, owner: nn.Module, frames: Sequence[FrameType]) -> None:
         # A module that computes an activation is a gate already.
         if module_values(owner) is not None or isinstance(owner, _RUN_THEIR_CHILDREN):
             return

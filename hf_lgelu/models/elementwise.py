@@ -70,21 +70,6 @@ BOUNDED_KINDS: tuple[str, ...] = ("tanh", "sigmoid", "softsign")
 """What ReLU follows only where the inputs are small: taken when it is named."""
 
 
-def elementwise_kind(function: Callable[[Tensor], Tensor]) -> str | None:
-    """The kind of activation that a function computes: one of `CONVERTED_KINDS`, `BOUNDED_KINDS`, "relu" or "relu6".
-
-    None for a function that is linear or constant, grows faster, or looks at more than one element at a time. The
-    function runs a few times, on small float32 tensors on the CPU.
-
-    >>> import torch
-    >>> from hf_lgelu.models.elementwise import elementwise_kind
-    >>> elementwise_kind(lambda x: x * torch.sigmoid(x)), elementwise_kind(torch.exp)
-    ('silu', None)
-    """
-    form = form_of(elementwise_values(function))
-    return None if form is None else form.kind
-
-
 def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) -> Tensor | None:
     """What a function gives for the values of a grid, in float64, or None if it is not elementwise.
 
@@ -128,7 +113,10 @@ def _alone() -> Iterator[None]:
 
 @_alone()
 def form_of(values: Tensor | None) -> Form | None:
-    """The row whose values these are, the row "other", or None: `elementwise_kind` says when."""
+    """The row whose values these are, or the row "other".
+
+    None for a function that is linear or constant, grows faster, or looks at more than one element at a time.
+    """
     if values is None:
         return None
 
@@ -185,8 +173,8 @@ class _Itself:
 
 
 def _as_key(value: Any) -> Any:
-    if type(value) in (tuple, dict) and len(value) < 8:  # arguments
-        return type(value), *map(_as_key, value.items() if type(value) is dict else value)
+    if isinstance(value, tuple | list | dict) and len(value) < 8:  # arguments
+        return type(value), *map(_as_key, value.items() if isinstance(value, dict) else value)
     return (type(value), value) if isinstance(value, _PLAIN) else _Itself(value)
 
 

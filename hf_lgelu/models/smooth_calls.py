@@ -5,8 +5,6 @@ tanh are no modules, so the operations themselves are watched here.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
@@ -88,83 +86,55 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """
     model = uncompiled(model)  # it would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}
-    watch = _Watch(ids_of(module for module in model.modules() if not isinstance(module, Called)))
-    with torch.inference_mode(False), _module_stack(watch), watch:  # in it fused cells pass as they are, unseen
-        run_example(model, inputs)
+    watch, own = _Watch(model), get_ident()
+
+    def note_formula(module: nn.Module, args: Any) -> None:
+        is_gate = id(vars(module)) in watch.registered and not isinstance(module, LambdaGate)
+        if get_ident() == own and is_gate and is_smooth(module):  # the hook is of the whole process
+            watch.note(module, _OWN_FORMULA)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note_formula)
+    try:
+        with torch.inference_mode(False), watch:  # in it fused cells pass as they are, unseen
+            run_example(model, inputs)
+    finally:
+        handle.remove()
     named = {module_id for module_id, operation, _, _ in watch.counts if operation != _OWN_FORMULA}
     calls = []
     for (module_id, operation, is_called, line), count in watch.counts.items():
         if operation == _OWN_FORMULA and module_id in named:
             continue
-        module = watch.modules[module_id]
-        name = names.get(module_id)
-        role = "call" if is_called else "function" if name is None else _role(module)
+        module, name = watch.modules[module_id], names.get(module_id)
+        role = "gate" if kind_of(module) in SMOOTH_KINDS else "activation" if is_activation(module) else "function"
+        role = "call" if is_called else "function" if name is None else role
         calls.append(SmoothCall(name, type(module).__name__, operation, role, count, line))
     return calls
 
 
-def _role(module: nn.Module) -> str:
-    if kind_of(module) in SMOOTH_KINDS:
-        return "gate"
-    return "activation" if is_activation(module) else "function"
-
-
 class _Watch(TorchDispatchMode):
-    def __init__(self, registered: set[int]) -> None:
-        """`registered` are the `ids_of` the modules whose code is looked at for lines."""
+    """Counts the smooth operations that run, by module, operation, whether in the place of a call, and line."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.registered = registered
-        self.stack: list[nn.Module] = []
+        self.registered = ids_of(module for module in model.modules() if not isinstance(module, Called))
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
         self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
 
-    def enter(self, module: nn.Module) -> None:
-        """A module's forward begins."""
-        self.stack.append(module)
-        # In a module that is built anew at each call, a gate may run in the place of the module's function.
-        is_own = id(vars(module)) in self.registered and not isinstance(module, LambdaGate)
-        if is_own and is_smooth(module):
-            self.modules[id(module)] = module
-            self.counts[id(module), _OWN_FORMULA, False, None] += 1
+    def note(self, module: nn.Module, operation: str, is_called: bool = False, line: str | None = None) -> None:
+        """One more call."""
+        self.modules[id(module)] = module
+        self.counts[id(module), operation, is_called, line] += 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         operation = func.overloadpacket.__name__.rstrip("_")
-        module = self.stack[-1] if self.stack else None
-        # λ-GELU's softplus makes λ from s; it is no activation.
-        is_parameter = operation == "softplus" and isinstance(module, LambdaGate)
-        is_smooth = operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and bool(args[_USE_GELU]))
-        if is_smooth and module is not None and not is_parameter:
-            is_called, found = isinstance(module, Called), running(self.registered)
-            if is_called and found is not None:
-                module = found[0]
-            self.modules[id(module)] = module
-            is_gate = id(vars(module)) in self.registered and module_values(module) is not None
-            line = None if is_gate or found is None else line_of(found[1][0])
-            self.counts[id(module), operation, is_called, line] += 1
+        if operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and args[_USE_GELU]):
+            inner, found = running(), running(self.registered)
+            # λ-GELU's softplus makes λ from s; it is no activation.
+            if inner is not None and not (operation == "softplus" and isinstance(inner[0], LambdaGate)):
+                is_called = isinstance(inner[0], Called)
+                module = found[0] if is_called and found is not None else inner[0]
+                is_gate = id(vars(module)) in self.registered and module_values(module) is not None
+                self.note(module, operation, is_called, None if is_gate or found is None else line_of(found[1][0]))
         return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _module_stack(watch: _Watch) -> Iterator[None]:
-    """Have `watch.stack` be the modules whose forward is running in this thread, registered in the model or not."""
-    own = get_ident()  # the hooks are of the whole process
-
-    def enter(module: nn.Module, args: Any) -> None:
-        if get_ident() == own:
-            watch.enter(module)
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if get_ident() == own:
-            watch.stack.pop()
-
-    handles = (
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    )
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, elementwise_kind, module_form
+from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, elementwise_values, form_of, module_form
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 
@@ -126,7 +126,8 @@ def test_the_kind_of_a_module(kind, module):
 
 @pytest.mark.parametrize(("kind", "function"), [(kind, given) for kind, held in FUNCTIONS.items() for given in held])
 def test_the_kind_of_a_function(kind, function):
-    assert elementwise_kind(function) == kind
+    form = form_of(elementwise_values(function))
+    assert (form and form.kind) == kind
 
 
 def test_every_kind_is_tried_here():
@@ -140,7 +141,7 @@ def test_nothing_is_changed_by_the_trial():
     before, drawn = copy.deepcopy(vars(module)), torch.get_rng_state()
     assert module_form(module).kind == "silu"
     assert module_form(prelu).kind == "prelu"
-    assert elementwise_kind(F.dropout) is None  # draws random numbers
+    assert elementwise_values(F.dropout) is None  # draws random numbers
     assert (module.calls, module.seen, hooked, module.training) == (0, [], [], True)
     assert torch.equal(module.last, before["last"])
     assert torch.equal(prelu.weight, torch.full((3,), 0.25))
