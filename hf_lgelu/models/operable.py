@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import gc
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -86,12 +88,9 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
     return model
 
 
-_PLAIN = (Tensor, nn.Parameter)  # other classes of tensors (quantized, sharded) may have no memory to ask for
-
-
 def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
     """Raise ValueError where a parameter of these names overlaps itself or another parameter or buffer in memory."""
-    held = _by_storage(model)
+    names = set(names)
     for name in names:
         parameter = model.get_parameter(name)
         if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
@@ -99,128 +98,94 @@ def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
                 f"{name} is an expanded tensor, several of its values lie in one place of memory, and they cannot be "
                 "rescaled apart; give it a memory of its own (clone)"
             )
-        for other_name in _sharing(parameter, held):
+    for name, other in _overlapping(model):
+        if name in names:
             raise ValueError(
-                f"{name} and {other_name} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled "
-                "apart; make them one parameter, or give each its own (clone)"
+                f"{name} and {other} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled apart; "
+                "make them one parameter, or give each its own (clone)"
             )
 
 
 def names_in_shared_memory(model: nn.Module) -> set[str]:
     """Names of the parameters that overlap another parameter or a buffer (`b.weight.data = a.weight.data.T`)."""
-    held = _by_storage(model)
-    return {name for name, parameter in model.named_parameters() if any(_sharing(parameter, held))}
+    return {name for name, _ in _overlapping(model)}
 
 
-def _by_storage(model: nn.Module) -> dict[int, list[tuple[str, Tensor]]]:
-    held: dict[int, list[tuple[str, Tensor]]] = {}
+def _overlapping(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(a parameter, another parameter or buffer) whose ranges of bytes overlap, also where their values alternate."""
+    held: dict[int, list[tuple[str, Tensor, range]]] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if type(tensor) in _PLAIN and not tensor.is_meta:
-            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor))
-    return held
-
-
-def _sharing(parameter: Tensor, held: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
-    """Names of the other tensors whose range of bytes overlaps that of `parameter`, also where values alternate."""
-    if type(parameter) in _PLAIN and not parameter.is_meta:
-        for name, other in held[parameter.untyped_storage().data_ptr()]:
-            (start, end), (other_start, other_end) = _bytes(parameter), _bytes(other)
-            if other is not parameter and start < other_end and other_start < end:
-                yield name
-
-
-def _bytes(tensor: Tensor) -> tuple[int, int]:
-    """(first byte, byte behind the last) of a tensor, from the start of the storage."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset() * tensor.element_size()
-    return start, start + (last + 1) * tensor.element_size() * bool(tensor.numel())
+        # Other classes of tensors (quantized, sharded) may have no memory to ask for.
+        if type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta and tensor.numel():
+            first, bytes_each = tensor.storage_offset(), tensor.element_size()
+            last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            place = range(first * bytes_each, (last + 1) * bytes_each)
+            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor, place))
+    for neighbours in held.values():
+        for (name, tensor, place), (other, _, taken) in itertools.permutations(neighbours, 2):
+            if isinstance(tensor, nn.Parameter) and place.start < taken.stop and taken.start < place.stop:
+                yield name, other
 
 
 _OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of
+_HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, frozenset)
 
 
 def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast.
 
-    A function put on an instance by hand, such as `torch.compile(model.forward)`, belongs to that one model: a deep
-    copy goes on calling it, and computes what the original does. Raises RuntimeError for such a forward, for another
-    function that knows the original (`_shared_function`), and where accelerate keeps values of the model elsewhere.
+    Raises RuntimeError for a function that knows the original (`_shared_function`), such as
+    `torch.compile(model.forward)` put on an instance, and where accelerate keeps values of the model elsewhere.
     """
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
-        pairs = zip(model.named_modules(), twin.modules(), strict=True)
-        shared = [name for (name, module), other in pairs
-                  if "forward" in vars(module) and vars(module)["forward"] is vars(other).get("forward")]  # fmt: skip
         known_to = _shared_function(model, twin)
-    if shared:
-        why = (
-            f"{f'its module {shared[0]!r}' if shared[0] else 'it'} has a function in the place of its forward, and a "
-            "copy would go on running the original. After model.forward = torch.compile(model.forward), undo it with "
-            "`del model.forward`; model.compile() compiles without that"
+    if known_to is not None:
+        raise RuntimeError(
+            f"{type(model).__name__} cannot be copied: {known_to} holds a function that knows a module or tensor of "
+            "the model from elsewhere (a closure, torch.compile or a decorator of a bound method, a hook), and a copy "
+            "would go on running the original. Make it a method, decorate or compile it in the class, or remove the "
+            "hook; after model.forward = torch.compile(model.forward), `del model.forward`"
         )
-    elif known_to is not None:
-        why = (
-            f"{known_to} holds a function that knows a module or tensor of the model from elsewhere (a closure, "
-            "torch.compile or a decorator of a bound method, a hook), and a copy would go on running the original. "
-            "Make it a method, decorate or compile it in the class, or remove the hook"
-        )
-    else:
-        return twin
-    raise RuntimeError(f"{type(model).__name__} cannot be copied: {why}")
+    return twin
 
 
 def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
-    """The place in `twin`, a deep copy, of a function or weak reference that knows a module or tensor of `model`.
+    """The place in a deep copy, as "block.step", of a function or weak reference that knows a part of the original.
 
-    "block.step" or "block._forward_hooks", say; None without such a place. Python copies no function, so
-    `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that reads the model goes on running
-    the original's modules. Attributes and hooks of modules are searched, with the closures, defaults and named globals
-    of their functions. Objects of other classes are not searched.
+    Python copies no function, so `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that
+    reads the model goes on running the original's modules. Objects of other classes are not searched.
     """
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
-    for name, module in twin.named_modules():
-        for attribute, value in vars(module).items():
-            if attribute not in _OWN and _reaches(value, originals):
-                return f"{name}.{attribute}" if name else attribute
-    return None
 
-
-def _reaches(value: Any, originals: set[int]) -> bool:
-    seen: set[int] = set()
-    left = [value]
-    while left:
-        value = left.pop()
-        if id(value) in originals:
-            return True
-        if id(value) not in seen:
-            seen.add(id(value))
-            left += _known_to(value, originals)
-    return False
-
-
-def _known_to(value: Any, originals: set[int]) -> Iterator[Any]:
-    if isinstance(value, FunctionType):
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # nothing was put into it
+    def is_known_to(value: Any) -> bool:
+        seen: set[int] = set()
+        left = [value]
+        while left:
+            value = left.pop()
+            if id(value) in originals:
+                return True
+            if id(value) in seen:
                 continue
-        yield from value.__defaults__ or ()
-        yield from (value.__kwdefaults__ or {}).values()
-        yield from vars(value).values()  # what it wraps
-        named = (value.__globals__.get(name) for name in value.__code__.co_names)
-        yield from (found for found in named if id(found) in originals)
-    elif isinstance(value, MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, weakref.ref):
-        yield value()
-    elif isinstance(value, Mapping):
-        yield from value.values()
-    elif isinstance(value, list | tuple | set | frozenset):
-        yield from value
+            seen.add(id(value))
+            if isinstance(value, FunctionType):
+                named = [value.__globals__.get(name) for name in value.__code__.co_names]
+                left += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+                left += [found for found in named if id(found) in originals]
+            elif isinstance(value, weakref.ref):
+                left.append(value())
+            elif isinstance(value, _HOLDERS):
+                left += gc.get_referents(value)
+        return False
+
+    found = (
+        f"{name}.{attribute}".lstrip(".")
+        for name, module in twin.named_modules()
+        for attribute, value in vars(module).items()
+        if attribute not in _OWN and is_known_to(value)
+    )
+    return next(found, None)
 
 
 def hardness_modules_to_save(model: nn.Module) -> list[str]:

@@ -93,8 +93,8 @@ def layer_targets(
     def note(module: Any, args: tuple[Any, ...], output: Any) -> None:
         seen[module].add(args[0], batch.counted(args[0], names[module]))
 
-    with forward_hooks(list(seen), note):
-        for batch in read_batches(data, model=model):
+    for batch in read_batches(data, model=model):
+        with forward_hooks(seen, note):  # not while the reader tries what the model takes
             run_example(model, batch.inputs)
     return {name: _target(name, seen[module], tolerance) for module, name in names.items()}
 
