@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -203,7 +203,7 @@ def read_batches(
         data_collator: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal
             length become tensors.
         max_samples: at most so many: evenly spaced ones of a tensor or a dataset with a length, because files are often
-            sorted by class, and the first ones of an iterable.
+            sorted by class, and the first ones of an iterable. No batch is asked for beyond these.
 
     Raises:
         TypeError: something is neither a tensor nor a plain constant, nor an object that holds tensors.
@@ -213,28 +213,18 @@ def read_batches(
     is_all = isinstance(data, Tensor | np.ndarray | Mapping)
     if is_all:
         _reject_collator(data_collator, data)
-    given = [data] if is_all else _raw_batches(data, batch_size, data_collator, max_samples)
-    return _read(given, is_all, model, what, max_samples)
-
-
-def _read(given: Iterable, is_all: bool, model: nn.Module | None, what: str, left: int | None) -> Iterator[Batch]:
-    """At most `left` samples, as batches; no batch is asked for beyond these. `is_all` where one batch is all data."""
-    first: tuple[str, Batch] | None = None
-    for raw in given:
-        if first is None:
-            candidates = _candidates(raw, model)
-            first = next(candidates) if model is None else _taken(model, candidates, what)
-        form, batch = first
+    form, is_sample, left = None, False, max_samples
+    for raw in [data] if is_all else _raw_batches(data, batch_size, data_collator, max_samples):
+        if form is None:
+            form, is_sample = _form_of(raw, model, what)
         if form not in _forms(raw):
             raise ValueError(f"batches of {what} differ: the first holds {form}, but one is {in_words(raw)}")
         batch = _batch(raw, form, model)
-        batch = replace(batch, is_sample=first[1].is_sample or batch.is_sample)
-        numbers = _evenly_spaced(len(batch), left)
-        if is_all and len(numbers) < len(batch):
-            batch = batch[torch.tensor(numbers)]
-        batch = batch[slice(left)]
+        batch = replace(batch, is_sample=is_sample or batch.is_sample)
+        is_thinned = is_all and left is not None and left < len(batch)
+        batch = batch[torch.tensor(_evenly_spaced(len(batch), left)) if is_thinned else slice(left)]
         if not len(batch):
-            first = None
+            form = None
             continue
         yield batch
         left = None if left is None else left - len(batch)
@@ -249,33 +239,28 @@ def _forms(raw: Any) -> list[str]:
     return [*pair, *([_ARGUMENT, _POSITIONS] if isinstance(raw, list) else [_POSITIONS, _ARGUMENT])]
 
 
-def _candidates(raw: Any, model: nn.Module | None) -> Iterator[tuple[str, Batch]]:
-    """What a batch may be, the likeliest first: the name of a form, and the batch in this form."""
-    forms = _forms(raw)
-    for form in forms:
+def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
+    """The likeliest form in which the model takes a batch, and whether the batch is one sample in this form.
+
+    Of several samples, the model's outputs must have as many.
+    """
+    tries = [(form, is_sample) for form in _forms(raw) for is_sample in (False, True)]
+    refusals = []
+    for form, is_sample in sorted(tries, key=lambda tried: tried == (_PAIR, True)):  # which is the least likely
         batch = _batch(raw, form, model)
-        if not batch.is_sample:
-            yield form, batch
-        if form != _PAIR:
-            yield form, replace(batch, is_sample=True)
-    if _PAIR in forms:
-        yield _PAIR, replace(_batch(raw, _PAIR, model), is_sample=True)
-
-
-def _taken(model: nn.Module, candidates: Iterator[tuple[str, Batch]], what: str) -> tuple[str, Batch]:
-    """The first candidate that the model takes and whose samples, if it has several, its outputs count."""
-    refusal: ValueError | None = None
-    for form, batch in candidates:
-        if not len(batch):
-            return form, batch
+        if batch.is_sample and not is_sample:
+            continue
+        if model is None or not len(batch):
+            return form, is_sample
+        batch = replace(batch, is_sample=is_sample)
         try:
             require_taken(model, batch, what)
         except ValueError as error:
-            refusal = refusal or error
+            refusals.append(error)
             continue
-        if batch.is_sample or _are_counted(model, batch):
-            return form, batch
-    raise cast(ValueError, refusal)
+        if is_sample or _are_counted(model, batch):
+            return form, is_sample
+    raise refusals[0]
 
 
 def _are_counted(model: nn.Module, batch: Batch) -> bool:
@@ -445,32 +430,32 @@ def _look_into(kind: type) -> None:
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> int | None:
-            if isinstance(value, Tensor):
-                found.append(value)
-            return len(found) - 1 if isinstance(value, Tensor) else None
+            if not isinstance(value, Tensor):
+                return None
+            tensors.append((pytree.SequenceKey(len(tensors)), value))
+            return len(tensors) - 1
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, number: int) -> Any:
             return given[number]
 
-    found: list[Tensor] = []
+    tensors: list[tuple[Any, Tensor]] = []
     given: list[Any] = []
 
-    def flatten(value: Any) -> tuple[list[Tensor], bytes]:
-        found.clear()
-        file = io.BytesIO()
-        Pickler(file).dump(value)
-        return list(found), file.getvalue()
+    def flatten(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
+        tensors.clear()
+        Pickler(file := io.BytesIO()).dump(value)
+        return list(tensors), file.getvalue()
 
-    def unflatten(tensors: Iterable[Any], pickled: bytes) -> Any:
-        given[:] = tensors
+    def without_keys(value: Any) -> tuple[list[Tensor], bytes]:
+        found, pickled = flatten(value)
+        return [tensor for _, tensor in found], pickled
+
+    def unflatten(others: Iterable[Any], pickled: bytes) -> Any:
+        given[:] = others
         return Unpickler(io.BytesIO(pickled)).load()
 
-    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
-        tensors, pickled = flatten(value)
-        return [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(tensors)], pickled
-
-    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
+    pytree.register_pytree_node(kind, without_keys, unflatten, flatten_with_keys_fn=flatten)
 
 
 def _not_read(name: str, value: Any) -> TypeError:
@@ -493,10 +478,11 @@ def _for_decoder(model: nn.Module, batch: Batch) -> Batch:
     The decoder's mask comes with them: labels have different lengths, and nothing predicts their padding.
     """
     make, labels = getattr(model, "prepare_decoder_input_ids_from_labels", None), batch.labels
-    if make is None or labels is None or labels.ndim != 2 or "decoder_input_ids" in batch.tensors:
+    if make is None or labels is None or labels.ndim != 2:
         return batch
-    bare = isinstance(batch.inputs, Tensor)
-    inputs = {model.main_input_name: batch.inputs} if bare else dict(batch.inputs)
+    if isinstance(batch.inputs, tuple) or "decoder_input_ids" in batch.tensors:
+        return batch
+    inputs = dict(batch.inputs) if isinstance(batch.inputs, dict) else {model.main_input_name: batch.inputs}
     inputs["decoder_input_ids"] = make(labels=labels).cpu()
     if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
         mask = labels.ne(IGNORED_LABEL).long()
@@ -562,14 +548,13 @@ def pad_tokens(model: nn.Module) -> dict[str, int]:
     """
     configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
     config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
-    if config is None:
-        return {}
-    parts = {"input_ids": getattr(config, "encoder", None), "decoder_input_ids": getattr(config, "decoder", None)}
-    tokens: dict[str, int | None] = {}
-    for name, part in parts.items():
-        own = _pad_token(part) if isinstance(part, PreTrainedConfig) else None
-        tokens[name] = _pad_token(config) if own is None else own
-    return {name: token for name, token in tokens.items() if token is not None}
+    found: dict[str, int] = {}
+    for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
+        for own in (getattr(config, part, None), config):
+            token = _pad_token(own) if isinstance(own, PreTrainedConfig) else None
+            if token is not None:
+                found.setdefault(name, token)
+    return found
 
 
 def _pad_token(config: PreTrainedConfig) -> int | None:
@@ -577,8 +562,8 @@ def _pad_token(config: PreTrainedConfig) -> int | None:
         text = config.get_text_config()
     except ValueError:  # it has several
         return None
-    token, vocabulary = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
-    token = getattr(config, "pad_token_id", None) if token is None else token
+    vocabulary = getattr(text, "vocab_size", None)
+    token = next((each.pad_token_id for each in (text, config) if getattr(each, "pad_token_id", None) is not None), -1)
     is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
     return token if is_one else None
 

@@ -56,8 +56,6 @@ def deal_folds(
     different lengths that the model does not take with padding.
     """
     samples = read_samples(batches, model=model)
-    if not samples.given:
-        raise nothing_given("data")
     is_few = samples.are_batches or sum(samples.rows) == len(samples.rows) < LEAST_ROWS_TO_HOLD_OUT
     if model is not None and is_few:
         samples = replace(samples, rows=_rows_of_maps(model, samples))

@@ -3,19 +3,19 @@
 A sample is known by a digest of its content. Samples are in the order of their digests, which is as good as random.
 """
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.batches import LABELS, ROWS_AT_ONCE, Batch, frames_of_sound, is_of_sound, pad_tokens
+from hf_lgelu.models.batches import LABELS, Batch, frames_of_sound, is_of_sound, nothing_given, pad_tokens
 from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
 from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs
 from hf_lgelu.refit.processes import each_has, known_processes
@@ -44,10 +44,8 @@ class Samples:
         run_here: numbers of the samples that this process runs. Samples that several processes have are shared out.
             Each runs alone where it is a batch of its own.
         given: the number of samples given, with duplicates.
-        lengths: {name: length} of each sample's sequences, with the padding that was given.
-        cropped_lengths: the same without that padding, where a mask shows it.
-        at_once: the most samples that run together.
-        cropped_at_once: the same without the padding that was given.
+        sizes: {name: (length, length without padding where a mask shows it)} of each sample's sequences, as given.
+        most_at_once: the most samples that run together with the padding that was given, and without it.
         fill: {name: number that pads its sequences}; 0 for all other names.
         left: names of the sequences that are padded in front.
         is_cropped: whether `take` leaves out the padding that was given.
@@ -59,10 +57,8 @@ class Samples:
     places: Mapping[bytes, tuple[int, int]]
     run_here: Set[int]
     given: int
-    lengths: Sequence[Mapping[str, int]]
-    cropped_lengths: Sequence[Mapping[str, int]]
-    at_once: int
-    cropped_at_once: int
+    sizes: Sequence[Mapping[str, tuple[int, int]]]
+    most_at_once: tuple[int, int]
     fill: Mapping[str, int] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     is_cropped: bool = False
@@ -72,12 +68,15 @@ class Samples:
         """Whether each sample is a batch of its own."""
         return self.batches[0].is_sample
 
-    def cropped(self) -> "Samples":
-        """The samples without the padding that was given.
+    @cached_property
+    def lengths(self) -> list[dict[str, int]]:
+        """{name: length} of each sample's sequences as `take` pads them at least."""
+        return [{name: both[self.is_cropped] for name, both in size.items()} for size in self.sizes]
 
-        Tokenizers pad to the longest text of all, or to the most that the model takes.
-        """
-        return replace(self, lengths=self.cropped_lengths, at_once=self.cropped_at_once, is_cropped=True)
+    @property
+    def at_once(self) -> int:
+        """The most samples that run together."""
+        return self.most_at_once[self.is_cropped]
 
     def short_first(self, numbers: Iterable[int]) -> list[int]:
         """The numbers in the order of the samples' lengths."""
@@ -125,27 +124,12 @@ class Samples:
         return self.take([number], self.lengths[number])
 
 
-class _Size(NamedTuple):
-    """The rows of a sample, and the lengths of its sequences with and without the padding that was given."""
-
-    rows: int
-    given: Mapping[str, int]
-    cropped: Mapping[str, int]
-
-    def or_longer(self, other: "_Size") -> "_Size":
-        """The longer of two sizes of a sample: processes may hold it with different padding."""
-        pairs = (self.given, other.given), (self.cropped, other.cropped)
-        given, cropped = ({name: max(length, there[name]) for name, length in here.items()} for here, there in pairs)
-        return _Size(self.rows, given, cropped)
-
-
 class _Share(NamedTuple):
     """The facts on the samples of a process that all other processes need."""
 
-    sizes: dict[bytes, _Size]
+    found: dict[bytes, tuple[int, dict[str, tuple[int, int]]]]  # {key: (rows, `Samples.sizes`)}
     given: int
-    at_once: int
-    cropped_at_once: int
+    most_at_once: tuple[int, int]
     left: frozenset[str]
 
 
@@ -166,48 +150,53 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
     batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
     places: dict[bytes, tuple[int, int]] = {}
-    found: dict[bytes, _Size] = {}
+    found: dict[bytes, tuple[int, dict[str, tuple[int, int]]]] = {}
     for number, batch in enumerate(batches):
-        given = {name: batch.with_labels[name].shape[1] for name in batch.spans}
-        cropped = {name: (ends - begins).tolist() for name, (begins, ends) in batch.spans.items()}
+        widths = {
+            name: [(batch.with_labels[name].shape[1], length) for length in (ends - begins).tolist()]
+            for name, (begins, ends) in batch.spans.items()
+        }
         for row, (key, rows) in enumerate(zip(sample_keys(batch), _row_counts(batch, frames), strict=True)):
             if rows and key not in places:
                 places[key] = (number, row)
-                found[key] = _Size(rows, given, {name: lengths[row] for name, lengths in cropped.items()})
+                found[key] = rows, {name: both[row] for name, both in widths.items()}
     shares = each_has(
         _Share(
-            sizes=found,
+            found=found,
             given=sum(map(len, batches)),
-            at_once=min((batch.at_once() for batch in batches), default=ROWS_AT_ONCE),
-            cropped_at_once=min((batch.at_once(is_cropped=True) for batch in batches), default=ROWS_AT_ONCE),
+            most_at_once=_least((batch.at_once(), batch.at_once(is_cropped=True)) for batch in batches),
             left=frozenset(name for batch in batches for name in batch.spans if _is_padded_in_front(batch, name)),
         )
     )
-    sizes: dict[bytes, _Size] = {}
-    for share in shares:
-        for key, size in share.sizes.items():
-            sizes[key] = size.or_longer(sizes.get(key, size))
-    keys = sorted(sizes)
-    process = known_processes().process_index
-    run_here = set()
-    for number, key in enumerate(keys):
-        holders = [holder for holder, share in enumerate(shares) if key in share.sizes]
-        if holders[number % len(holders)] == process:  # the processes that hold a sample take turns
-            run_here.add(number)
+    rows_of: dict[bytes, int] = {}
+    sizes: dict[bytes, dict[str, tuple[int, int]]] = defaultdict(dict)
+    holders: dict[bytes, list[int]] = defaultdict(list)
+    for process, share in enumerate(shares):
+        for key, (rows, size) in share.found.items():
+            holders[key].append(process)
+            rows_of[key] = rows
+            for name, both in size.items():  # processes may hold a sample with different padding
+                longest = sizes[key].get(name, both)
+                sizes[key][name] = max(both[0], longest[0]), max(both[1], longest[1])
+    keys, process = sorted(holders), known_processes().process_index
     return Samples(
         batches=batches,
         keys=keys,
-        rows=[sizes[key].rows for key in keys],
+        rows=[rows_of[key] for key in keys],
         places=places,
-        run_here=run_here,
+        # The processes that hold a sample take turns.
+        run_here={n for n, key in enumerate(keys) if holders[key][n % len(holders[key])] == process},
         given=sum(share.given for share in shares),
-        lengths=[sizes[key].given for key in keys],
-        cropped_lengths=[sizes[key].cropped for key in keys],
-        at_once=min(share.at_once for share in shares),
-        cropped_at_once=min(share.cropped_at_once for share in shares),
+        sizes=[sizes[key] for key in keys],
+        most_at_once=_least(share.most_at_once for share in shares),
         fill={LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
         left=frozenset().union(*(share.left for share in shares)),
     )
+
+
+def _least(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    first, second = zip(*pairs, strict=True)
+    return min(first), min(second)
 
 
 def _is_padded_in_front(batch: Batch, name: str) -> bool:
@@ -222,22 +211,32 @@ def _alike(batches: Iterable[Batch]) -> list[Batch]:
     has_sample = any(batch.is_sample for batch in batches)
     facts = each_has((len(batches), has_sample, {_structure(batch) for batch in batches if not has_sample}))
     empty = [process for process, (count, *_) in enumerate(facts) if not count]
-    if empty and len(empty) < len(facts):
+    if len(empty) == len(facts):
+        raise nothing_given("data")
+    if empty:
         raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
     if any(has_sample for _, has_sample, _ in facts):
         return [replace(batch, is_sample=True) for batch in batches]
-    structures = sorted(set().union(*(structures for *_, structures in facts)))
-    if len(structures) < 2:
+    structures = set().union(*(structures for *_, structures in facts))
+    parts = sorted({parts for parts, _ in structures})
+    if len(parts) > 1:
+        one, another = map(set, parts[:2])
+        raise ValueError(
+            f"batches of the data differ: {'; '.join(sorted(one - another))} in one, "
+            f"{'; '.join(sorted(another - one))} in another. All must have the same names, dtypes and constants"
+        )
+    if len(structures) == 1:
         return batches
-    named = [{part.partition(" of ")[0] for part in structure} for structure in structures]
-    for first, second in itertools.pairwise(named):
-        if first != second:
-            raise ValueError(
-                f"batches of the data differ: {'; '.join(sorted(first - second))} in one, "
-                f"{'; '.join(sorted(second - first))} in another. All must have the same names, dtypes and constants"
-            )
     # No padding makes them alike: images of different sizes, sequences without a mask.
     return [replace(batch[place : place + 1], is_sample=True) for batch in batches for place in range(len(batch))]
+
+
+def _structure(batch: Batch) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """Names and dtypes of a sample's tensors with the constants beside them, and the shapes that padding leaves."""
+    tensors = sorted(batch.with_labels.items())
+    named = (f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')}" for name, value in tensors)
+    constants = (f"{name} = {value!r}" for name, value in sorted(batch.constants.items()))
+    return (*named, *constants), tuple(None if name in batch.spans else value.shape[1:] for name, value in tensors)
 
 
 def sample_keys(batch: Batch) -> Iterator[bytes]:
@@ -278,16 +277,6 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
 
 
-def _structure(batch: Batch) -> tuple[str, ...]:
-    """Names, dtypes and shapes of a sample's tensors, and the constants that go with them."""
-    tensors = (
-        f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')} "
-        + ("of any length" if name in batch.spans else f"of shape {tuple(value.shape[1:])}")
-        for name, value in sorted(batch.with_labels.items())
-    )
-    return (*tensors, *(f"{name} = {value!r}" for name, value in sorted(batch.constants.items())))
-
-
 def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
@@ -309,7 +298,8 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
         pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
         changes[side] = max(each_has(_largest_change(model, outputs, pairs)))
         if changes[side] <= _MOST_CHANGE:
-            without = there.cropped()
+            # Tokenizers pad to the longest text of all, or to the most that the model takes.
+            without = replace(there, is_cropped=True)
             change = _largest_change(model, outputs, _cropped(there, without), must_compare=True)
             return without if max(each_has(change)) <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
@@ -339,8 +329,8 @@ def _largest_change(
 ) -> float:
     """The largest change of an output between the two batches of a pair, which differ in padding; 0 without pairs.
 
-    Outputs that cannot be compared count as no change, and so does a model that changes its structure. With
-    `must_compare` both count as an infinite change.
+    Outputs that cannot be compared, and a model that changes its structure, count as no change, or with `must_compare`
+    as an infinite one.
     """
     changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
     for first, second in pairs:

@@ -11,8 +11,8 @@ from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 
-def planned(inputs, batch_size):
-    return deal_folds(read_batches(inputs, batch_size=batch_size), batch_size=batch_size)
+def planned(model, inputs, batch_size):
+    return deal_folds(read_batches(inputs, batch_size=batch_size), batch_size=batch_size, model=model)
 
 
 def assert_close(actual, expected, tolerance=1e-8):
@@ -25,12 +25,13 @@ def assert_error(actual, expected):
     assert actual is None or actual == pytest.approx(expected, rel=1e-7)
 
 
-# Without cross-validation, of those whose rows are read in different ways: as they are, and as patches.
-FIXED = {"mlp", "convolutions"}
+# Without cross-validation, of those whose rows are read in different ways: as they are, and as patches. Of 16 images,
+# which have rows enough, some are held out.
+FIXED = {"mlp": 40, "convolutions": 15}
 CASES = [
     pytest.param(net, units, id=f"{net.name}-{units}", marks=marks)
     for net in NETS
-    for units, marks in ((96, ()), (40, () if net.name in FIXED else pytest.mark.slow))
+    for units, marks in ((96, ()), (FIXED.get(net.name, 40), () if net.name in FIXED else pytest.mark.slow))
 ]
 
 
@@ -38,7 +39,7 @@ CASES = [
 def test_weights_are_those_of_dense_least_squares(net, units):
     model, inputs = net.model(), net.inputs(units=units)
     converted, report = convert_with(model, inputs, batch_size=16)
-    expected, chosen = refit(model, net.steps, planned(inputs, 16))
+    expected, chosen = refit(model, net.steps, planned(model, inputs, 16))
     assert [layer.layers for layer in report.layers] == [step.maps for step in net.steps]
     for step, layer, choice in zip(net.steps, report.layers, chosen, strict=True):
         assert (layer.choice, layer.strength, layer.rows) == (choice.choice, choice.strength, choice.rows)
