@@ -3,7 +3,7 @@
 Functions of the model: the callback calls them, and so can any training loop.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -276,7 +276,6 @@ def release_hardness(model: nn.Module) -> None:
         module.hardness_override.zero_()
 
 
-@torch.no_grad()
 def is_hardened(
     model: nn.Module,
     target_hardness: float | Mapping[str, Target] | None = None,
@@ -295,30 +294,25 @@ def is_hardened(
     Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
     outside (0, 1].
     """
-    targets = target_hardnesses(target_hardness)
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
-    found = [reached.all() for _, reached in _reached(model, targets, float(fraction))]
-    return bool(torch.stack([reached.to(found[0].device) for reached in found]).all())  # waited for once
+    return smallest_soft_hardness(model, target_hardness, float(fraction)) is None
 
 
 @torch.no_grad()
 def smallest_soft_hardness(
-    model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None
+    model: nn.Module,
+    target_hardness: float | Mapping[str, Target] | None = None,
+    fraction: float = HARDENED_FRACTION,
 ) -> float | None:
-    """The smallest λ below the share of the target that `is_hardened` asks for; None if none is below."""
-    found = _reached(model, target_hardnesses(target_hardness), HARDENED_FRACTION)
-    soft = [hardness[~reached] for hardness, reached in found]
-    return min((values.min().item() for values in soft if values.numel()), default=None)
-
-
-def _reached(model: nn.Module, targets: Mapping[str, Target], fraction: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """(every λ, which of them have reached `fraction` of the target) of each gate."""
-    target_of = _target_of_each(model, targets)
+    """The smallest λ below this fraction of its target; None if none is below."""
+    target_of = _target_of_each(model, target_hardnesses(target_hardness))
+    soft = []
     for _, module in require_lambda_gelu(model):
         hardness = known_hardness(module).flatten()
         wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
-        yield hardness, hardness >= wanted
+        soft += hardness[~(hardness >= wanted)].tolist()
+    return min(soft, default=None)
 
 
 def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:

@@ -191,18 +191,16 @@ def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
 def hardness_modules_to_save(model: nn.Module) -> list[str]:
     """The names of all λ-GELU modules, for `modules_to_save` of a PEFT config.
 
-    `get_peft_model` freezes every parameter that the adapter does not own, s too, and an adapter's checkpoint holds
-    no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved with it, comes back with it,
-    and stays after `merge_and_unload` of LoRA, DoRA and AdaLoRA, from where `substitute_relu` goes on. PEFT's other
-    methods cannot merge beside a saved module that has no weight; docs/families.md has the lines that help.
+    `get_peft_model` freezes s with every other parameter that the adapter does not own, and an adapter's checkpoint
+    holds no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved and comes back with it, and
+    stays after `merge_and_unload` of LoRA, DoRA and AdaLoRA, from where `substitute_relu` goes on. PEFT's other
+    methods cannot merge beside a saved module that has no weight; docs/families.md has the lines that help. Of experts
+    whose weights are one tensor, taken by `target_parameters`, PEFT finds no gate: λ is not learned, as training says.
 
-    Experts whose weights are one tensor (Mixtral and other mixtures) and that the adapter takes by `target_parameters`
-    are put into a wrapper of PEFT, where it finds no gate by these names: λ is not learned then, and training says so.
-
-    Changes `model` in place, though not what it computes: where it was loaded from a checkpoint whose config does not
-    say these gates (the activation string was given to `from_pretrained`), it forgets where, and a warning says so.
-    PEFT would name that as the adapter's base, load the plain network by that name, and leave every λ out without a
-    word. Such an adapter is loaded with `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
+    Changes `model` in place, though not what it computes: where the config of its checkpoint does not say these gates
+    (the activation string was given to `from_pretrained`), it forgets the checkpoint, and a warning says so. PEFT would
+    name that as the adapter's base, and load it without any λ. Load such an adapter with
+    `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
 
     Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each for
     itself.

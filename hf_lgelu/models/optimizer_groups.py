@@ -1,6 +1,6 @@
 """The parameter group of s in an optimizer: a learning rate of its own, c·η, and no weight decay."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import torch
@@ -71,11 +71,11 @@ def separate_hardness_group(
 ) -> None:
     """Move s out of an optimizer's groups into one of its own, with c times their learning rate and no decay.
 
-    Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before
-    their scheduler. Raises RuntimeError where the optimizer cannot give s a learning rate of its own: it does not hold
-    every s in its parameter groups (layer-wise GaLore and APOLLO), ignores the groups' learning rates (LOMO), takes one
-    group (L-BFGS) or matrices alone (Muon), has a hardness group already, or a scheduler, which would set the new
-    group's rate back; ValueError for a model without λ-GELU or a bad multiplier. The optimizer is unchanged then.
+    Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before their
+    scheduler. Raises ValueError for a model without λ-GELU or a bad multiplier, and RuntimeError where the optimizer
+    cannot give s a learning rate of its own: it does not hold every s (layer-wise GaLore and APOLLO), ignores the
+    groups' learning rates (LOMO), takes one group (L-BFGS) or matrices alone (Muon), or has a hardness group or a
+    scheduler already. The optimizer is unchanged then.
     """
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)
@@ -86,8 +86,6 @@ def separate_hardness_group(
         raise RuntimeError(
             "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
         )
-    require_no_scheduler(groups)
-    require_takes_hardness(optimizer)
     held = {id(parameter) for group in groups for parameter in group["params"]}
     # LOMO has groups for show: it updates inside backward, everything with one learning rate.
     if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
@@ -97,16 +95,39 @@ def separate_hardness_group(
             "adamw_torch or sgd"
         )
     groups = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
+    _require_room(optimizer, groups)
     for group in groups:
-        require_rate(optimizer, group)
-    for group in groups:
-        moves = [id(parameter) in hardness for parameter in group["params"]]
-        # An optimizer that was built from named_parameters() keeps the names beside the parameters.
-        keys = ("params", "param_names") if "param_names" in group else ("params",)
-        moved = [[item for item, leaves in zip(group[key], moves, strict=True) if leaves] for key in keys]
-        for key in keys:
-            group[key] = [item for item, leaves in zip(group[key], moves, strict=True) if not leaves]
-        _add_hardness_group(optimizer, group, hardness_lr_multiplier, *moved)
+        _add_hardness_group(optimizer, group, hardness_lr_multiplier, *_take_out(group, hardness))
+
+
+def _take_out(group: dict[str, Any], leaving: Container[int]) -> list[list[Any]]:
+    """The parameters of these ids, and their names where the optimizer has them; `group` has them no more."""
+    leaves = [id(parameter) in leaving for parameter in group["params"]]
+    taken = []
+    for key in ("params", "param_names") if "param_names" in group else ("params",):
+        taken.append([item for item, goes in zip(group[key], leaves, strict=True) if goes])
+        group[key] = [item for item, goes in zip(group[key], leaves, strict=True) if not goes]
+    return taken
+
+
+def _require_room(optimizer: Any, groups: Sequence[dict[str, Any]]) -> None:
+    """Raise RuntimeError where s cannot leave these groups of an optimizer for one of its own."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
+    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
+        if isinstance(inner, kind):  # it accepts the group, and fails at its next step
+            raise RuntimeError(
+                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own. Choose an "
+                "optimizer with ordinary groups, such as AdamW or SGD, or give s one beside it"
+            )
+    if any("initial_lr" in group for group in groups):
+        raise RuntimeError(
+            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
+            "group, or do the surgery, before the scheduler is made, or make both anew after it"
+        )
+    if not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in groups):
+        raise RuntimeError(
+            f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
+        )
 
 
 def hardness_group(optimizer: Any) -> dict[str, Any] | None:
@@ -170,25 +191,20 @@ class OptimizerChange:
 
     def require_room_for_hardness(self) -> None:
         """Raise RuntimeError if the optimizer cannot take up a new hardness."""
-        require_takes_hardness(self._optimizer)
         if hardness_group(self._optimizer) is not None:
             return
-        for group in self._groups:
-            require_rate(self._optimizer, group)
+        _require_room(self._optimizer, self._groups)
         if len({float(group["lr"]) for group in self._groups}) != 1:
             raise RuntimeError(
                 "the optimizer's groups have several learning rates, and which of them the new hardness multiplies is "
                 "not ours to say. Make a new optimizer from hardness_parameter_groups(...) after the surgery"
             )
-        require_no_scheduler(self._groups)
 
     def carry_out(self, removed: Collection[torch.nn.Parameter], added: Sequence[torch.nn.Parameter]) -> None:
         """Forget the removed parameters, and give the added ones to the hardness group."""
         gone = {id(parameter) for parameter in removed}
         for group in self._optimizer.param_groups:
-            keeps = [id(parameter) not in gone for parameter in group["params"]]
-            for key in ("params", "param_names") if "param_names" in group else ("params",):
-                group[key] = [item for item, kept in zip(group[key], keeps, strict=True) if kept]
+            _take_out(group, gone)
         for parameter in removed:
             self._optimizer.state.pop(parameter, None)
         if not added:
@@ -223,38 +239,10 @@ def _add_hardness_group(
 
 
 def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
-    options = {"lr": float(multiplier) * learning_rate, "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
-    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no such option.
-    return {**options, "use_fallback": True}
-
-
-def require_rate(optimizer: Any, group: dict[str, Any]) -> None:
-    """Raise RuntimeError where the group has no learning rate that s could have c times."""
-    if not isinstance(group.get("lr"), int | float | torch.Tensor):
-        raise RuntimeError(
-            f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
-        )
-
-
-def require_no_scheduler(groups: Sequence[dict[str, Any]]) -> None:
-    """Raise RuntimeError where a scheduler has taken up the groups: it would not know a new one."""
-    if any("initial_lr" in group for group in groups):
-        raise RuntimeError(
-            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
-            "group, or do the surgery, before the scheduler is made, or make both anew after it"
-        )
-
-
-def require_takes_hardness(optimizer: Any) -> None:
-    """Raise RuntimeError for an optimizer of torch that accepts a group of s, and cannot make a step with it."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
-    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
-        if isinstance(inner, kind):
-            raise RuntimeError(
-                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own beside: its "
-                "next step would fail. Choose an optimizer with ordinary groups, such as AdamW or SGD, or give s one "
-                "beside it"
-            )
+    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no option `use_fallback`.
+    return {
+        "lr": float(multiplier) * learning_rate, "weight_decay": 0.0, "group_name": HARDNESS_GROUP, "use_fallback": True
+    }  # fmt: skip
 
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

@@ -108,35 +108,33 @@ def is_activation(held: Any) -> bool:
     return isinstance(held, LambdaGate) or (values is not None and not is_linear(values))
 
 
-def _values(held: Any) -> Tensor | None:
-    return module_values(held if isinstance(held, nn.Module) else Called(held))
-
-
 def computes_same(one: Any, other: Any) -> bool:
     """Whether two activations, modules or functions, compute the same, whatever their weights.
 
     λ-gates do if they are of one class, and so do modules that are no elementwise function.
     """
-    if isinstance(one, LambdaGate) or isinstance(other, LambdaGate) or one is None:
-        return type(one) is type(other)
     mine, others = _values(one), _values(other)
     if mine is None or others is None:
         return type(one) is type(other)
     return torch.allclose(mine, others, rtol=2e-5, atol=2e-5, equal_nan=True)
 
 
-def plain_gate_of(module: nn.Module) -> str | None:
-    """The row of GATES whose λ = 1 is the plain activation `module`, or None where there is none."""
-    form = form_at(module)
-    return next((gate.name for gate in GATES.values() if form is not None and form.name in gate.plain_names), None)
+def _values(held: Any) -> Tensor | None:
+    """What a plain activation gives for a grid; None for a λ-gate and for what is no activation."""
+    if held is None or isinstance(held, LambdaGate):
+        return None
+    return module_values(held if isinstance(held, nn.Module) else Called(held))
 
 
 def gate_of(module: nn.Module) -> str:
-    """The row of GATES that takes the place of `module`: a λ-gate's own, else `plain_gate_of`.
+    """The row of GATES that takes the place of `module`: a λ-gate's own, else that whose λ = 1 it is.
 
     No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. They get λ-GELU, which is near.
     """
-    return module.gate if isinstance(module, LambdaGate) else plain_gate_of(module) or DEFAULT_GATE
+    if isinstance(module, LambdaGate):
+        return module.gate
+    form = form_at(module)
+    return next((gate.name for gate in GATES.values() if form and form.name in gate.plain_names), DEFAULT_GATE)
 
 
 def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
@@ -167,11 +165,8 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
 def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
     """Every ReLU and leaky ReLU that is a module, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
 
-    def homogeneous(module: nn.Module) -> str | None:
-        form = form_at(module)
-        return form.kind if form is not None and form.kind in ("relu", "leaky_relu") else None
-
-    return [site for site in _walk(checked_module(model), "", set(), homogeneous) if site.function is None]
+    sites = _walk(checked_module(model), "", set(), lambda held: getattr(form_at(held), "kind", None))
+    return [site for site in sites if site.kind in ("relu", "leaky_relu") and site.function is None]
 
 
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
