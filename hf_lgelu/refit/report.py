@@ -305,7 +305,7 @@ def how_far(report: ConversionReport) -> str:
     """What matters first: how far the network is from the original, on the second set if there is one."""
     measured = evaluations(report)
     if not measured:
-        return "How far it is from the original was not measured: nothing was held out, and no second set given."
+        return "How far the network is from the original was not measured: nothing was held out, no second set given."
     title, evaluation = measured[-1]
     return f"On the {title} ({evaluation.size_in_words}): {evaluation.refitted.beside(evaluation.original_metrics)}."
 
@@ -330,7 +330,7 @@ def what_was_done(report: ConversionReport) -> str:
         f"{folds}."
     )
     if report.outputs != ("",):
-        sentences.append(f"Of the model's outputs {quoted(report.outputs)} counted.")
+        sentences.append(f"Only the outputs {quoted(report.outputs)} counted.")
     if any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report)):
         sentences.append(f"An input's embedding is the mean of `{report.outputs[0]}` over all that is no padding.")
     if len(report.steps) > 1:  # of the refit alone there is nothing to say
@@ -384,7 +384,7 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     is_left = report.held_out is not None and _ROUNDING <= report.held_out.refitted.distance < math.inf
     if report.next_step is None or not is_left:
         return ()
-    return (f"The next rung, `{report.next_step}` (effort, --effort), may bring it nearer.",)
+    return (f"The next rung, `{report.next_step}` (effort, --effort), may bring the network nearer.",)
 
 
 def _from_the_swap(title: str, evaluation: Evaluation) -> str:

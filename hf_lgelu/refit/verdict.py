@@ -85,12 +85,12 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
     if not gates:
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
-            f". What it computes smoothly:{smooth}\nWrite a gate's formula as a call that says which it is, such as "
-            "torch.nn.functional.silu(x), or as a module" if smooth else ": nothing in it is smooth"
+            f". What it computes smoothly:{smooth}\nIf one of these is a gate that the code spells out, write it as a "
+            "call with a name, such as torch.nn.functional.silu(x), or as a module" if smooth else
+            ": nothing in it is smooth"
         )  # fmt: skip
-        raise ValueError(
-            f"{type(model).__name__} has no gate of kind {', '.join(config.kinds or SMOOTH_KINDS)}{advice}"
-        )
+        kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
+        raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
     if isinstance(keep, str):  # each of its letters would be taken for a name
         raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
     unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
@@ -250,9 +250,8 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         )
     if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
         yield (
-            f"judged on {report.held_out.size_in_words} alone: what is said of the distance to the "
-            "original is a guess; give more inputs (an eighth is held out), or a second set (evaluation_data, "
-            "--evaluation)"
+            f"held out: only {report.held_out.size_in_words}, too few to trust the distance to the original; give more "
+            "inputs (an eighth is held out), or a second set (evaluation_data, --evaluation)"
         )
     chosen = [step.effort for step in report.steps if step.is_kept and RUNGS[step.effort].standard_errors]
     if chosen and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
@@ -270,9 +269,9 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
         yield (
-            f"{len(starved)} of {fitted} layers are starved, fitted on fewer than {ENOUGH_ROWS} rows a feature "
-            f"(most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); {enough:,} inputs like "
-            f"these {samples:,} would do (max_samples, --max_samples)"
+            f"{len(starved)} of {fitted} layers had too few data: fewer than {ENOUGH_ROWS} rows a feature make a layer "
+            f"starved (most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); {enough:,} "
+            f"inputs like these {samples:,} would be enough (max_samples, --max_samples)"
         )
     unfit = [layer for layer in layers if layer.is_unfit]
     for layer in unfit[:3]:
@@ -292,9 +291,9 @@ def called_warnings(model: nn.Module) -> Iterator[str]:
     lines = settle(model)
     if lines:
         yield (
-            f"these calls stand in the code and run as the new gates in memory, in the copy that was converted and in "
-            f"what hf_lgelu loads of it: {'; '.join(lines)}. Write the new gate there (torch.nn.functional.relu for "
-            "ReLU); its state dict loads strictly into the code so edited, and computes the old gates without the edit"
+            f"the code still calls the old gates: {'; '.join(lines)}. This copy, and what hf_lgelu loads of it, runs "
+            "the new gates instead. Before you load the state dict into the code yourself, write the new gate there "
+            "(torch.nn.functional.relu for ReLU): code without this edit computes the old gates, without an error"
         )
 
 
@@ -338,8 +337,7 @@ def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bo
             yield (
                 f"{type(root).__name__} has no config key that says these gates, so the config remembers them: load "
                 f"the saved folder by hf_lgelu.from_pretrained({type(root).__name__}, folder). Where hf_lgelu is not "
-                "imported, it loads with the gates of the code before the refitted weights, another network, without "
-                "an error"
+                "imported, the folder loads without an error, but with the old gates: it computes another network"
             )
         if rewrite_config:
             continue

@@ -216,7 +216,7 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     _, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
     part = said[said.index("How it was converted") :]
     assert "2 gates (GELUActivation) became ReLU" in part
-    assert "The next rung, `place` (effort, --effort), may bring it nearer." in part
+    assert "The next rung, `place` (effort, --effort), may bring the network nearer." in part
     (tmp_path / "relu" / "report.json").write_text('{"report": {"model": "other"}}')
     status, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
     assert (status, "How it was converted" in said) == (0, False)
