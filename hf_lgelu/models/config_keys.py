@@ -24,12 +24,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.models.sites import (
-    computes_same,
-    find_sites,
-    is_activation,
-    uncompiled_name,
-)
+from hf_lgelu.models.sites import computes_same, find_sites, is_activation, uncompiled_name
 from hf_lgelu.registry import timm_activation_classes
 
 CONFIG_REFUSALS = (
@@ -169,13 +164,6 @@ def built_otherwise(
             and not computes_same(_at(skeleton, name), module)}  # fmt: skip
 
 
-def says_other_activations(config: Config, whole: PreTrainedConfig) -> bool:
-    """Whether a config says other activations than some config of its class in `whole`."""
-    said = {(change.path, change.old) for change in _candidates(config, "relu")}
-    alike = [held for held in configs_in(whole) if type(held) is type(config)]
-    return any({(change.path, change.old) for change in _candidates(held, "relu")} != said for held in alike)
-
-
 def configs_in(config: Config) -> list[PreTrainedConfig]:
     """A config and all that it holds."""
     return [held for _, held in held_configs(config)]
@@ -209,7 +197,7 @@ def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activati
 def combined(config: Config, *steps: list[ConfigChange]) -> list[ConfigChange]:
     """One change for each key whose value after all `steps` of changes differs from that in `config`."""
     last = {change.path: change.new for changes in steps for change in changes}
-    present = dict(_leaves(config, ()))
+    present = dict(config_entries(config))
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
 
 
@@ -237,23 +225,16 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
         return
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
-    of_parts: dict[int, PreTrainedConfig] = {}
-    for module in model.modules():
-        held = vars(module).get("config")
-        if isinstance(held, PreTrainedConfig) and id(held) in copies:
-            module.config = copies[id(held)]
-        elif type(held) is type(model.config):  # T5's encoder has a copy of the whole one's
-            module.config = of_parts.setdefault(id(held), _changed_alike(held, changes))
+    holders = [module for module in model.modules() if isinstance(vars(module).get("config"), PreTrainedConfig)]
+    for held in [module.config for module in holders if type(module.config) is type(model.config)]:
+        if id(held) not in copies:  # T5's encoder has a copy of the whole one's
+            said = dict(config_entries(held))
+            copies[id(held)] = copy.deepcopy(held)
+            own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
+            write_changes(copies[id(held)], own)
+    for module in holders:
+        module.config = copies.get(id(module.config), module.config)
     write_changes(model.config, changes)
-
-
-def _changed_alike(config: Config, changes: list[ConfigChange]) -> PreTrainedConfig:
-    """A copy of the config with the changes made whose old values it has, or the config itself if it has none."""
-    said = dict(_leaves(config, ()))
-    own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
-    changed = copy.deepcopy(config) if own else config
-    write_changes(changed, own)
-    return changed
 
 
 def write_changes(config: Config, changes: list[ConfigChange]) -> None:
@@ -324,15 +305,14 @@ def _activation_names() -> set[str]:
 
 
 def _candidates(config: Config, activation: str) -> list[ConfigChange]:
-    names = _activation_names()
     changes = []
-    for path, value in _leaves(config, ()):
-        if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
-            new = _GATED + activation if value.startswith(_GATED) else activation
-            # T5 takes "gated-gelu" for the tanh form.
-            changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
-        elif path[-1] == "gelu_activation" and activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
-            changes.append(ConfigChange(path, value, activation == "gelu"))
+    for path, value in activation_strings(config):
+        new = _GATED + activation if value.startswith(_GATED) else activation
+        # T5 takes "gated-gelu" for the tanh form.
+        changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
+    if activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
+        changes += [ConfigChange(path, value, activation == "gelu") for path, value in config_entries(config)
+                    if path[-1] == "gelu_activation"]  # fmt: skip
     for path, held in held_configs(config):
         if hasattr(held, "model_args") and hasattr(held, "architecture"):  # TimmWrapperConfig, or a tower of timm's
             if held.model_args is None:
@@ -357,22 +337,23 @@ def _items(node: Any) -> Iterable[tuple[Any, Any]]:
     return (node if isinstance(node, Mapping) else vars(node)).items()
 
 
-def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def config_entries(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path, value) of every key of a config, those of sub-configs and dicts too; private keys are left out."""
     for key, value in _items(node):
         if not isinstance(key, str) or key.startswith("_"):
             continue
         if isinstance(value, PreTrainedConfig | Mapping):
-            yield from _leaves(value, (*path, key))
+            yield from config_entries(value, (*path, key))
         else:
             yield (*path, key), value
 
 
 def activation_strings(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path, name) of the activations that a config says, a gated unit's without its "gated-"."""
+    """(path, name) of the activations that a config says, a gated unit's with its "gated-"."""
     names = _activation_names()
-    for path, value in _leaves(config, ()):
+    for path, value in config_entries(config):
         if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
-            yield path, value.removeprefix(_GATED)
+            yield path, value
 
 
 def gate_names(config: str) -> set[str]:

@@ -6,7 +6,7 @@ is unchanged then.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -76,16 +76,16 @@ def found_sites(
         raise ValueError(
             f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
             + (" that `include` accepts" if include else "")
-            + f"; it has {_what_there_is(model, kinds, swap)}. Activations called as functions (F.gelu inside a "
-            "forward) are exchanged by convert_to_relu alone: find_smooth_calls(model, inputs) names the lines, where "
-            "a module (self.act = nn.GELU()) can be written instead"
+            + f"; it has {_what_there_is(model, kinds, swap)}. Calls of functions (F.gelu in a forward) are exchanged "
+            "by convert_to_relu alone; find_smooth_calls(model, inputs) names the lines, to write modules there instead"
         )
     return sites
 
 
 def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
-    others = tuple(dict.fromkeys(site.kind for site in find_sites(model, KINDS) if site.kind not in kinds))
-    if not find_sites(model, KINDS):
+    there = find_sites(model, KINDS)
+    others = tuple(dict.fromkeys(site.kind for site in there if site.kind not in kinds))
+    if not there:
         relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
         return f"{relu}no smooth activation module at all"
     named = sites_in_words(model, KINDS)
@@ -94,50 +94,53 @@ def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
     return f"{named}{f' (kinds={others!r} takes them)' if others else ''}"
 
 
-class ConfigPlans:
-    """The planned changes of the configs in one model; without `of` there are none."""
+ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
+"""The planned changes of the configs in one model, by the models that own these configs."""
 
-    def __init__(self) -> None:
-        self._plans: list[tuple[PreTrainedModel, list[ConfigChange]]] = []
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        at_sites: Mapping[str, Content],
-        plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]],
-    ) -> "ConfigPlans":
-        """The changes that `plan` gives for each model that owns a config and has one of the sites.
+def plan_configs(
+    model: nn.Module,
+    at_sites: Mapping[str, Content],
+    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
+) -> ConfigPlans:
+    """The changes that `plan` gives for each model that owns a config and has one of the sites; without `plan` none.
 
-        `plan` takes that model, and the content at its sites by their names in it.
-        """
-        plans = cls()
-        for name, root in pretrained_roots(model):
-            prefix = f"{name}." if name else ""
-            inside = {
-                uncompiled_name(site.removeprefix(prefix)): content
-                for site, content in at_sites.items()
-                if site.startswith(prefix)
-            }
-            if inside:
-                plans._plans.append((root, plan(root, inside)))
+    `plan` takes that model, and the content at its sites by their names in it.
+    """
+    plans: ConfigPlans = []
+    if plan is None:
         return plans
+    for name, root in pretrained_roots(model):
+        prefix = f"{name}." if name else ""
+        inside = {
+            uncompiled_name(site.removeprefix(prefix)): content
+            for site, content in at_sites.items()
+            if site.startswith(prefix)
+        }
+        if inside:
+            plans.append((root, plan(root, inside)))
+    return plans
 
-    def carry_out(self) -> tuple[ConfigChange, ...]:
-        """Write the changes into the configs."""
-        for root, changes in self._plans:
-            write_config_changes(root, changes)
-        return tuple(change for _, changes in self._plans for change in changes)
+
+def write_configs(plans: ConfigPlans) -> tuple[ConfigChange, ...]:
+    """The planned changes, made in the configs."""
+    for root, changes in plans:
+        write_config_changes(root, changes)
+    return tuple(change for _, changes in plans for change in changes)
 
 
 def exchange_activations(
     model: nn.Module,
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
-    plans: ConfigPlans,
-    change: OptimizerChange | None,
+    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]] | None,
+    change: OptimizerChange | None = None,
 ) -> SurgeryReport:
-    """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone."""
+    """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone.
+
+    `plan` says what changes in the configs (`plan_configs`). It may refuse, and the model is unchanged then.
+    """
+    plans = plan_configs(model, dict(zip((site.name for site in sites), modules, strict=True)), plan)
     before = {id(parameter): parameter for parameter in model.parameters()}
     replaced = put_modules(sites, modules)
     forget_checkpoint(model)
@@ -147,14 +150,12 @@ def exchange_activations(
             [parameter for key, parameter in before.items() if key not in after],
             [parameter for key, parameter in after.items() if key not in before],
         )
-    return SurgeryReport(replaced, plans.carry_out())
+    return SurgeryReport(replaced, write_configs(plans))
 
 
 def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
-    """Put each module at its site."""
+    """What was put where: each module at its site."""
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
-    return tuple(
-        ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
-        for site, module in zip(sites, modules, strict=True)
-    )
+    return tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
+                 for site, module in zip(sites, modules, strict=True))  # fmt: skip

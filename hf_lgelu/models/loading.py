@@ -274,7 +274,7 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
         was: Any = written
         for step in path:
             was = was.get(step) if isinstance(was, dict) else None
-        plain = was.removeprefix("gated-") if isinstance(was, str) else None
+        plain, name = was.removeprefix("gated-") if isinstance(was, str) else None, name.removeprefix("gated-")
         if plain is not None and name in GATES and plain in ACT2FN and plain not in GATES:
             x = torch.linspace(-8, 8, 1001)
             with torch.no_grad():

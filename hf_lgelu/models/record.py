@@ -24,6 +24,7 @@ from hf_lgelu.models.config_keys import (
     Config,
     ConfigChange,
     UnsupportedConfigError,
+    activation_strings,
     apply_changes,
     built_as_one,
     built_otherwise,
@@ -33,7 +34,6 @@ from hf_lgelu.models.config_keys import (
     has_config,
     held_configs,
     plan_config_changes,
-    says_other_activations,
 )
 from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
 from hf_lgelu.registry import NEEDS_THE_PACKAGE
@@ -353,8 +353,9 @@ def require_whole_config(model: PreTrainedModel) -> None:
 
 def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
-    if any(type(config) is type(part.config) for config in configs_in(model.config)):
-        return says_other_activations(part.config, model.config)
+    alike = [set(activation_strings(held)) for held in configs_in(model.config) if type(held) is type(part.config)]
+    if alike:
+        return alike.count(set(activation_strings(part.config))) < len(alike)
     return any(isinstance(module, LambdaGate) for module in part.modules())
 
 

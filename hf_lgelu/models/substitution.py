@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, exchange_activations, found_sites, put_modules
+from hf_lgelu.models.exchange import SurgeryReport, exchange_activations, found_sites, put_modules
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.record import forget_sites
-from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import LEARNED_KINDS, ActivationSite, find_sites
 
 logger = logging.get_logger(__name__)
 
@@ -60,7 +60,7 @@ def substitute_relu(
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
     model = operable_module(model)
-    hardness, errors = _hardness_of(model, check_kinds(kinds))
+    hardness, errors = _hardness_of(model, kinds)
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
     report = replace(report, hardness=hardness, swap_error=errors)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
@@ -68,8 +68,8 @@ def substitute_relu(
         logger.warning(
             f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
             f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
-            "first (train with harden=True); without training, convert_to_relu refits the layers behind the gates, "
-            "and export_gelu keeps what soft gates compute"
+            "first (train with harden=True), or convert_to_relu(model, data), which refits what is behind the gates; "
+            "export_gelu keeps what soft gates compute"
         )
     return report
 
@@ -84,8 +84,9 @@ def put_relu(
     """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
     model = operable_module(model)
     change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
-    sites, modules, plans = _plan_substitution(model, kinds, rewrite_config)
-    return exchange_activations(model, sites, modules, plans, change)
+    sites = found_sites(model, kinds, swap=True)
+    plan = _plan_relu if rewrite_config else None
+    return exchange_activations(model, sites, [relu_for(site) for site in sites], plan, change)
 
 
 def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -99,23 +100,12 @@ def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, floa
     return {name: smallest[name] for name in gates}, {name: errors[name] for name in gates}
 
 
-def _plan_substitution(
-    model: nn.Module, kinds: Sequence[str], rewrite_config: bool
-) -> tuple[list[ActivationSite], list[nn.Module], ConfigPlans]:
-    sites = found_sites(model, check_kinds(kinds), swap=True)
-    modules: list[nn.Module] = [relu_for(site) for site in sites]
-    at_sites = dict(zip((site.name for site in sites), modules, strict=True))
-    return sites, modules, ConfigPlans.of(model, at_sites, _plan_relu) if rewrite_config else ConfigPlans()
-
-
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    """The changes that say ReLU. Raises UnsupportedConfigError where no key does."""
     try:
         return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
     except UnsupportedConfigError as error:
         raise UnsupportedConfigError(
-            f"{error}. Saved and loaded, the model would come back with other activations. To substitute in memory "
-            "only, pass rewrite_config=False"
+            f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
         ) from error
 
 
@@ -127,16 +117,9 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 class TemporaryRelu:
     """`substitute_relu` for a while, again and again: the sites are found once.
 
-    Weights and config are untouched. Of a model wrapped for distributed training, call the inner module:
+    Weights and config are untouched. Of a model wrapped for distributed training, give and call the inner module:
     DistributedDataParallel broadcasts buffers at each forward and fails where all that the model had were λ-GELU's.
-
-    Args:
-        model: give the inner module of one that is wrapped for distributed training.
-        kinds: as for `substitute_relu`.
-        make: gives another gate than ReLU.
-        include: says by name which sites; by default all.
-
-    Raises ValueError if there is nothing to substitute.
+    `make` gives another gate than ReLU, and `include` says by name which sites. Raises ValueError if there are none.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.models.substitution import TemporaryRelu
@@ -157,7 +140,7 @@ class TemporaryRelu:
         include: Callable[[str], bool] | None = None,
     ) -> None:
         self._model, self._inside = model, operable_module(model, temporarily=True)
-        self._sites = found_sites(self._inside, check_kinds(kinds), include)
+        self._sites = found_sites(self._inside, kinds, include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]
 
     @contextmanager

@@ -1,5 +1,6 @@
 """λ-gates in the place of a trained, or new, model's activations."""
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,18 +13,12 @@ from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.exchange import ConfigPlans, SurgeryReport, exchange_activations, found_sites
+from hf_lgelu.models.exchange import SurgeryReport, exchange_activations, found_sites
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.outputs import agree, outputs_of
 from hf_lgelu.models.record import loads_elsewhere, plan_gates
-from hf_lgelu.models.sites import (
-    SELF_GATE_KINDS,
-    ActivationSite,
-    check_kinds,
-    gate_of,
-    lambda_gelu_modules,
-)
+from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, gate_of, lambda_gelu_modules
 
 logger = logging.get_logger(__name__)
 
@@ -96,7 +91,6 @@ def replace_activations(
         change.require_room_for_hardness()
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
-    kinds = check_kinds(kinds)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
     shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
@@ -104,36 +98,25 @@ def replace_activations(
         _refuse_reused_inputs(model, sites, inputs)
     modules: list[nn.Module] = []
     for site in sites:
-        name = gate or gate_of(site.module)
-        module = GATE_MODULES[name](
-            init_hardness=init_hardness,
-            temperature=temperature,
-            raw_shape=shapes[site.name],
+        module = GATE_MODULES[gate or gate_of(site.module)](
+            init_hardness=init_hardness, temperature=temperature, raw_shape=shapes[site.name]
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
-        modules.append(module.to(_device(model, site)))
-    at_sites = dict(zip((site.name for site in sites), modules, strict=True))
-    plans = ConfigPlans.of(model, at_sites, plan_gates) if rewrite_config else ConfigPlans()
-    report = exchange_activations(model, sites, modules, plans, change)
+        # Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere.
+        near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
+        modules.append(module.to(near.device))
+    report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None, change)
     for _, root in pretrained_roots(model):
         if loads_elsewhere(root.config):
             logger.warning(
                 f"{type(root.config).__name__} has no key for its activations: a process that has not imported "
-                "hf_lgelu will read the saved checkpoint as a network without λ-GELU, and only list its hardness among "
-                "unexpected keys"
+                "hf_lgelu reads the saved checkpoint as a network without λ-GELU. Load it by hf_lgelu.from_pretrained"
             )
-    _keep_from_nested_tensors(model)
+    for encoder in model.modules():
+        # Of padded rows it makes tensors without a shape, for a fused kernel that layers with λ-gates do not run.
+        if isinstance(encoder, nn.TransformerEncoder) and lambda_gelu_modules(encoder):
+            encoder.use_nested_tensor = False
     return report
-
-
-def _keep_from_nested_tensors(model: nn.Module) -> None:
-    """Keep torch's encoders with λ-gates from nested tensors, which have no shape.
-
-    The encoder makes such tensors of padded rows for a fused kernel, which layers with λ-gates do not run.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoder) and lambda_gelu_modules(module):
-            module.use_nested_tensor = False
 
 
 def _raw_shapes(
@@ -146,17 +129,14 @@ def _raw_shapes(
     if granularity == "layer":
         return {site.name: (1,) for site in sites}
     if inputs is None:
-        raise ValueError(
-            f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, e.g. one batch"
-        )
+        raise ValueError(f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, a batch")
     shapes = {}
     for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
         axis = found if channel_axis is None else channel_axis
         if axis is None:
             raise ValueError(
-                f"{name}: no axis of its input, of shape {shape}, is known to count channels. Behind a convolution "
-                "it is axis 1, behind a linear layer the last; this input is like neither. Give channel_axis, with "
-                "include= for the sites where it holds"
+                f"{name}: which axis of its input, of shape {shape}, counts channels is not known: it comes from no "
+                "convolution and no linear layer. Give channel_axis, with include= for the sites where it holds"
             )
         if not -len(shape) <= axis < len(shape):
             raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
@@ -185,15 +165,6 @@ def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inp
     if matters(in_place):
         names = [site.name for site in in_place if matters([site])] or [site.name for site in in_place]
         raise ValueError(
-            f"{', '.join(names)} works in place, and its input is used again: what uses it sees the activation's "
-            "output there, and would see its input behind a λ-gate, which does not work in place. Have the model's "
-            "code take the output where it means it, or leave these sites as they are (include=)"
+            f"{', '.join(names)} works in place, and its input is used again, which would be another tensor behind a "
+            "λ-gate. Have the model's code take the output where it means it, or leave out these sites (include=)"
         )
-
-
-def _device(model: nn.Module, site: ActivationSite) -> torch.device:
-    """Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere."""
-    near = next(site.parent.parameters(), None)
-    if near is None:
-        near = next(model.parameters(), None)
-    return torch.device("cpu") if near is None else near.device

@@ -18,7 +18,6 @@ from torch import nn
 from hf_lgelu.formats import counted, significant
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import evaluation_mode
-from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.refit.carry import Carrier
@@ -130,7 +129,6 @@ class Refit:
             student = independent_copy(original.model)
         rewritten = task.plan.carry_out(student)
         changes = [*map(str, (*original.config_changes, *rewritten)), *forget_quantizer(student)]
-        forget_checkpoint(student)
 
         # Both networks, traced; the layers in forward order.
         carrier = Carrier(programs, student, task.folds)

@@ -7,7 +7,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.exchange import ConfigPlans, put_modules
+from hf_lgelu.models.exchange import exchange_activations
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu, relu_for
@@ -18,14 +18,7 @@ from hf_lgelu.refit.gate_costs import swap_costs
 
 @dataclass(frozen=True)
 class Plan:
-    """Which gates of a model become what.
-
-    Args:
-        kinds: rows of SMOOTH_KINDS.
-        keep: names of gates that stay.
-        target: what the others become.
-        rewrite_config: whether the config is to say so.
-    """
+    """Which gates of a model become the target: those of the kinds, but for the names in `keep`."""
 
     kinds: tuple[str, ...]
     keep: tuple[str, ...]
@@ -42,26 +35,19 @@ class Plan:
         return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
 
     def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
-        """The config keys rewritten. Changes `model` in place: its gates become the target.
-
-        Where no key says these gates and no others, the config remembers them (`plan_gates`).
-        """
+        """The config keys rewritten, or the record put there. Changes `model` in place: its gates become the target."""
         sites = self.sites(model)
         gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
-        planned = dict(zip((site.name for site in sites), gates, strict=True))
-        plans = ConfigPlans.of(model, planned, plan_gates) if self.rewrite_config else ConfigPlans()
-        put_modules(sites, gates)
-        return plans.carry_out()
+        plan = plan_gates if self.rewrite_config else None
+        return exchange_activations(model, sites, gates, plan).config_changes
 
 
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
     """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates."""
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     if isinstance(keep, int) and keep:
-        costs = swap_costs(
-            model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=partial(make_gate, config.gate)
-        )
-        dearest = list(costs)[:keep]
+        make = partial(make_gate, config.gate)
+        dearest = list(swap_costs(model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=make))[:keep]
         keep = [site.name for site in find_sites(model, kinds) if site.name in dearest]
     return Plan(kinds, tuple(keep or ()), config.gate, config.rewrite_config)
 

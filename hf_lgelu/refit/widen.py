@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
-from hf_lgelu.models.config_widths import config_entries, plan_width_changes
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries
+from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
-from hf_lgelu.models.exchange import ConfigPlans
+from hf_lgelu.models.exchange import plan_configs, write_configs
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind
 from hf_lgelu.refit.kinks import MOST_KINKS
@@ -135,39 +135,35 @@ def padded(
     """
     wide = independent_copy(model)
     for block in blocks:
-        _pad_block(wide, block, extra[block.unit.site], biases)
+        before, other, down = block.unit.before, block.unit.other, block.down.operation
+        for operation in (before,) if other is None else (before, other):
+            _pad(wide, operation, operation.output_axis, extra[block.unit.site])
+        _pad(wide, down, down.input_axis, extra[block.unit.site])
+        if biases and before.bias is None:  # families have biases in all maps of a block, or in none
+            for operation in block.maps:
+                if operation.bias is None:
+                    _add_bias(wide, operation)
     widths = {block.unit.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
-    plans = ConfigPlans.of(wide, widths, lambda root, inside: _plan(root, dict(inside.values())))
-    return wide, plans.carry_out()
-
-
-def _pad_block(wide: nn.Module, block: Block, extra: int, biases: bool) -> None:
-    unit = block.unit
-    _pad(wide, unit.before, unit.before.output_axis, extra)
-    if unit.other is not None:
-        _pad(wide, unit.other, unit.other.output_axis, extra)
-    _pad(wide, block.down.operation, block.down.operation.input_axis, extra)
-    if biases and unit.before.bias is None:  # families have biases in all maps of a block, or in none
-        for operation in block.maps:
-            if operation.bias is None:
-                _add_bias(wide, operation)
+    return wide, write_configs(plan_configs(wide, widths, lambda root, inside: _plan(root, dict(inside.values()))))
 
 
 def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
-    weight = wide.get_parameter(operation.weight_name)
-    _put(wide, operation.weight_name, _with_zeros(weight, axis, extra))
-    if operation.bias is not None and axis == operation.output_axis:
-        _put(wide, operation.bias, _with_zeros(wide.get_parameter(operation.bias), 0, extra))
-    module = _owner(wide, operation)
-    name = _SIZES[type(module)][0 if axis == operation.output_axis else 1]
-    if hasattr(module, name):
-        setattr(module, name, getattr(module, name) + extra)
+    """Add `extra` zeros along an axis of the weight, and to the bias where that axis counts outputs."""
+    module, is_output = _owner(wide, operation), axis == operation.output_axis
+    _append_zeros(wide, operation.weight_name, axis, extra)
+    if operation.bias is not None and is_output:
+        _append_zeros(wide, operation.bias, 0, extra)
+    name = _SIZES[type(module)][0 if is_output else 1]
+    setattr(module, name, getattr(module, name) + extra)
 
 
-def _with_zeros(parameter: nn.Parameter, axis: int, extra: int) -> Tensor:
-    shape = list(parameter.shape)
+def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
+    owner, _, attribute = name.rpartition(".")
+    old = model.get_parameter(name)
+    shape = list(old.shape)
     shape[axis] = extra
-    return torch.cat([parameter.detach(), parameter.new_zeros(shape)], axis)
+    longer = torch.cat([old.detach(), old.new_zeros(shape)], axis)
+    setattr(model.get_submodule(owner), attribute, nn.Parameter(longer, old.requires_grad))
 
 
 def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
@@ -180,12 +176,6 @@ def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
 
 def _owner(model: nn.Module, operation: AffineOperation) -> nn.Module:
     return model.get_submodule(operation.weight_name.rpartition(".")[0])
-
-
-def _put(model: nn.Module, name: str, value: Tensor) -> None:
-    owner, _, attribute = name.rpartition(".")
-    old = model.get_parameter(name)
-    setattr(model.get_submodule(owner), attribute, nn.Parameter(value, old.requires_grad))
 
 
 def _plan(root: PreTrainedModel, more: Mapping[int, int]) -> list[ConfigChange]:

@@ -15,7 +15,7 @@ from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
 from hf_lgelu.models.dataflow.trace import trace_sites
 from hf_lgelu.models.example_run import Inputs, in_own_forward
-from hf_lgelu.models.exchange import ConfigPlans
+from hf_lgelu.models.exchange import plan_configs, write_configs
 from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_values_here, uncompiled
 from hf_lgelu.models.outputs import largest_finite
@@ -108,7 +108,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
             "once its gates are hard, make a ReLU model of it with export_relu"
         )
     gates = {site.name: site.kind for site in sites}
-    plans = ConfigPlans.of(model, gates, _plan_plain) if rewrite_config else ConfigPlans()
+    plans = plan_configs(model, gates, _plan_plain if rewrite_config else None)
     # Inside, numbers may be rounded as any weight is, whatever the dtype of the outputs.
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     share = max(max_relative_change(dtype) for dtype in dtypes)
@@ -130,7 +130,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
         AbsorbedSite(site.name, tuple(hardness[index].flatten().tolist()), plan.before[index], plan.after[index])
         for index, site in enumerate(sites)
     )
-    return AbsorptionReport(absorbed, plans.carry_out())
+    return AbsorptionReport(absorbed, write_configs(plans))
 
 
 def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChange]:
