@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, MutableMapping
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
@@ -15,10 +16,8 @@ refuses the checkpoint, and its error names what is missing."""
 
 
 _GUARDED = (
-    "this model was built from a config whose gates were put in by surgery, or kept by a conversion, and the config "
-    "alone cannot build these: it would be another network of the same weights. Load a checkpoint of it with "
-    "from_pretrained, copy a model with copy.deepcopy, or build it from the config that it had before and repeat the "
-    "surgery"
+    "this model was built from a config that alone cannot build its gates: it would be another network. Load a "
+    "checkpoint with from_pretrained, copy a model with copy.deepcopy, or repeat the surgery on the config of before"
 )
 
 
@@ -31,6 +30,8 @@ class GuardedGate(LambdaGELU):
     def forward(self, x: Tensor) -> Tensor:
         raise RuntimeError(_GUARDED)
 
+
+Table: TypeAlias = MutableMapping[str, Callable[..., nn.Module]]
 
 _NAMES: dict[str, Callable[..., LambdaGate]] = {**GATE_MODULES, NEEDS_THE_PACKAGE: GuardedGate}
 
@@ -77,20 +78,20 @@ def register_in_timm() -> None:
     _register(_timm_tables())
 
 
-def _register(tables: dict[str, MutableMapping[str, Callable[..., nn.Module]]]) -> None:
+def _register(tables: dict[str, Table]) -> None:
     for table_name, table in tables.items():
         for name, cls in _NAMES.items():
             present = table.get(name)  # of ACT2FN the class; its __getitem__ would build an instance
             if present is not None and present is not cls:
                 raise RuntimeError(
-                    f"{name!r} is already registered in {table_name} as {present!r}; two activations cannot share "
-                    "the name. Import hf_lgelu before the code that registers the other, or rename that one"
+                    f"{name!r} is already registered in {table_name} as {present!r}; rename that activation, or "
+                    "import hf_lgelu before the code that registers it"
                 )
     for table in tables.values():
         table.update(_NAMES)
 
 
-def _transformers_tables() -> dict[str, MutableMapping[str, Callable[..., nn.Module]]]:
+def _transformers_tables() -> dict[str, Table]:
     # Not at the top: this is called while parts of transformers are being imported.
     from transformers.activations import ACT2CLS, ACT2FN
 
@@ -98,12 +99,12 @@ def _transformers_tables() -> dict[str, MutableMapping[str, Callable[..., nn.Mod
     return {"transformers.activations.ACT2CLS": ACT2CLS, "transformers.activations.ACT2FN": ACT2FN}
 
 
-def _timm_tables() -> dict[str, MutableMapping[str, Callable[..., nn.Module]]]:
+def _timm_tables() -> dict[str, Table]:
     table = timm_activation_classes()
     return {} if table is None else {_TIMM: table}
 
 
-def timm_activation_classes() -> MutableMapping[str, Callable[..., nn.Module]] | None:
+def timm_activation_classes() -> Table | None:
     """timm's name → activation class table, or None where timm has not been imported: no model has a layer of it.
 
     timm has no call to register an activation, so this is a private dict of its factory.
@@ -114,9 +115,8 @@ def timm_activation_classes() -> MutableMapping[str, Callable[..., nn.Module]] |
     table = getattr(create_act, "_ACT_LAYER_DEFAULT", None)
     if table is None:
         raise RuntimeError(
-            "this timm keeps its activation classes elsewhere than timm.layers.create_act._ACT_LAYER_DEFAULT, so "
-            "'lambda_gelu' and its like cannot be registered as an act_layer. Use timm 1.0.26 to 1.0.31, or uninstall "
-            "timm"
+            f"this timm has no {_TIMM}._ACT_LAYER_DEFAULT, where the λ-gates are registered as an act_layer. Use timm "
+            "1.0.26 to 1.0.31, or uninstall timm"
         )
     return table
 

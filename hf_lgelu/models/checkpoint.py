@@ -54,9 +54,8 @@ def load_checkpoint(
     there, and no other, but those of a head that this class does not have.
 
     Raises:
-        ValueError: the config names no class that transformers or this package has, or one that comes as code, or is
-            one that transformers does not take; tensors are missing or unexpected; or the config says λ-GELU, and no λ
-            was saved.
+        ValueError: the config is none that transformers takes, or names no class that transformers or this package has;
+            or tensors are missing or unexpected.
         OSError: there is no checkpoint, or none in safetensors.
     """
     _check_folder(name_or_path)
@@ -64,13 +63,14 @@ def load_checkpoint(
     with _explaining_config(name_or_path):
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
     kind = kind or model_class(config)
-    own_code = getattr(config, "auto_map", None)
-    own_code = own_code if isinstance(own_code, dict) else {}
-    if kind is not MLPForClassification and any(name.startswith("AutoModel") for name in own_code):
+    named = getattr(config, "auto_map", None)
+    own_code = [
+        str(code) for name, code in (named if isinstance(named, dict) else {}).items() if name.startswith("AutoModel")
+    ]
+    if own_code and kind is not MLPForClassification:
         logger.warning(
-            f"{name_or_path} brings code of its own ({', '.join(_named_code(own_code))}), which is not "
-            f"run: what is loaded, compared and saved is transformers' {kind.__name__}, which may compute something "
-            "else"
+            f"{name_or_path} brings code of its own ({', '.join(own_code)}), which is not run: what is loaded, "
+            f"compared and saved is transformers' {kind.__name__}, which may compute something else"
         )
     with _explaining_config(name_or_path):
         model, found = kind.from_pretrained(
@@ -96,32 +96,22 @@ def _explaining_config(name_or_path: str | os.PathLike) -> Iterator[None]:
         ) from error
 
 
-def _named_code(own_code: Mapping[str, Any]) -> list[str]:
-    """The classes of an `auto_map`; a tokenizer's entry lists two, of which one may be None."""
-    entries = (entry if isinstance(entry, list | tuple) else [entry] for entry in own_code.values())
-    return sorted({str(name) for names in entries for name in names if name})
-
-
 def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:
     """Raise ValueError for a model of which a part is new and random: transformers only warns."""
-    missing = sorted(found["missing_keys"])
-    unexpected = sorted(name for name in found["unexpected_keys"] if not _of_another_head(name, model))
-    if missing or unexpected:
-        told = [
-            f"{len(names)} {kind} ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"
-            for kind, names in (("missing", missing), ("unexpected", unexpected))
-            if names
-        ]
+    modules = dict(model.named_modules())
+    owners = {name: name.rpartition(".")[0] for name in found["unexpected_keys"]}
+    # Published checkpoints hold tensors of heads that the model's class does not have.
+    unexpected = [name for name, owner in owners.items() if _HEADS.isdisjoint(owner.split(".")) or owner in modules]
+    told = [
+        f"{len(names)} {kind} ({', '.join(sorted(names)[:4])}{', ...' if len(names) > 4 else ''})"
+        for kind, names in (("missing", found["missing_keys"]), ("unexpected", unexpected))
+        if names
+    ]
+    if told:
         raise ValueError(
             f"{name_or_path} does not hold the tensors of {type(model).__name__}: {' and '.join(told)}. What is "
             "missing would be random. Save the whole model with save_pretrained, or look at its config.json"
         )
-
-
-def _of_another_head(name: str, model: PreTrainedModel) -> bool:
-    """A tensor of a head that the model's class does not have, as published checkpoints hold some."""
-    owner = name.rpartition(".")[0]
-    return not _HEADS.isdisjoint(owner.split(".")) and owner not in dict(model.named_modules())
 
 
 def _check_folder(name_or_path: str | os.PathLike) -> None:
@@ -184,21 +174,17 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
     otherwise.
     """
     tensors, others = model.state_dict(), loaded.state_dict()
-    retyped, differing = [], sorted(tensors.keys() ^ others.keys())
-    for name in sorted(tensors.keys() & others.keys()):
-        one, other = tensors[name], others[name]
-        if one.dtype != other.dtype and one.shape == other.shape:
-            retyped.append(name)
-        elif one.dtype != other.dtype or not torch.equal(one.cpu(), other.cpu()):
-            differing.append(name)
+    both = sorted(tensors.keys() & others.keys())
+    retyped = [name for name in both if tensors[name].dtype != others[name].dtype]
     if retyped:
         name = retyped[0]
         raise RuntimeError(
             f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
-            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype, "
-            "but for tensors that its class keeps in float32. Give the model as from_pretrained(..., dtype=...) would, "
-            "or in float32"
+            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype. "
+            "Give the model as from_pretrained(..., dtype=...) would, or in float32"
         )
+    differing = [name for name in both if not torch.equal(tensors[name].cpu(), others[name].cpu())]
+    differing += tensors.keys() ^ others.keys()
     if differing:
         raise RuntimeError(f"the saved model, loaded again, has another {', '.join(sorted(differing)[:4])}")
     before, after = outputs_of(model, inputs), outputs_of(loaded, inputs)

@@ -16,7 +16,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -30,7 +30,13 @@ from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
-from hf_lgelu.models.config_keys import activation_strings, apply_changes, gate_names, write_changes
+from hf_lgelu.models.config_keys import (
+    activation_strings,
+    apply_changes,
+    config_entries,
+    gate_names,
+    write_changes,
+)
 from hf_lgelu.models.record import (
     GUARDS_KEY,
     RECORD_KEY,
@@ -57,8 +63,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """`model_class.from_pretrained(...)`, which rebuilds every λ-gate once this package is imported.
 
     Code that loads a checkpoint by this name says that it needs the package: for gates that the activation string alone
-    cannot say. Those are granularity "channel", models whose config has no activation key, and conversions that kept
-    some gates. As in transformers, a checkpoint may be loaded with another head or without one.
+    cannot say (granularity "channel", a config without an activation key, a conversion that kept some gates). As in
+    transformers, a checkpoint may be loaded with another head or without one.
 
     Args:
         model_class: a PreTrainedModel subclass or one of transformers' Auto classes.
@@ -80,7 +86,7 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
 
 def extend_from_pretrained() -> None:
     """Make transformers' loading and saving know λ-gates. Idempotent; `import hf_lgelu` calls it."""
-    for name, extend in (
+    for name, extension in (
         ("__init__", _note_construction),
         ("get_init_context", _rebuild_in_context),
         ("_initialize_weights", _initialize_lambda_gelu),
@@ -88,7 +94,7 @@ def extend_from_pretrained() -> None:
         ("save_pretrained", _keep_records_true),
         ("get_expanded_tied_weights_keys", _keep_gates_untied),
     ):
-        _extend(PreTrainedModel, name, extend)
+        _extend(PreTrainedModel, name, extension)
 
 
 def extend_from_config() -> None:
@@ -96,58 +102,52 @@ def extend_from_config() -> None:
     _extend(sys.modules["diffusers.configuration_utils"].ConfigMixin, "from_config", _rebuild_from_config)
 
 
-def _extend(owner: type, name: str, extend: Any) -> None:
+def _extend(owner: type, name: str, extension: Callable[..., Any]) -> None:
+    """Have `extension` run in the place of a method; it takes the method first, and then that method's arguments."""
     original = vars(owner).get(name)
     if original is None:
         raise ImportError(
-            f"this version of {owner.__module__.partition('.')[0]} has no {owner.__name__}.{name}, which hf_lgelu "
-            "extends to load λ-gates and converted gates. Known to work: transformers 5.17 to 5.24, diffusers 0.42"
+            f"this version of {owner.__module__.partition('.')[0]} has no {owner.__name__}.{name}, which loads "
+            "the gates of hf_lgelu. Known to work: transformers 5.17 to 5.24, diffusers 0.42"
         )
     function = getattr(original, "__func__", original)  # of a class method
-    if not hasattr(function, _EXTENDED):
-        extended = extend(function)
-        setattr(extended, _EXTENDED, True)
-        setattr(owner, name, extended if function is original else classmethod(extended))
+    if hasattr(function, _EXTENDED):
+        return
+
+    @functools.wraps(function)
+    def extended(*args: Any, **kwargs: Any) -> Any:
+        return extension(function, *args, **kwargs)
+
+    setattr(extended, _EXTENDED, True)
+    setattr(owner, name, extended if function is original else classmethod(extended))
 
 
 _under_construction: ContextVar[list[PreTrainedModel] | None] = ContextVar("models under construction", default=None)
 """Models with gates in a record that `from_pretrained` is building, the whole before its parts; None outside."""
 
 
-def _note_construction(original: Any) -> Any:
-    @functools.wraps(original)
-    def construct(self: PreTrainedModel, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
-        noted = _under_construction.get()
-        if noted is not None and isinstance(config, PreTrainedConfig) and has_record(config):
-            write_changes(config, without_guard(config))
-            noted.append(self)
-        original(self, config, *args, **kwargs)
-
-    return construct
+def _note_construction(original: Any, model: PreTrainedModel, /, config: Any, *args: Any, **kwargs: Any) -> None:
+    noted = _under_construction.get()
+    if noted is not None and isinstance(config, PreTrainedConfig) and has_record(config):
+        write_changes(config, without_guard(config))
+        noted.append(model)
+    original(model, config, *args, **kwargs)
 
 
-def _rebuild_from_config(original: Any) -> Any:
-    @functools.wraps(original)
-    def from_config(cls: Any, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(config, Mapping) or not has_record(config):
-            return original(cls, config, *args, **kwargs)
-        plain = apply_changes(config, without_guard(config))
-        record, _ = plain.pop(RECORD_KEY), plain.pop(GUARDS_KEY, None)
-        given = original(cls, plain, *args, **kwargs)
-        model = given[0] if isinstance(given, tuple) else given
-        model.register_to_config(**config)
-        rebuild_gates(model, record)
-        return given
-
-    return from_config
+def _rebuild_from_config(original: Any, cls: Any, /, config: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(config, Mapping) or not has_record(config):
+        return original(cls, config, *args, **kwargs)
+    plain = apply_changes(config, without_guard(config))
+    record, _ = plain.pop(RECORD_KEY), plain.pop(GUARDS_KEY, None)
+    given = original(cls, plain, *args, **kwargs)
+    model = given[0] if isinstance(given, tuple) else given
+    model.register_to_config(**config)
+    rebuild_gates(model, record)
+    return given
 
 
-def _rebuild_in_context(original: Any) -> Any:
-    @functools.wraps(original)
-    def get_init_context(cls: type[PreTrainedModel], *args: Any, **kwargs: Any) -> list[Any]:
-        return [*original(cls, *args, **kwargs), _gates_rebuilt()]
-
-    return get_init_context
+def _rebuild_in_context(original: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
+    return [*original(*args, **kwargs), _gates_rebuilt()]
 
 
 @contextmanager
@@ -168,76 +168,67 @@ def _gates_rebuilt() -> Iterator[None]:
             write_changes(config, with_guard(config))
 
 
-def _initialize_lambda_gelu(original: Any) -> Any:
-    @functools.wraps(original)
-    def _initialize_weights(self: PreTrainedModel, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # Here torch.nn.init is guarded: reset_parameters leaves every tensor that was loaded as it is.
-        if isinstance(module, LambdaGate) and not getattr(module, "_is_hf_initialized", False):
-            module.reset_parameters()
-        original(self, module, *args, **kwargs)
-
-    return _initialize_weights
+def _initialize_lambda_gelu(
+    original: Any, model: PreTrainedModel, /, module: nn.Module, *args: Any, **kwargs: Any
+) -> None:
+    # Here torch.nn.init is guarded: reset_parameters leaves every tensor that was loaded as it is.
+    if isinstance(module, LambdaGate) and not getattr(module, "_is_hf_initialized", False):
+        module.reset_parameters()
+    original(model, module, *args, **kwargs)
 
 
-def _keep_records_true(original: Any) -> Any:
-    @functools.wraps(original)
-    def save_pretrained(self: PreTrainedModel, *args: Any, **kwargs: Any) -> Any:
-        renew_records(self)
-        require_own_record(self)
-        require_whole_config(self)
-        return original(self, *args, **kwargs)
-
-    return save_pretrained
+def _keep_records_true(original: Any, model: PreTrainedModel, /, *args: Any, **kwargs: Any) -> Any:
+    renew_records(model)
+    require_own_record(model)
+    require_whole_config(model)
+    return original(model, *args, **kwargs)
 
 
-def _keep_gates_untied(original: Any) -> Any:
-    @functools.wraps(original)
-    def get_expanded_tied_weights_keys(self: PreTrainedModel, *args: Any, **kwargs: Any) -> dict[str, str]:
-        # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
-        of_gates = {f"{name}.{key}" for name, module in self.named_modules(remove_duplicate=False)
-                    if isinstance(module, LambdaGate) for key in _STATE}  # fmt: skip
-        tied = original(self, *args, **kwargs)
-        return {target: source for target, source in tied.items() if target not in of_gates}
-
-    return get_expanded_tied_weights_keys
+def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **kwargs: Any) -> dict[str, str]:
+    # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
+    of_gates = {f"{name}.{key}" for name, module in model.named_modules(remove_duplicate=False)
+                if isinstance(module, LambdaGate) for key in _STATE}  # fmt: skip
+    tied = original(model, *args, **kwargs)
+    return {target: source for target, source in tied.items() if target not in of_gates}
 
 
-def _report_lambda_gelu_keys(original: Any) -> Any:
-    @functools.wraps(original)
-    def _adjust_missing_and_unexpected_keys(self: PreTrainedModel, loading_info: Any) -> None:
-        original(self, loading_info)
-        if is_guarded(self):
-            loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
-            raise RuntimeError(
-                f"the config of this {type(self).__name__} says that only a record can tell its gates, and has none: "
-                "it is a part of a network, whose own config has the record. Load the whole one, and take the part "
-                "from there"
-            )
-        modules = lambda_gelu_modules(self)
-        for name, module in modules:
-            problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
-            if problem is not None:
-                raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
-        owned = {f"{name}.{key}" for name, _ in modules for key in _STATE}
-        if owned and owned <= set(loading_info.missing_keys) and _is_of_another_activation(self, loading_info, owned):
-            # Its missing keys are no fault, so they are not listed.
-            loading_info.missing_keys = set(loading_info.missing_keys) - owned
-            logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
-            _tell_other_functions(self)
-        elif owned - set(loading_info.missing_keys):
-            _tell_other_gates(self)
-        lost = sorted(key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness"))
-        if lost and not owned:
+def _report_lambda_gelu_keys(original: Any, model: PreTrainedModel, loading_info: Any) -> None:
+    original(model, loading_info)
+    if is_guarded(model):
+        loading_info.mismatched_keys = set()  # or transformers would raise for these, and not say what to do
+        raise RuntimeError(
+            f"the config of this {type(model).__name__} cannot tell its gates: it is a part of a network, whose own "
+            "config has the record. Load the whole network, and take the part from there"
+        )
+    modules = lambda_gelu_modules(model)
+    for name, module in modules:
+        problem = state_problem(module.raw_hardness, module.temperature, module.hardness_override)
+        if problem is not None:
+            raise RuntimeError(f"the checkpoint has no valid hardness for {name or 'the model'}: {problem}")
+    owned, missing = {f"{name}.{key}" for name, _ in modules for key in _STATE}, set(loading_info.missing_keys)
+    if owned and owned <= missing and _is_of_another_activation(model, missing, owned):
+        loading_info.missing_keys = missing - owned  # they are no fault, so they are not listed
+        logger.info(f"{len(modules)} λ-GELU hardnesses are new and start at λ = {modules[0][1].init_hardness}")
+        _tell_other_functions(model)
+    elif owned - missing and not has_record(model.config):  # gates in a record are always the checkpoint's own
+        # The file may say more gates than the model has, which can be a part of the saved one.
+        written, here = written_gates(model), gate_names(model.config.to_json_string())
+        if written and not here <= written:
             logger.warning(
-                f"The checkpoint holds the hardness of {len(lost)} λ-GELU activations and this model has none: its "
-                "activations are another function. That is harmless only for a hardened checkpoint read as ReLU. To "
-                "keep λ-GELU, set the config's activation key to 'lambda_gelu'"
+                f"The gates of the checkpoint are {', '.join(sorted(written))} and those of this model "
+                f"{', '.join(sorted(here))}: with the same λ they are another function. To keep the network, leave "
+                "the activation as the checkpoint's config says it"
             )
+    lost = [key for key in loading_info.unexpected_keys if key.endswith(".raw_hardness")]
+    if lost and not owned:
+        logger.warning(
+            f"The checkpoint holds the hardness of {len(lost)} λ-GELU activations and this model has none: its "
+            "activations are another function. That is harmless only for a hardened checkpoint read as ReLU. To "
+            "keep λ-GELU, set the config's activation key to 'lambda_gelu'"
+        )
 
-    return _adjust_missing_and_unexpected_keys
 
-
-def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: set[str]) -> bool:
+def _is_of_another_activation(model: PreTrainedModel, missing: set[str], owned: set[str]) -> bool:
     """Whether a checkpoint without any hardness is one that was trained with a plain activation.
 
     It is not where nothing of it fits the model, nor where its own config says that it has λ-GELU: then ReLU was in its
@@ -246,61 +237,40 @@ def _is_of_another_activation(model: PreTrainedModel, loading_info: Any, owned: 
     """
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     others = set(model.state_dict()) - owned - tied
-    if others and others <= set(loading_info.missing_keys):
+    if others and others <= missing:
         return False
     recorded = any("activation" not in entry for _, record in recorded_models(model) for entry in record)
     written = written_gates(model)
-    if not recorded and written is not None and not written:
-        return True
     start = f"every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was"
     if recorded or written:
         logger.warning(
             f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: {start}. Was it saved while "
             "ReLU was substituted?"
         )
-    else:
+    elif written is None:
         logger.warning(
             "The checkpoint holds no hardness, and its config was not found again (subfolder, cache_dir), which would "
-            f"say whether it had λ-GELU: {start}. That is right for a checkpoint that was trained with a plain "
-            "activation, and for no other"
+            f"say whether it had λ-GELU: {start}. That is right only for one that was trained with a plain activation"
         )
-    return False
+    return not recorded and written is not None and not written
 
 
 def _tell_other_functions(model: PreTrainedModel) -> None:
     """Warn where a gate at λ = 1 is another function than the activation that the checkpoint was trained with."""
-    written = json.loads(written_config(model) or "{}")
-    for path, name in activation_strings(model.config):
-        was: Any = written
-        for step in path:
-            was = was.get(step) if isinstance(was, dict) else None
-        plain, name = was.removeprefix("gated-") if isinstance(was, str) else None, name.removeprefix("gated-")
-        if plain is not None and name in GATES and plain in ACT2FN and plain not in GATES:
+    written = dict(config_entries(json.loads(written_config(model) or "{}")))
+    for path, said in activation_strings(model.config):
+        plain, name = str(written.get(path)).removeprefix("gated-"), said.removeprefix("gated-")
+        if name in GATES and plain in ACT2FN and plain not in GATES:
             x = torch.linspace(-8, 8, 1001)
             with torch.no_grad():
                 change = (ACT2FN[plain](x) - GATES[name].plain_function(x)).abs().max().item()
             if change > _SAME_FUNCTION:
                 logger.warning(
                     f"The checkpoint was trained with {plain!r} ({'.'.join(path)}), and {name!r} at λ = 1 differs from "
-                    f"that by up to {change:.2g}: another network from the first step on. To begin with the same, load "
-                    "the checkpoint as it was; then hf_lgelu.replace_activations(model) puts in the gates whose λ = 1 "
-                    "it is, where there are such (for quick_gelu with gate='lambda_silu', init_hardness=1.702), and "
-                    "hf_lgelu.convert_to_relu(model, data) makes ReLU of any"
+                    f"that by up to {change:.2g}. To begin with the same network, load the checkpoint as it was; then "
+                    "hf_lgelu.replace_activations(model) puts in the gates whose λ = 1 it is (for quick_gelu with "
+                    "gate='lambda_silu', init_hardness=1.702), and convert_to_relu(model, data) makes ReLU of any"
                 )
-
-
-def _tell_other_gates(model: PreTrainedModel) -> None:
-    """Warn where a λ that is loaded was learned in another gate; gates in a record are always the checkpoint's own.
-
-    The file may say more gates than the model has, which can be a part of the saved one.
-    """
-    written, built = written_gates(model), gate_names(model.config.to_json_string())
-    if written and not built <= written and not has_record(model.config):
-        logger.warning(
-            f"The gates of the checkpoint are {', '.join(sorted(written))} and those of this model "
-            f"{', '.join(sorted(built))}: with the same λ they are another function. To keep the network, leave the "
-            "activation as the checkpoint's config says it"
-        )
 
 
 def forget_checkpoint(model: nn.Module) -> None:
@@ -314,10 +284,7 @@ def forget_checkpoint(model: nn.Module) -> None:
 
 
 def written_gates(model: PreTrainedModel) -> set[str] | None:
-    """The names of λ-gates in the config file of a model's checkpoint; None where the file is not found again.
-
-    The config that the model was built from may have been given by hand.
-    """
+    """The names of λ-gates in the config file of a model's checkpoint; None where the file is not found again."""
     text = written_config(model)
     return None if text is None else gate_names(text)
 

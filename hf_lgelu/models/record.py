@@ -100,7 +100,7 @@ def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[Co
 
 def loads_elsewhere(config: Config) -> bool:
     """Whether a process without this package would load another network, without an error: a record and no guard."""
-    return has_record(config) and not any(True for _ in _kept(config, GUARDS_KEY))
+    return has_record(config) and next(_kept(config, GUARDS_KEY), None) is None
 
 
 def describe_sites(
@@ -220,7 +220,7 @@ def _kept(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def has_record(config: Config) -> bool:
     """Whether a config, or one inside it, holds a record."""
-    return any(True for _ in _kept(config, RECORD_KEY))
+    return next(_kept(config, RECORD_KEY), None) is not None
 
 
 def recorded_models(
@@ -261,7 +261,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         if not is_activation(present):
             raise ValueError(
                 f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
-                "there, which is no activation: the checkpoint is damaged, or of another model class"
+                "there: the checkpoint is damaged, or of another model class"
             )
         placed += 1
         if "activation" in entry:
@@ -271,8 +271,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             place(parent, attribute, ACT2FN[plain] if slope is None else nn.LeakyReLU(slope))
         elif "shared_with" in entry or "forward" in entry:
             raise ValueError(
-                f"the gate at {name} is one that this version of hf_lgelu has no more (forward='relu', or one λ for "
-                "the whole network); load the checkpoint with hf_lgelu 0.2.0, and substitute_relu there"
+                f"the gate at {name} is one that this version of hf_lgelu has no more; load the checkpoint with "
+                "hf_lgelu 0.2.0, and substitute_relu there"
             )
         else:
             gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
@@ -301,14 +301,13 @@ def renew_records(model: nn.Module) -> None:
         there = describe_sites(inner, plain=plain_sites(record))
         if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
             continue
-        if plain_sites(record) or not any(isinstance(site.module, LambdaGate) for site in find_sites(inner)):
+        if plain_sites(record) or not there:
             raise RuntimeError(
                 f"the gates of {type(inner).__name__} are no longer those that its config remembers "
-                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}): saved "
-                "like this, it would be loaded as another network. Take layers away, or put others in, before surgery "
-                "or conversion, not after it; substitute_relu exchanges gates and what the config remembers together"
+                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}). "
+                "Change layers before surgery or conversion; substitute_relu exchanges gates and what is remembered"
             )
-        _replace_record(inner, record, describe_sites(inner))
+        _replace_record(inner, record, there)
 
 
 def _without_shapes(record: SiteRecord) -> SiteRecord:
@@ -319,9 +318,8 @@ def require_own_record(model: PreTrainedModel) -> None:
     """Raise RuntimeError for a part of a network whose gates only the config of the whole network tells."""
     if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
         raise RuntimeError(
-            f"{type(model).__name__} is a part of a network whose config alone remembers its gates: saved by itself, "
-            "it could not be loaded. Save the whole network; or substitute_relu(the whole), and save the part then; or "
-            "put the gates into the part alone, before it becomes one"
+            f"{type(model).__name__} is a part of a network whose config alone remembers its gates, and could not be "
+            "loaded by itself. Save the whole network, or substitute_relu(the whole) first"
         )
 
 
@@ -345,9 +343,8 @@ def require_whole_config(model: PreTrainedModel) -> None:
         if lost:
             raise RuntimeError(
                 f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
-                f"and the config of {type(model).__name__}, which is saved, says others there: the checkpoint would be "
-                f"another network. Do the surgery on the outermost model, this {type(model).__name__}, and not on its "
-                f"part; or set the activation keys of its config to what that of its {prefix} says"
+                "and the config that is saved says others there. Do the surgery on the outermost model, this "
+                f"{type(model).__name__}, or set the activation keys of its config to what that of {prefix} says"
             )
 
 

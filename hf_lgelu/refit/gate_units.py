@@ -44,18 +44,12 @@ def find_gate_units(program: Program) -> list[GateUnit]:
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
         other = _other_half(program, calls[0])
-        if not all(_is_a_modules(operation) for operation in (before, other) if operation is not None):
+        # Of a module, which computes no more: its hooks then see the values. A block that multiplies by parameters of
+        # its own does not call them "weight".
+        if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
         found.append(GateUnit(site, before, other, other is not None and used_once(*other.parameters)))
     return found
-
-
-def _is_a_modules(operation: AffineOperation) -> bool:
-    """Whether the operation is all that the module with its weight computes: hooks on the module then see its values.
-
-    A block that multiplies by parameters of its own does not call them "weight".
-    """
-    return operation.weight_name.rpartition(".")[2] == "weight"
 
 
 def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
@@ -100,7 +94,7 @@ def _other_half(program: Program, call: Node) -> AffineOperation | None:
     product = product_behind(call)
     if product is None:
         return None
-    node = next(operand for operand in product.args[:2] if not (operand is call or _leads_to(call, operand)))
+    node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
     operation = _affine_source(program, node, product)
     return operation if operation is not None and operation.mixes and operation.is_direct else None
 
@@ -120,7 +114,9 @@ def product_behind(call: Node) -> Node | None:
     return None
 
 
-def _leads_to(call: Node, node: Node) -> bool:
-    while node is not call and operation_name(node) in COPIES and isinstance(node.args[0], Node):
+def views_back(node: Node, source: Node | None = None) -> Iterator[Node]:
+    """A node, and those that it is a view or a copy of, back to `source` at most."""
+    yield node
+    while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]
-    return node is call
+        yield node

@@ -4,23 +4,22 @@ The added weights are zero, so the copy computes the same function. The conversi
 same shape.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Node
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries
 from hf_lgelu.models.config_widths import plan_width_changes
 from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
+from hf_lgelu.models.dataflow.trace import shape_of, users
 from hf_lgelu.models.exchange import plan_configs, write_configs
 from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind
+from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind, views_back
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.layerwise import WiderOriginal
@@ -64,11 +63,11 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
             continue
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
-        path = [*_views(layer.maps[0].data, source)]
+        path = [*views_back(layer.maps[0].data, source)]
         node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
         # A view may move other units to the last axis; the other half may have another input.
         whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
-        whole &= unit.other is None or [*_views(unit.other.data)][-1] is [*_views(unit.before.data)][-1]
+        whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(unit.before.data)][-1]
         linear = all(
             operation.mixes and operation.channel_axis == -1 for operation in (unit.before, layer.maps[0].operation)
         )
@@ -77,14 +76,6 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
         if whole and alone and linear and own and (unit.other is not None or product_behind(call) is None):
             found.append(Block(unit, layer.maps[0]))
     return found
-
-
-def _views(node: Node, source: Node | None = None) -> Iterator[Node]:
-    """A node, and those that it is a view or a copy of, back to `source` at most."""
-    yield node
-    while node is not source and operation_name(node) in COPIES | RESHAPES:
-        node = node.args[0]
-        yield node
 
 
 def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], budget: float) -> WiderOriginal:
