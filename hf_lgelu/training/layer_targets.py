@@ -88,10 +88,11 @@ def layer_targets(
     names: dict[LambdaGate, str] = {module: name for name, module in require_lambda_gelu(model)}
     seen = {module: _Seen(module) for module in names}
 
-    batch: Batch
+    batch: Batch | None = None
 
     def note(module: Any, args: tuple[Any, ...], output: Any) -> None:
-        seen[module].add(args[0], batch.counted(args[0], names[module]))
+        if batch is not None:  # the reader tries the model on the first batch
+            seen[module].add(args[0], batch.counted(args[0], names[module]))
 
     for batch in read_batches(data, model=model):
         with forward_hooks(seen, note):  # not while the reader tries what the model takes

@@ -121,7 +121,7 @@ def test_pictures_of_another_size_than_the_models_are_told_as_such(tmp_path, cal
     status, _, errors = call("check", tmp_path / "timm", "--evaluation", tmp_path / "rows.json", "--disable_tqdm")
     assert status == 1
     assert "does not take the inputs of rows.json" in errors
-    assert "pixel_values (2, 3, 16, 16)" in errors
+    assert "pixel_values: (2, 3, 16, 16)" in errors
     assert "(16) doesn't match model (32)" in errors
 
 

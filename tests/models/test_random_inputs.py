@@ -63,5 +63,5 @@ def test_videos_spectrograms_and_half_precision(config, shape):
 def test_what_a_model_does_not_take_is_told(monkeypatch):
     model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
     model.config.num_features = 6
-    with pytest.raises(ValueError, match=r"not take the inputs of random numbers .* \(features \(2, 6\) float32\)"):
+    with pytest.raises(ValueError, match=r"not take the inputs of random numbers .* \(features: \(2, 6\) float32\)"):
         random_inputs(model)

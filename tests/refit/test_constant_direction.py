@@ -128,6 +128,6 @@ def test_plain_transformers_loads_the_wider_network(conversions, tmp_path):
 def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
     model = mistral(0.0)
     weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(ConversionRefusedError, match=r"the blocks of model\.layers\.0\.mlp\.act_fn cannot be widened"):
+    with pytest.raises(ConversionRefusedError, match="no block can be widened"):
         convert_to_relu(model, tokens()[:2], effort="place", width=1.5)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

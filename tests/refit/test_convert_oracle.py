@@ -12,7 +12,7 @@ from hf_lgelu.refit.folds import deal_folds
 
 
 def planned(model, inputs, batch_size):
-    return deal_folds(read_batches(inputs, batch_size=batch_size), batch_size=batch_size, model=model)
+    return deal_folds(read_batches(inputs, batch_size=batch_size, model=model), batch_size=batch_size, model=model)
 
 
 def assert_close(actual, expected, tolerance=1e-8):
@@ -25,13 +25,12 @@ def assert_error(actual, expected):
     assert actual is None or actual == pytest.approx(expected, rel=1e-7)
 
 
-# Without cross-validation, of those whose rows are read in different ways: as they are, and as patches. Of 16 images,
-# which have rows enough, some are held out.
-FIXED = {"mlp": 40, "convolutions": 15}
+# Without cross-validation, of those whose rows are read in different ways: as they are, and as patches.
+FIXED = {"mlp", "convolutions"}
 CASES = [
     pytest.param(net, units, id=f"{net.name}-{units}", marks=marks)
     for net in NETS
-    for units, marks in ((96, ()), (FIXED.get(net.name, 40), () if net.name in FIXED else pytest.mark.slow))
+    for units, marks in ((96, ()), (40 if len(net.shape) == 1 else 15, () if net.name in FIXED else pytest.mark.slow))
 ]
 
 
