@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
@@ -115,8 +115,7 @@ def outputs_by_name(model: nn.Module) -> dict[str, Any]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Every module in eval mode inside, each back in its own mode after.
 
-    A module with a `train` of its own is put back by calling that method: one that merges an adapter into its weights
-    for evaluation takes the adapter out again.
+    Where a module has a `train` of its own (an adapter merged for evaluation), that method is called.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -158,10 +157,14 @@ def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
     """
-    kept = [(module, dict(module._modules), _texts_of(module)) for module in model.modules()]
+
+    def texts_of(module: nn.Module) -> dict[str, str]:
+        return {name: value for name, value in vars(module).items() if isinstance(value, str)}
+
+    kept = [(module, dict(module._modules), texts_of(module)) for module in model.modules()]
 
     def is_another() -> bool:
-        return any(module._modules != parts or _texts_of(module) != texts for module, parts, texts in kept)
+        return any(module._modules != parts or texts_of(module) != texts for module, parts, texts in kept)
 
     try:
         yield is_another
@@ -173,17 +176,12 @@ def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
                 vars(module).update(texts)
 
 
-def _texts_of(module: nn.Module) -> dict[str, str]:
-    return {name: value for name, value in vars(module).items() if isinstance(value, str)}
-
-
 @contextmanager
 def own_forward(model: nn.Module) -> Iterator[None]:
     """The model without accelerate's autocast inside the block; with it again after, also after an error.
 
-    accelerate puts autocast around the forward of a model that it prepares (Trainer with bf16 or fp16) and leaves it
-    there. The trained model then computes otherwise than its weights do when they are loaded again. Changes `model` in
-    place inside the block. A `model` that is no module is left alone.
+    accelerate leaves autocast around the forward of a model that it prepared (Trainer with bf16 or fp16), which then
+    computes otherwise than its weights do when they are loaded again. A `model` that is no module is left alone.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
     held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)}) for module in modules
@@ -209,14 +207,11 @@ def looked_at(model: nn.Module) -> Iterator[None]:
     has a gradient.
     """
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    with ExitStack() as stack:
-        stack.enter_context(own_forward(model))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.inference_mode(False))
-        if torch.amp.is_autocast_available(kind):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(evaluation_mode(model))
-        stack.enter_context(buffers_kept(model))
+    no_autocast = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    with (
+        own_forward(model), torch.compiler.set_stance("force_eager"), torch.inference_mode(False), no_autocast,
+        evaluation_mode(model), buffers_kept(model),
+    ):  # fmt: skip
         yield
 
 
@@ -282,9 +277,9 @@ def forward_hooks(
 ) -> AbstractContextManager[None]:
     """A block in which `hook(module, arguments, output)` is called after each forward of `modules`.
 
-    The arguments are those given by position or, where there are none, those given by name, in their order. A result of
-    the hook other than None takes the output's place. torch's encoder layers run their own modules inside the block:
-    the fused path with a padding mask gives these modules nested tensors, which have no shape to look at.
+    The arguments are those given by position or, where there are none, those given by name. A result of the hook other
+    than None takes the output's place. torch's encoder layers run their own modules inside the block: the fused path
+    gives these modules nested tensors, which have no shape to look at.
     """
 
     def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:

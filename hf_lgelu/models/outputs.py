@@ -301,9 +301,7 @@ class OutputChange:
         unchanged_predictions: the share of predictions whose largest score stays at its class; None where a prediction
             is a single score, and of embeddings.
         rows: the number of predictions: all axes but the last, of maps (N, C, H, W) all but axis 1.
-        relative_error: Σ(changed − original)² / Σ(original − its mean)² (`OutputComparison.relative_error`).
-        kl: mean KL(original ‖ changed) in nats; None where the outputs are not known to be class scores.
-        embedding: of `OutputComparison.embedding`.
+        relative_error, kl, embedding: as of `OutputComparison`.
     """
 
     max_change: float
@@ -541,7 +539,7 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 def predicted_outputs(output: Any) -> dict[str, Tensor]:
     """The same tensors by name, of an output at hand; first those that the task reads."""
-    found = {name: tensor for name, tensor in _floating(output).items() if name.partition(".")[0] != "loss"}
+    found = {name: tensor for name, tensor in _floating(output).items() if not _is_in(name, "loss")}
     found = {name: tensor for name, tensor in found.items() if tensor.ndim > 0} or found
     return {name: found[name] for name in (*task_outputs(output), *found) if name in found}
 

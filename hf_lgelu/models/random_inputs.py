@@ -1,7 +1,6 @@
 """Random inputs of the shapes that a model's config says, for want of real ones."""
 
 import inspect
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,10 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
     inputs: dict[str, Tensor] = {}
     for kind in dict.fromkeys(kinds):
         if kind in ("input_ids", "decoder_input_ids"):
-            inputs[kind] = _tokens(config, batch_size, generator)
+            text = config.get_text_config()
+            limit = getattr(text, "max_position_embeddings", None) or _TOKENS
+            length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
+            inputs[kind] = torch.randint(text.vocab_size, (batch_size, length), generator=generator)
             continue
         shape = _shape(kind, model)
         if shape is None:
@@ -45,13 +47,6 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     require_taken(model, Batch(inputs), "random numbers in the shapes of its config")
     return inputs
-
-
-def _tokens(config: Any, batch_size: int, generator: torch.Generator) -> Tensor:
-    text = config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None) or _TOKENS
-    length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
-    return torch.randint(text.vocab_size, (batch_size, length), generator=generator)
 
 
 def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:

@@ -27,14 +27,8 @@ def evaluate_conversion(
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
     """The evaluation of the three networks, and the distance of the converted one from the original on each sample.
 
-    They are None and () if no process has a prediction that is no padding.
-
-    Args:
-        original: the given model.
-        converted: the refitted network.
-        substitution: puts ReLU at the original's gates: the direct swap.
-        batches: of this process; every process must call.
-        outputs: names of the outputs that count, as for `hf_lgelu.models.outputs.task_outputs`.
+    They are None and () if no process has a prediction that is no padding. `substitution` makes the direct swap of the
+    original. Every process must call, with batches of its own.
     """
 
     def swapped(inputs: Any) -> Compared:
@@ -60,14 +54,7 @@ def compare_networks_on(
     batches: Iterable[Batch],
     outputs: Sequence[str] | None = None,
 ) -> tuple["Score", dict[str, "NetComparison"]]:
-    """The original's score, and how far each of the others is from the original, {name: comparison}.
-
-    Args:
-        original: the network that counts as right.
-        others: {name: what the network gives for a batch's inputs}.
-        batches: on which the networks are compared.
-        outputs: names of the outputs that count.
-    """
+    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs."""
     score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
     for batch in _affordable(original, batches, outputs):
         reference = compared_outputs(original, batch.inputs, outputs)
@@ -143,10 +130,7 @@ def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[st
 
 @torch.no_grad()
 def samples_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | None = None) -> int:
-    """The number of samples like these whose outputs are held at once.
-
-    Outputs over a large vocabulary need more memory than all else, and several networks' outputs are compared.
-    """
+    """The number of samples like these whose outputs are held at once: a large vocabulary needs much memory."""
     few = batch[:TRIED]
     scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))

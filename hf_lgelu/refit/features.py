@@ -44,9 +44,7 @@ class Geometry:
             x: (..., d), of a convolution (B, C, *S).
             positions: (B, p) flat indices into an image's output positions, for each image its own; None takes all.
 
-        Returns:
-            (n, groups, features): of a convolution C/groups · prod(kernel) of them, image by image, in the order of
-            `positions`.
+        Returns (n, groups, features): of a convolution C/groups · prod(kernel) of them, image by image.
         """
         if self.kind == "linear":
             return x.reshape(-1, 1, x.shape[-1])
@@ -62,23 +60,17 @@ class Geometry:
 
     def _windows(self, x: Tensor) -> Tensor:
         """A view (B, *output sizes, C, *kernel) of the padded input."""
-        padding = self._padding()
-        x = F.pad(x, padding) if any(padding) else x  # no copy without a need
+        if self.padding == "same":  # an odd zero goes behind, as in torch
+            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
+            sides = [(total // 2, total - total // 2) for total in totals]
+        else:
+            sides = [] if self.padding == "valid" else [(zeros, zeros) for zeros in self.padding]
+        around = [zeros for side in reversed(sides) for zeros in side]  # `F.pad` takes the last axis first
+        x = F.pad(x, around) if any(around) else x  # no copy without a need
         for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
             reach = dilation * (kernel - 1) + 1
             x = x.unfold(axis, reach, stride)[..., ::dilation]
         return x.movedim(1, 1 + len(self.kernel))
-
-    def _padding(self) -> list[int]:
-        """Zeros before and behind each axis in the order of `F.pad`: the last axis first."""
-        if self.padding == "valid":
-            sides = [(0, 0)] * len(self.kernel)
-        elif self.padding == "same":  # an odd zero goes behind, as in torch
-            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
-            sides = [(total // 2, total - total // 2) for total in totals]
-        else:
-            sides = [(zeros, zeros) for zeros in self.padding]
-        return [zeros for side in reversed(sides) for zeros in side]
 
 
 def read_geometry(operation: AffineOperation) -> Geometry | None:
@@ -93,7 +85,10 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
     options: dict[str, Any] = {}
     for position, (option, default) in enumerate(_OPTIONS, start=3):
         value = node.args[position] if len(node.args) > position else default
-        options[option] = value if isinstance(value, str) else _per_axis(value, len(kernel))
+        if not isinstance(value, str):
+            values = (value,) if isinstance(value, int) else tuple(value)
+            value = values * len(kernel) if len(values) == 1 else values
+        options[option] = value
     return Geometry("convolution", operation.groups, kernel, **options)
 
 
@@ -105,12 +100,9 @@ def row_width(operation: AffineOperation, geometry: Geometry) -> int:
 
 
 def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
-    """Output positions for each image, drawn without replacement from the image's own seed.
+    """(B, wanted) output positions of images in ascending order, on the CPU; None where there are no more.
 
-    An image has the same positions in every batch and on every process.
-
-    Returns:
-        (B, wanted) in ascending order, on the CPU; None (all positions) where at most `wanted` are available.
+    They are drawn without replacement from each image's own seed: the same in every batch and on every process.
     """
     if wanted >= available:
         return None
@@ -125,8 +117,3 @@ def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
         return x
     images = torch.arange(x.shape[0], device=x.device)[:, None]
     return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
-
-
-def _per_axis(value: int | list[int], axes: int) -> tuple[int, ...]:
-    values = [value] if isinstance(value, int) else list(value)
-    return tuple(values * axes if len(values) == 1 else values)

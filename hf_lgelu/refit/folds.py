@@ -52,8 +52,7 @@ def deal_folds(
         model: takes the batches, and says how sequences of different lengths are padded.
         outputs: names of the model's outputs that count.
 
-    Raises ValueError for batches that do not go together, for fewer than 16 distinct rows, and for sequences of
-    different lengths that the model does not take with padding.
+    Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
     """
     samples = read_samples(batches, model=model)
     is_few = samples.are_batches or sum(samples.rows) == len(samples.rows) < LEAST_ROWS_TO_HOLD_OUT
@@ -99,13 +98,14 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
     rows: dict[int, int] = {}
     gates = {site.module for site in find_sites(model)}  # where all gates are called as functions: layers
     gates = gates or {module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
+    # Samples that run together have one shape, and so as many rows.
+    parts = [[number] for number in own] if samples.are_batches else [own[:TRIED]] if own else []
     with forward_hooks(gates, see), axes.watching():
-        # Samples that run together have one shape, and so as many rows.
-        for numbers in ([number] for number in own) if samples.are_batches else filter(None, [own[:TRIED]]):
+        for numbers in parts:
             found.clear()
             run_example(model, samples.take(numbers, samples.longest(numbers)).inputs)
             rows |= dict.fromkeys(numbers, max(1, max(found, default=1) // len(numbers)))
-    every = dict(itertools.chain.from_iterable(map(dict.items, each_has(rows))))
+    every = {number: count for each in each_has(rows) for number, count in each.items()}
     return [every.get(number, min(every.values())) for number in range(len(samples.keys))]
 
 
@@ -168,9 +168,7 @@ class FoldBatch:
     @property
     def shape(self) -> tuple[Any, ...]:
         """A key of the tensors' shapes: equal for batches of equal shapes; of its own where the batch is one sample."""
-        if self.samples is not None and self.samples.are_batches:
-            return self.numbers
-        return (len(self), *sorted(self.lengths.items()))
+        return self.numbers if self.samples.are_batches else (len(self), *sorted(self.lengths.items()))
 
     @property
     def seeds(self) -> list[int]:
@@ -240,9 +238,8 @@ class Folds:
 
     def some(self, least: int) -> list[Batch]:
         """Batches with at least `least` samples, or all batches of this process: short and long sequences."""
-        first = self.spread
-        found: list[Batch] = []
-        for batch in [*first, *(other for fold in self.folds for other in fold if other not in first)]:
+        first, found = self.spread, list[Batch]()
+        for batch in [*first, *(other for other in itertools.chain(*self.folds) if other not in first)]:
             if sum(map(len, found)) < least:
                 found.append(batch.load())
         return found
@@ -255,10 +252,7 @@ class Folds:
 
 
 class SecondSet:
-    """This process's batches of `evaluation_data`, read once; nothing is fitted on them.
-
-    `first` is the first batch of all processes.
-    """
+    """This process's batches of `evaluation_data`, read once; `first` is the first batch of all processes."""
 
     def __init__(
         self, model: nn.Module, data: Any, folds: Folds, *, batch_size: int | None = None,

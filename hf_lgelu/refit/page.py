@@ -121,10 +121,6 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     Left, each layer's relative error on rows that it was not fitted on, with its weights kept and as chosen, on a
     logarithmic axis. Right, on the second set or else the inputs held out, the first metric of original, direct swap
     and refitted network, or where there is none how far the latter two are from the original.
-
-    Args:
-        path: of the file, whose folder is made if it is not there.
-        report: of `convert_to_relu`.
     """
     from matplotlib.figure import Figure  # not with the package: it takes half a second
 

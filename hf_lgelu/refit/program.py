@@ -6,7 +6,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,17 @@ from torch.fx import Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.dataflow.trace import OutputsOf, export_sites, is_site, operation_name, read_flow, stored_name
+from hf_lgelu.models.dataflow.trace import (
+    OutputsOf,
+    all_tensors,
+    export_sites,
+    is_site,
+    operation_name,
+    read_flow,
+    stored_name,
+)
 from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, run_example, same_randomness
-from hf_lgelu.models.outputs import agree, named_tensors
+from hf_lgelu.models.outputs import agree
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.folds import FoldBatch
 
@@ -33,7 +40,7 @@ class Program:
     """The operations of a forward pass on inputs of one shape, in their order; no operation works in place."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf | None = None,
+        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf = all_tensors,
         *, any_size: bool = False,
     ) -> None:  # fmt: skip
         """Trace `model` up to its `outputs` (all by default), with `any_size` for inputs of other sizes, too.
@@ -152,33 +159,28 @@ def _can_be_kept(program: ExportedProgram) -> bool:
 class Programs:
     """The traced forward passes of a model, one for each shape of inputs: a trace takes longer than running a batch."""
 
-    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf | None = None) -> None:
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
         """As for `Program`; `sites` are those of `model`."""
-        self.model, self.sites = model, sites
-        self._outputs = outputs or (lambda output: [tensor for _, tensor in named_tensors(output)])
+        self.model, self.sites, self._outputs = model, sites, outputs
         self._traced: dict[Any, Program] = {}
 
     def of(self, batch: FoldBatch) -> Program:
         """The program for inputs of the batch's shape."""
         if batch.shape not in self._traced:
-            traced = self._for_any_size if batch.samples.are_batches else partial(self._program, any_size=False)
-            self._traced[batch.shape] = traced(batch.load().inputs)
+            self._traced[batch.shape] = self._trace(batch.load().inputs, any_size=batch.samples.are_batches)
         return self._traced[batch.shape]
 
-    def _program(self, inputs: Inputs, any_size: bool) -> Program:
-        return Program(self.model, self.sites, inputs, self._outputs, any_size=any_size)
-
-    def _for_any_size(self, inputs: Inputs) -> Program:
-        """A program that was traced before and computes for these inputs what the model does; else a new one."""
-        wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
-        for program in dict.fromkeys(self._traced.values()):
-            with suppress(*NOT_TAKEN), torch.no_grad(), same_randomness():
-                if agree(wanted, program.gives(inputs, self.model, gate)):
-                    return program
-        try:
-            return self._program(inputs, any_size=True)
-        except ValueError:
-            return self._program(inputs, any_size=False)
+    def _trace(self, inputs: Inputs, any_size: bool) -> Program:
+        """With `any_size`, a program from before that computes for these inputs what the model does; else a new one."""
+        if any_size:
+            wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
+            for program in dict.fromkeys(self._traced.values()):
+                with suppress(*NOT_TAKEN), torch.no_grad(), same_randomness():
+                    if agree(wanted, program.gives(inputs, self.model, gate)):
+                        return program
+            with suppress(ValueError):
+                return Program(self.model, self.sites, inputs, self._outputs, any_size=True)
+        return Program(self.model, self.sites, inputs, self._outputs)
 
 
 def upstream(node: Node) -> set[Node]:

@@ -141,11 +141,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
 
     If a batch is one sample, all are. Samples that differ otherwise than by padding each become a batch.
 
-    Args:
-        batches: of this process; read once and kept.
-        model: the model that takes the batches.
-
-    Raises ValueError where samples differ in names, dtypes or constants.
+    Raises ValueError where samples differ in names, dtypes or constants, or a process has none.
     """
     batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
@@ -200,7 +196,6 @@ def _least(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _is_padded_in_front(batch: Batch, name: str) -> bool:
-    """Whether a row of a sequence begins with padding and ends without."""
     mask = batch.mask_of(name)
     return mask is not None and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
 
@@ -281,12 +276,7 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
     The side of the padding that was given is tried first. A classifier that reads the last position needs padding in
-    front; a model that counts positions from the start needs padding behind.
-
-    Args:
-        samples: of all processes; each must call.
-        model: the original.
-        outputs: names of the outputs that count.
+    front; a model that counts positions from the start needs padding behind. Each process must call.
 
     Raises ValueError where a sequence has other outputs with padding on either side.
     """

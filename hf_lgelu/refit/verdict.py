@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.formats import quoted, significant
-from hf_lgelu.models.batches import TRIED, Batch, require_taken
+from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots
 from hf_lgelu.models.example_run import Inputs, run_example
@@ -114,9 +114,8 @@ def require_comparable(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the outputs that count, and a warning of labels that do not fit the first of them.
 
-    Raises ValueError unless the model takes a batch of the data, `what`, and gives some.
+    Raises ValueError unless the model gives some that can be compared.
     """
-    require_taken(model, batch, what)
     few = batch[:TRIED]
     tensors = compared_outputs(model, few.inputs, config.outputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels

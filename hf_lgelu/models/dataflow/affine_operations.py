@@ -1,6 +1,6 @@
 """Operations that are affine in their data, with parameters of their own: layers that can absorb λ."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.fx import Node
@@ -102,15 +102,12 @@ def _convolution(node: Node, flow: DataFlow, name: str) -> AffineOperation | Non
         transposed = name in _TRANSPOSED
         groups = node.args[6] if len(node.args) > 6 else 1
     output_axis, input_axis = (1, 0) if transposed else (0, 1)
-    # A group of a transposed convolution has no simple order of channels in the weight.
-    channels_in_order = not (transposed and groups > 1)
     operation = _layer(
         node, flow, data, weight, bias,
         channel_axis=1 - len(shape_of(weight)), output_axis=output_axis, input_axis=input_axis, groups=groups,
     )  # fmt: skip
-    if operation is None or channels_in_order:
-        return operation
-    return AffineOperation(**{**vars(operation), "is_direct": False})
+    # A group of a transposed convolution has no simple order of channels in the weight.
+    return replace(operation, is_direct=False) if operation and transposed and groups > 1 else operation
 
 
 def _normalization(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:

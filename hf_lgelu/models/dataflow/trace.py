@@ -16,7 +16,16 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, call_by_name, outputs_by_name, run_example
+from hf_lgelu.models.example_run import (
+    NOT_TAKEN,
+    Inputs,
+    call_by_name,
+    evaluation_mode,
+    outputs_by_name,
+    placed,
+    run_example,
+    same_randomness,
+)
 from hf_lgelu.models.operable import names_in_shared_memory
 from hf_lgelu.models.sites import ActivationSite
 
@@ -39,6 +48,11 @@ _UNKNOWN = 8191
 
 OutputsOf = Callable[[Any], list[Tensor]]
 """What a model gave → the tensors of it that count."""
+
+
+def all_tensors(output: Any) -> list[Tensor]:
+    """Every tensor in a model's output, codes and masks too, so that none of them counts as unused."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 @library.custom_op(f"hf_lgelu::{_MARK}", mutates_args=())
@@ -121,7 +135,7 @@ def export_sites(
     model: nn.Module,
     sites: Sequence[ActivationSite],
     inputs: Inputs,
-    outputs: OutputsOf | None = None,
+    outputs: OutputsOf = all_tensors,
     *,
     any_size: bool = False,
 ) -> tuple[ExportedProgram, frozenset[int]]:
@@ -132,17 +146,22 @@ def export_sites(
     inputs.
     """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
-    tracer = _Tracer(model, outputs or _all_tensors, any_size)
+    given = placed(inputs, model)
+    args = () if isinstance(given, dict) else (given,) if isinstance(given, Tensor) else given
+    kwargs = given if isinstance(given, dict) else {}
+    parts = {"args": args, "kwargs": kwargs}
+    sizes = {name: _any_size(value) for name, value in parts.items() if value} if any_size else None
+    network = _OutputTensors(model, outputs)
     reached: set[int] = set()
     try:
-        with _markers(sites, reached):
-            run_example(tracer, inputs)
+        with _markers(sites, reached), torch.no_grad(), evaluation_mode(model), same_randomness():
+            program = torch.export.export(network, args, kwargs, strict=False, dynamic_shapes=sizes)
     except NOT_TAKEN as error:
         raise ValueError(
             f"{type(model).__name__} runs on the example inputs, but torch.export cannot write down its operations, "
             f"from which the layers around each activation are found: {error}"
         ) from error
-    return tracer.program, frozenset(reached)
+    return program, frozenset(reached)
 
 
 def read_flow(model: nn.Module, program: ExportedProgram, reached: frozenset[int]) -> DataFlow:
@@ -179,11 +198,6 @@ def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[Non
             site.put(site.module)
 
 
-def _all_tensors(output: Any) -> list[Tensor]:
-    """Every tensor in the model's output, codes and masks too, so that none of them counts as unused."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
-
-
 class _OutputTensors(nn.Module):
     def __init__(self, model: nn.Module, outputs: OutputsOf) -> None:
         super().__init__()
@@ -195,20 +209,6 @@ class _OutputTensors(nn.Module):
         if args:
             return self._outputs(self.model(*args, **(outputs_by_name(self.model) | kwargs)))
         return self._outputs(call_by_name(self.model, kwargs))
-
-
-class _Tracer(nn.Module):
-    """Takes the inputs as `run_example` prepares them, and keeps the graph of a call with them as `program`."""
-
-    def __init__(self, model: nn.Module, outputs: OutputsOf, any_size: bool) -> None:
-        super().__init__()
-        self.model, self._outputs, self._any_size = model, outputs, any_size
-
-    def forward(self, *args: Any, **kwargs: Any) -> None:
-        given = {name: value for name, value in (("args", args), ("kwargs", kwargs)) if value}
-        sizes = {name: _any_size(value) for name, value in given.items()} if self._any_size else None
-        model = _OutputTensors(self.model, self._outputs)
-        self.program = torch.export.export(model, args, kwargs, strict=False, dynamic_shapes=sizes)
 
 
 def _any_size(value: Any) -> Any:
