@@ -10,15 +10,17 @@ The same inputs always make the same folds, on any number of processes: `Samples
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.models.called import gates_as_modules
 from hf_lgelu.models.channels import ChannelAxes
 from hf_lgelu.models.example_run import forward_hooks, run_example
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import KINDS, find_sites
 from hf_lgelu.refit.processes import each_has, known_processes
 from hf_lgelu.refit.samples import Samples, read_samples, sample_keys, settle_padding
 
@@ -96,11 +98,14 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
 
     own = sorted(samples.run_here)
     rows: dict[int, int] = {}
-    gates = {site.module for site in find_sites(model)}  # where all gates are called as functions: layers
-    gates = gates or {module for module in model.modules() if getattr(getattr(module, "weight", None), "ndim", 0) > 1}
     # Samples that run together have one shape, and so as many rows.
     parts = [[number] for number in own] if samples.are_batches else [own[:TRIED]] if own else []
-    with forward_hooks(gates, see), axes.watching():
+    with ExitStack() as stack:
+        if own:  # what the forward calls as functions are gates, too
+            stack.enter_context(gates_as_modules(model, samples.take(own[:1], samples.longest(own[:1])).inputs))
+        sites = find_sites(model) or find_sites(model, KINDS)
+        stack.enter_context(forward_hooks({site.module for site in sites}, see))
+        stack.enter_context(axes.watching())
         for numbers in parts:
             found.clear()
             run_example(model, samples.take(numbers, samples.longest(numbers)).inputs)

@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.exchange import exchange_activations
 from hf_lgelu.models.record import plan_gates
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu, relu_for
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds
@@ -43,13 +43,20 @@ class Plan:
 
 
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
-    """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates."""
+    """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates.
+
+    A gate that computes the target already stays, too. Raises ValueError where all do.
+    """
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
+    sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        make = partial(make_gate, config.gate)
         dearest = list(swap_costs(model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=make))[:keep]
-        keep = [site.name for site in find_sites(model, kinds) if site.name in dearest]
-    return Plan(kinds, tuple(keep or ()), config.gate, config.rewrite_config)
+        keep = [site.name for site in sites if site.name in dearest]
+    done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
+    plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate, config.rewrite_config)
+    if len(plan.keep) == len(sites):
+        raise ValueError(f"{', '.join(done[:4])}: nothing to convert, computes {config.gate.title} already")
+    return plan
 
 
 def make_gate(target: TargetGate) -> nn.Module:

@@ -300,3 +300,21 @@ def test_the_form_is_read_from_shapes_where_no_model_is_asked(raw, inputs, is_sa
     assert isinstance(batch.inputs, found)
     if inputs == "list":
         assert isinstance(batch.inputs[0], list)
+
+
+class CalledAtThePool(nn.Module):
+    """Many rows at the first layer, one a sample at the gate, which is a call."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.pixel, self.hidden, self.head = nn.Linear(3, 8), nn.Linear(8, 16), nn.Linear(16, CLASSES)
+
+    def forward(self, points):
+        return self.head(nn.functional.gelu(self.hidden(self.pixel(points).mean(0, keepdim=True))))
+
+
+def test_rows_are_counted_at_gates_that_are_calls():
+    sets = [torch.randn(40 + number, 3, generator=seeded(number)) for number in range(20)]
+    report = convert_to_relu(CalledAtThePool(), sets).report
+    assert (report.rows, report.held_out) == (20, None)

@@ -201,3 +201,14 @@ def test_a_slope_is_saved_with_the_gates(tmp_path):
     for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
         with pytest.raises(ValueError, match="slope from 0 to below 1"):
             convert_to_relu(model, inputs, target=wrong)
+
+
+def test_a_gate_that_computes_the_target_stays():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 16), nn.LeakyReLU(0.1), nn.Linear(16, 3))
+    converted, report = convert_to_relu(net, rows(), target="leaky_relu:0.1")
+    assert (list(report.gates), report.kept) == (["1"], {"3": "LeakyReLU"})
+    assert [type(module) for module in converted[1::2]] == [nn.LeakyReLU, nn.LeakyReLU]
+    with pytest.raises(ValueError, match="1, 3: nothing to convert, computes LeakyReLU"):
+        convert_to_relu(converted, rows(), target="leaky_relu:0.1")
+    assert list(convert_to_relu(net, rows()).report.gates) == ["1", "3"]
