@@ -450,9 +450,9 @@ def _road_cell(heading: str, *ways: str) -> Column:
 
 ROADS = TableSpec(
     title="What each road keeps, and what it costs",
-    caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “×” is how many times the "
-    "hidden units a wider network has. “int8 time” is the time of the hardened network in int8, or else of the wider "
-    "one, over that of the smooth network in int8.",
+    caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “2 ×” means twice the "
+    "hidden units. “int8 time” is the int8 time of the hardened network (where none was hardened, of the wider one) "
+    "divided by that of the smooth network.",
     rows=_road_rows,
     head=("Network",),
     columns=(
