@@ -148,11 +148,15 @@ def compared_outputs(
             "another output (outputs=)"
         )
     are_vectors = are_embeddings(model, name, found[name])
-    are_logits = not are_vectors and found[name].ndim > 1
-    are_logits = are_logits and _exclude_each_other(getattr(model, "config", None), name, found)
     axes = class_axes(model, inputs, found)
     tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
-    are_logits = are_logits and tensors[name].shape[-1] > 1 and not are_probabilities(tensors[name].detach())
+    are_logits = (
+        not are_vectors
+        and found[name].ndim > 1
+        and has_classes(tensors[name])
+        and _exclude_each_other(getattr(model, "config", None), name, found)
+        and not are_probabilities(tensors[name].detach())
+    )
     chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
     return Compared(tensors, are_logits, chosen, are_vectors)
 

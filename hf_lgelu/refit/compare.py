@@ -1,7 +1,7 @@
 """The original, its direct swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -42,10 +42,8 @@ def evaluate_conversion(
         score += other_score
         direct.merge(other_found["direct"])
         refitted.merge(other_found["refitted"])
-    if not refitted.rows:
-        return None, ()
-    evaluation = Evaluation(refitted.rows, len(refitted.gaps), score.values, direct.change, refitted.change)
-    return evaluation, refitted.gaps
+    rows, gaps = refitted.first.rows, refitted.first.gaps
+    return (Evaluation(rows, len(gaps), score.values, direct.change, refitted.change), gaps) if rows else (None, ())
 
 
 def compare_networks_on(
@@ -56,11 +54,16 @@ def compare_networks_on(
 ) -> tuple["Score", dict[str, "NetComparison"]]:
     """The original's score, and {name: how far a network is from it} of others, given as calls with inputs."""
     score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
-    for batch in _affordable(original, batches, outputs):
-        reference = compared_outputs(original, batch.inputs, outputs)
-        score += Score.of(reference, batch, causal)
-        for name, run in others.items():
-            found[name].add(batch, reference, run(batch.inputs), causal)
+    sizes, most = None, 1
+    for batch in batches:
+        of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
+        if of_batch != sizes:  # the longest come last
+            sizes, most = of_batch, samples_at_once(original, batch, outputs)
+        for piece in cut_batches([batch], most):
+            reference = compared_outputs(original, piece.inputs, outputs)
+            score += Score.of(reference, piece, causal)
+            for name, run in others.items():
+                found[name].add(piece, reference, run(piece.inputs), causal)
     return score, found
 
 
@@ -94,38 +97,19 @@ class NetComparison:
             self._outputs.setdefault(name, OutputComparison()).merge(change)
 
     @property
-    def _first(self) -> OutputComparison:
+    def first(self) -> OutputComparison:
+        """The comparison of the first output."""
         return next(iter(self._outputs.values()), OutputComparison())
-
-    @property
-    def rows(self) -> int:
-        """The number of predictions compared."""
-        return self._first.rows
-
-    @property
-    def gaps(self) -> tuple[float, ...]:
-        """How far the network is on each sample, by the first output (`OutputComparison.gaps`)."""
-        return self._first.gaps
 
     @property
     def change(self) -> NetChange:
         """What is reported of the network."""
-        first, scores = self._first, self._score.values
+        first, scores = self.first, self._score.values
         errors = {name: change.relative_error for name, change in self._outputs.items()}
         return NetChange(
             first.kl, first.agreement, first.largest_change, first.relative_error, scores,
             errors if len(errors) > 1 else {}, first.embedding,
         )  # fmt: skip
-
-
-def _affordable(model: nn.Module, batches: Iterable[Batch], outputs: Sequence[str] | None) -> Iterator[Batch]:
-    """The batches, cut into pieces of at most `samples_at_once`."""
-    sizes, most = None, 1
-    for batch in batches:
-        of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
-        if of_batch != sizes:  # the longest come last
-            sizes, most = of_batch, samples_at_once(model, batch, outputs)
-        yield from cut_batches([batch], most)
 
 
 @torch.no_grad()
@@ -152,8 +136,8 @@ class Score:
     def of(cls, network: Compared, batch: Batch, is_causal: bool) -> "Score":
         """The score on one batch by its labels, integers of any width, of which −100 does not count.
 
-        The labels of a causal language model (`is_causal`) are the tokens themselves, not shifted. Labels of another
-        shape or kind give no score, nor does an output of one column, which is no choice between classes.
+        The labels of a causal language model (`is_causal`) are the tokens, not shifted. Labels of another shape or kind
+        give no score, nor does an output of one column.
         """
         name, output = next(iter(network.tensors.items()))
         counted, labels = batch.counted(output, name, channels_last=True), batch.labels

@@ -82,7 +82,7 @@ def swap_costs(
     for theirs in others:
         for comparison, other in zip((itself, *found), theirs, strict=True):
             comparison.merge(other)
-    if not itself.rows:
+    if not itself.first.rows:
         raise ValueError("no input has a prediction that is no padding; give others")
     if not math.isfinite(itself.change.distance):
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")

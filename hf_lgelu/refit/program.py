@@ -43,10 +43,7 @@ class Program:
         self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf = all_tensors,
         *, any_size: bool = False,
     ) -> None:  # fmt: skip
-        """Trace `model` up to its `outputs` (all by default), with `any_size` for inputs of other sizes, too.
-
-        Raises ValueError where torch.export cannot.
-        """
+        """Trace `model` as `export_sites` does, with its refusal."""
         program, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
         if not _can_be_kept(program):
             program = program.run_decompositions({})  # takes longer than the trace itself
@@ -79,11 +76,8 @@ class Program:
 
     def bind(self, inputs: Inputs, device: torch.device) -> dict[Node, Any]:
         """{placeholder: value} of a batch of the traced shape, on `device`."""
-        leaves = pytree.tree_leaves(inputs)
-        return {
-            node: leaf.to(device) if isinstance(leaf, Tensor) else leaf
-            for node, leaf in zip(self.inputs, leaves, strict=True)
-        }
+        leaves = pytree.tree_leaves(pytree.tree_map_only(Tensor, lambda value: value.to(device), inputs))
+        return dict(zip(self.inputs, leaves, strict=True))
 
     def stored(self, model: nn.Module) -> dict[Node, Any]:
         """{placeholder: value}: the parameters and buffers of `model`, and the constants of the trace."""
@@ -142,16 +136,14 @@ def gate_of(modules: Sequence[nn.Module]) -> Gate:
 
 
 def _can_be_kept(program: ExportedProgram) -> bool:
-    """Whether a node's value never changes after it was computed: no operation works in place or moves a norm's running
-    statistics, and none wraps operations that may."""
+    """Whether no operation works in place, moves a norm's running statistics, or wraps operations that may."""
     for node in program.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):  # arithmetic with sizes
             continue
         in_place = not isinstance(node.target, OpOverload) or node.target._schema.is_mutable
-        by_batch = operation_name(node) in ("batch_norm", "instance_norm") and bool(node.args[5])
-        if in_place or by_batch:
+        if in_place or (operation_name(node) in ("batch_norm", "instance_norm") and node.args[5]):
             return False
     return True
 
@@ -209,10 +201,7 @@ class Stage:
 
 
 def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Node]]) -> list[Stage]:
-    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aim).
-
-    Operations that no aim depends on are left out.
-    """
+    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aim)."""
     done: set[Node] = set()
     parts: list[tuple[list[Node], list[Node]]] = []
     for maps, aim in stops:

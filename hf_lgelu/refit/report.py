@@ -35,13 +35,6 @@ class LayerRefit:
         note: why a layer was not refitted, or what to know about it.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
         is_uncounted: a gate that no counted output depends on; it was exchanged without a refit.
-
-    >>> import torch, hf_lgelu
-    >>> from torch import nn
-    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
-    >>> (layer,) = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.layers
-    >>> layer.sites, layer.choice, layer.error_after < layer.error_before
-    (('1',), 'refit', True)
     """
 
     layers: tuple[str, ...]
@@ -89,13 +82,6 @@ class NetChange:
             of the first.
         embedding: {"cosine", "least_cosine", "same_neighbour": number} of embeddings, one vector a sample
             (`hf_lgelu.models.outputs.OutputComparison`); else empty.
-
-    >>> import torch, hf_lgelu
-    >>> from torch import nn
-    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
-    >>> change = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out.refitted
-    >>> 0 <= change.agreement <= 1, change.metrics
-    (True, {})
     """
 
     kl: float | None
@@ -157,13 +143,6 @@ class Evaluation:
     """Original, direct swap and refitted network, compared on rows that were not fitted.
 
     `rows` is the number of predictions, `samples` the number of rows, sequences or images that they come from.
-
-    >>> import torch, hf_lgelu
-    >>> from torch import nn
-    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
-    >>> held_out = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report.held_out
-    >>> held_out.refitted.relative_error < held_out.direct.relative_error
-    True
     """
 
     rows: int
@@ -238,8 +217,10 @@ class ConversionReport:
     >>> from torch import nn
     >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
     >>> report = hf_lgelu.convert_to_relu(net, torch.randn(200, 4)).report
-    >>> report.gates, [layer.layers for layer in report.layers]
-    ({'1': 'GELU'}, [('2',)])
+    >>> report.gates, [(layer.layers, layer.choice) for layer in report.layers]
+    ({'1': 'GELU'}, [(('2',), 'refit')])
+    >>> report.held_out.refitted.relative_error < report.held_out.direct.relative_error
+    True
     """
 
     model: str
@@ -265,7 +246,11 @@ class ConversionReport:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        *others, first = [_from_the_swap(*measured) for measured in evaluations(self)] or [how_far(self)]
+        *others, first = [
+            f"on the {title} ({measured.size_in_words}), direct swap → refitted: "
+            + measured.refitted.beside(measured.original_metrics, measured.direct)
+            for title, measured in evaluations(self)
+        ] or [how_far(self)]
         lines = [what_was_done(self), *others]
         kept = [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]
         if kept:
@@ -319,11 +304,8 @@ def what_was_done(report: ConversionReport) -> str:
     duplicates = report.samples - report.distinct_samples
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
     apart = "" if report.held_out is None else f"; {counted(report.held_out.samples, 'input')} of them held out"
-    folds = (
-        f"a strength chosen on {report.folds} folds"
-        if report.folds > 1
-        else "a fixed strength, without cross-validation"
-    )
+    chosen = f"a strength chosen on {report.folds} folds"
+    folds = chosen if report.folds > 1 else "a fixed strength, without cross-validation"
     sentences.append(
         f"{_choices_in_words(report.layers)}, without labels, on {counted(report.distinct_samples, 'input')} "
         f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with "
@@ -367,14 +349,11 @@ def rungs_in_words(report: ConversionReport) -> str:
     words = []
     for step in report.steps:
         lost = "" if step.lost is None else f" with {max(step.lost, 0.0):.2%} of the score lost".replace("%", " %")
-        if step.is_kept:
-            why = ""
-        elif step.gap is None:
-            why = " (out of time)"
-        elif all(step.gap < gap for gap in kept):  # what was kept after it is nearer than what was kept before it
-            why = " (not kept: nearer on too few)"
-        else:
-            why = " (not kept)"
+        why = ""
+        if not step.is_kept:
+            # What was kept after it is nearer than what was kept before it.
+            is_nearer = step.gap is not None and all(step.gap < gap for gap in kept)
+            why = " (out of time)" if step.gap is None else f" (not kept{': nearer on too few' * is_nearer})"
         words.append(f"{step.effort} {significant(step.distance)}{lost}{why}")
     return ", ".join(words)
 
@@ -385,8 +364,3 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     if report.next_step is None or not is_left:
         return ()
     return (f"The next rung, `{report.next_step}` (effort, --effort), may bring the network nearer.",)
-
-
-def _from_the_swap(title: str, evaluation: Evaluation) -> str:
-    words = evaluation.refitted.beside(evaluation.original_metrics, evaluation.direct)
-    return f"on the {title} ({evaluation.size_in_words}), direct swap → refitted: {words}"

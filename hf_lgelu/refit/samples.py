@@ -161,7 +161,13 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
             found=found,
             given=sum(map(len, batches)),
             most_at_once=_least((batch.at_once(), batch.at_once(is_cropped=True)) for batch in batches),
-            left=frozenset(name for batch in batches for name in batch.spans if _is_padded_in_front(batch, name)),
+            left=frozenset(
+                name
+                for batch in batches
+                for name in batch.spans
+                # A row begins with padding and ends without.
+                if (mask := batch.mask_of(name)) is not None and ((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()
+            ),
         )
     )
     rows_of: dict[bytes, int] = {}
@@ -193,11 +199,6 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
 def _least(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     first, second = zip(*pairs, strict=True)
     return min(first), min(second)
-
-
-def _is_padded_in_front(batch: Batch, name: str) -> bool:
-    mask = batch.mask_of(name)
-    return mask is not None and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
 
 
 def _alike(batches: Iterable[Batch]) -> list[Batch]:

@@ -71,10 +71,10 @@ def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monke
             p, q = (value.double().log_softmax(-1) for value in rows)
             kls.append(float((p.exp() * (p - q)).sum()))
             errors.append(float((rows[1].double() - rows[0].double()).square().sum()))
-    assert of_classes.gaps == pytest.approx(kls, rel=1e-9)
+    assert of_classes.first.gaps == pytest.approx(kls, rel=1e-9)
     for comparison in (of_numbers, of_both):  # no class scores in one batch, so in none
-        assert comparison.gaps == pytest.approx(errors, rel=1e-9)
-    assert of_classes.change.kl * of_classes.rows == pytest.approx(sum(kls), rel=1e-9)
+        assert comparison.first.gaps == pytest.approx(errors, rel=1e-9)
+    assert of_classes.change.kl * of_classes.first.rows == pytest.approx(sum(kls), rel=1e-9)
 
 
 @pytest.mark.parametrize("errors", [0.0, 2.0])

@@ -65,12 +65,24 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
         bias, data, weight = node.args
         return _layer(node, flow, data, weight, bias, channel_axis=-1, output_axis=1, input_axis=0)
     if name in ("mm", "matmul"):
-        return _product(node, flow)
+        left, right = node.args
+        if flow.parameter(right) is not None and len(shape_of(right)) == 2:
+            return _layer(node, flow, left, right, None, channel_axis=-1, output_axis=1, input_axis=0)
+        if flow.parameter(left) is not None and len(shape_of(left)) == 2 and len(shape_of(right)) > 1:
+            return _layer(node, flow, right, left, None, channel_axis=-2, output_axis=0, input_axis=1)
+        return None
     if name in CONVOLUTIONS or name in _TRANSPOSED or name == "convolution":
         return _convolution(node, flow, name)
     if name in ("mul", "add", "sub"):
         return _elementwise(node, flow, name)
-    return _normalization(node, flow, name)
+    if name in ("batch_norm", "group_norm"):
+        data, *parameters = _padded(node, 4)
+        weight, bias = parameters[:2] if name == "batch_norm" else parameters[1:]
+        return _layer(node, flow, data, weight, bias, channel_axis=1 - len(shape_of(data)), output_axis=0)
+    if name in ("layer_norm", "rms_norm"):
+        data, _, weight, bias = _padded(node, 4)
+        return _layer(node, flow, data, weight, None if name == "rms_norm" else bias)  # an epsilon stands there
+    return None
 
 
 def _padded(node: Node, count: int) -> list[Any]:
@@ -83,15 +95,6 @@ def _layer(node: Node, flow: DataFlow, data: Any, weight: Any, bias: Any, **axes
     if name is None or flow.parameter(data) is not None or (bias is not None and bias_name is None):
         return None
     return AffineOperation(node, data, name, bias_name, is_direct=flow.is_direct(weight), **axes)
-
-
-def _product(node: Node, flow: DataFlow) -> AffineOperation | None:
-    left, right = node.args
-    if flow.parameter(right) is not None and len(shape_of(right)) == 2:
-        return _layer(node, flow, left, right, None, channel_axis=-1, output_axis=1, input_axis=0)
-    if flow.parameter(left) is not None and len(shape_of(left)) == 2 and len(shape_of(right)) > 1:
-        return _layer(node, flow, right, left, None, channel_axis=-2, output_axis=0, input_axis=1)
-    return None
 
 
 def _convolution(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
@@ -108,19 +111,6 @@ def _convolution(node: Node, flow: DataFlow, name: str) -> AffineOperation | Non
     )  # fmt: skip
     # A group of a transposed convolution has no simple order of channels in the weight.
     return replace(operation, is_direct=False) if operation and transposed and groups > 1 else operation
-
-
-def _normalization(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
-    if name == "batch_norm":
-        data, weight, bias = node.args[:3]
-    elif name in ("group_norm", "layer_norm", "rms_norm"):
-        data, _, weight, bias = _padded(node, 4)
-        bias = None if name == "rms_norm" else bias  # an epsilon stands there
-    else:
-        return None
-    if name in ("layer_norm", "rms_norm"):
-        return _layer(node, flow, data, weight, bias)
-    return _layer(node, flow, data, weight, bias, channel_axis=1 - len(shape_of(data)), output_axis=0)
 
 
 def _elementwise(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
