@@ -2,8 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,41 +58,32 @@ def load_checkpoint(
         OSError: there is no checkpoint, or none in safetensors.
     """
     _check_folder(name_or_path)
-    # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
-    with _explaining_config(name_or_path):
+    try:
+        # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
         config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
-    kind = kind or model_class(config)
-    named = getattr(config, "auto_map", None)
-    own_code = [
-        str(code) for name, code in (named if isinstance(named, dict) else {}).items() if name.startswith("AutoModel")
-    ]
-    if own_code and kind is not MLPForClassification:
-        logger.warning(
-            f"{name_or_path} brings code of its own ({', '.join(own_code)}), which is not run: what is loaded, "
-            f"compared and saved is transformers' {kind.__name__}, which may compute something else"
-        )
-    with _explaining_config(name_or_path):
+        kind = kind or model_class(config)
+        named = getattr(config, "auto_map", None)
+        own_code = [str(code) for name, code in (named.items() if isinstance(named, dict) else ())
+                    if name.startswith("AutoModel")]  # fmt: skip
+        if own_code and kind is not MLPForClassification:
+            logger.warning(
+                f"{name_or_path} brings code of its own ({', '.join(own_code)}), which is not run: what is loaded, "
+                f"compared and saved is transformers' {kind.__name__}, which may compute something else"
+            )
         model, found = kind.from_pretrained(
             name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
         )
+    except (StrictDataclassError, KeyError) as error:  # a field's type, an unknown activation
+        raise ValueError(
+            f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
+            "Correct it there, or load the model yourself and pass it to the function"
+        ) from error
     model.eval()
     _require_all_tensors(model, name_or_path, found)
     # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
-
-
-@contextmanager
-def _explaining_config(name_or_path: str | os.PathLike) -> Iterator[None]:
-    """A block whose errors of a config (a field's type, an unknown activation) are ValueErrors that name the file."""
-    try:
-        yield
-    except (StrictDataclassError, KeyError) as error:
-        raise ValueError(
-            f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
-            "Correct it there, or load the model yourself and pass it to the function"
-        ) from error
 
 
 def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:

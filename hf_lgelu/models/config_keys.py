@@ -51,7 +51,8 @@ class ConfigChange:
     new: Any
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.path)}: {_shortened(self.old)} → {_shortened(self.new)}"
+        old, new = (text if len(text) <= 80 else f"{text[:77]}..." for text in map(repr, (self.old, self.new)))
+        return f"{'.'.join(self.path)}: {old} → {new}"
 
 
 class UnsupportedConfigError(RuntimeError):
@@ -93,12 +94,11 @@ def plan_config_changes(
     model's own by default. Raises UnsupportedConfigError if no set of keys does that.
     """
     config = model.config if config is None else config
-    others = {uncompiled_name(site.name): site.module for site in find_sites(model)}
-    others = {name: gate for name, gate in others.items() if name not in site_names}
-    plain = {uncompiled_name(name): module
-             for name, module in model.named_modules(remove_duplicate=False) if is_activation(module)}  # fmt: skip
-    plain = {name: module for name, module in plain.items() if name not in site_names | others.keys()}
-    looked_up = _looked_up_names({uncompiled_name(name): module for name, module in model.named_modules()})
+    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    others = {name: site.module for site in find_sites(model) if (name := uncompiled_name(site.name)) not in site_names}
+    plain = {name: module for name, module in there.items()
+             if is_activation(module) and name not in site_names | others.keys()}  # fmt: skip
+    looked_up = _looked_up_names(there)
     renamed: set[str] = set()
     refusals: list[Exception] = []
     unchanged: dict[str, nn.Module] = {}
@@ -283,13 +283,8 @@ def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
     """Whether a method other than __init__ reads an attribute of this name, which else is a mere description."""
-    held = [
-        value.fget if isinstance(value, property) else value
-        for base in module_class.__mro__
-        if base not in (nn.Module, object)
-        for name, value in vars(base).items()
-        if name != "__init__"
-    ]
+    bases = [vars(base) for base in module_class.__mro__ if base not in (nn.Module, object)]
+    held = [getattr(value, "fget", value) for base in bases for name, value in base.items() if name != "__init__"]
     functions = (inspect.unwrap(value) for value in held if inspect.isfunction(value))
     return any(attribute in _names_in(function.__code__) for function in functions if inspect.isfunction(function))
 
@@ -359,8 +354,3 @@ def activation_strings(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 def gate_names(config: str) -> set[str]:
     """The names of λ-gates that a config's JSON holds as values."""
     return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,8 +2,8 @@
 
 `from_pretrained` builds a model without memory and fills in the tensors of the checkpoint. Every other tensor is
 uninitialized memory, which the model's own `_init_weights` is expected to set. No model's knows λ-gates: s would be
-garbage, mostly a huge negative number, which is a GELU that never learns and never says so. There is no public hook for
-a module, so `_initialize_weights` is extended, and `_adjust_missing_and_unexpected_keys`, which reports what is new.
+garbage, mostly a huge negative number, which is a GELU that never learns. There is no public hook for a module, so
+`_initialize_weights` is extended, and `_adjust_missing_and_unexpected_keys`, which reports what is new.
 
 A config whose record has gates that no key can say (`record.py`) builds the network without them. `__init__` and
 `get_init_context`, inside which `from_pretrained` builds the model, put these gates in.
@@ -46,7 +46,6 @@ from hf_lgelu.models.record import (
     renew_records,
     require_own_record,
     require_whole_config,
-    with_guard,
     without_guard,
 )
 from hf_lgelu.models.sites import lambda_gelu_modules
@@ -165,7 +164,7 @@ def _gates_rebuilt() -> Iterator[None]:
             rebuild_gates(model, record)
         held = {id(part.config): part.config for part in whole.modules() if isinstance(part, PreTrainedModel)}
         for config in held.values():  # some models give their parts copies
-            write_changes(config, with_guard(config))
+            write_changes(config, without_guard(config, back=True))
 
 
 def _initialize_lambda_gelu(

@@ -74,13 +74,11 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
             pass  # then the config remembers the sites themselves
     guards = _guards(model, unguarded, places)
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
-    kept = {".".join(change.path): [change.old, change.new] for change in guards}
-    return [
-        *combined(config, plain, guards),
-        *inner,
-        ConfigChange((RECORD_KEY,), _value(config, (RECORD_KEY,)), record),
-        *([ConfigChange((GUARDS_KEY,), _value(config, (GUARDS_KEY,)), kept)] if kept else []),
-    ]
+    kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
+    remembered = [ConfigChange((key,), _value(config, (key,)), new)
+                  for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))]  # fmt: skip
+    remembered = [change for change in remembered if change.old is not None or change.new is not None]
+    return [*combined(config, plain, guards), *inner, *remembered]
 
 
 def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[ConfigChange]:
@@ -183,25 +181,11 @@ def forget_sites(config: Config) -> list[ConfigChange]:
     ]
 
 
-def without_guard(config: Config) -> list[ConfigChange]:
-    """The config changes that give each guarded key its value without the guard, that of the plain network."""
-    return [
-        ConfigChange(path, guard, plain) for path, plain, guard in _guarded(config) if _value(config, path) == guard
-    ]
-
-
-def with_guard(config: Config) -> list[ConfigChange]:
-    """The reverse of `without_guard`."""
-    return [
-        ConfigChange(path, plain, guard) for path, plain, guard in _guarded(config) if _value(config, path) == plain
-    ]
-
-
-def _guarded(config: Config) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """(path, value without the guard, guard) of every guarded key."""
-    for path, guards in _kept(config, GUARDS_KEY):
-        for key, (plain, guard) in guards.items():
-            yield (*path, *key.split(".")), plain, guard
+def without_guard(config: Config, *, back: bool = False) -> list[ConfigChange]:
+    """The config changes that give each guarded key the plain network's value, or `back` the guard."""
+    kept = [((*path, *key.split(".")), *values[:: 1 if back else -1])
+            for path, guards in _kept(config, GUARDS_KEY) for key, values in guards.items()]  # fmt: skip
+    return [ConfigChange(path, old, new) for path, old, new in kept if _value(config, path) == old]
 
 
 def _value(config: Any, path: tuple[str, ...]) -> Any:
@@ -265,10 +249,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             )
         placed += 1
         if "activation" in entry:
-            plain, slope = entry["activation"], entry.get("negative_slope")
-            if not isinstance(plain, str) or plain not in ACT2FN or not isinstance(slope, int | float | None):
-                raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
-            place(parent, attribute, ACT2FN[plain] if slope is None else nn.LeakyReLU(slope))
+            slope = entry.get("negative_slope")
+            place(parent, attribute, ACT2FN[entry["activation"]] if slope is None else nn.LeakyReLU(slope))
         elif "shared_with" in entry or "forward" in entry:
             raise ValueError(
                 f"the gate at {name} is one that this version of hf_lgelu has no more; load the checkpoint with "

@@ -31,9 +31,8 @@ def substitute_relu(
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. A
-    warning says where it is above what hardening leaves, 0.00213; `export_relu` refuses that. ReLU works in place where
-    what it replaces did. What else the network computes smoothly is seen by `find_smooth_calls`. Under FSDP2 every rank
-    must call it.
+    warning says where it is above what hardening leaves, 0.00213; `export_relu` refuses that. What else the network
+    computes smoothly is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
 
     Args:
         model: any module tree; as for `replace_activations`.

@@ -47,8 +47,8 @@ def replace_activations(
     models that ignore the activation string, or for more than one λ per layer.
 
     Args:
-        model: any module tree. A model wrapped by torch.compile is operated on inside. Give
-            the outermost PreTrainedModel: a part does not know the config that the whole is saved with.
+        model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config
+            that the whole is saved with.
         kinds: rows of `hf_lgelu.models.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
             sigmoid forms) and "silu" by default.
         gate: a row of GATES for all sites. By default each has its own; what no row is at λ = 1, as the sigmoid form
@@ -56,17 +56,15 @@ def replace_activations(
         granularity: "layer" for one λ a site, "channel" for one λ a channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: needed for "channel", which takes its shapes from one forward pass. With them, a model
-            that uses the input of an in-place activation again is refused: no λ-gate works in place, and what comes
-            later would see another value there. Without them that cannot be known.
+        inputs: needed for "channel", which takes its shapes from one forward pass. With them, a model that uses the
+            input of an in-place activation again is refused: no λ-gate works in place.
         channel_axis: the axis of channels in every activation's input. By default it is the last behind a linear
             layer, and 1 behind a convolution or batch norm, as one forward pass shows.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model: by its activation key where that can say one λ
             per layer, else by a record. `from_pretrained` reads both where this package is imported.
         optimizer: one that holds the model's parameters already, changed in place: every new s joins its hardness
-            group, which is made if there is none, and a parameter that is gone leaves it. Without it, make the
-            optimizer after the surgery: one made before would never learn λ.
+            group, and a parameter that is gone leaves it. An optimizer made before that is not given never learns λ.
         hardness_lr_multiplier: c of a hardness group that has to be made.
 
     Raises:
