@@ -145,8 +145,7 @@ def save_checkpoint(
 ) -> tuple[str, ...]:
     """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
 
-    Returns the names of the files copied from `source`. Raises OSError if the disk is full, and ValueError for a file
-    of `source` that is a link out of it.
+    Returns the names of the files copied from `source`. Raises OSError if the disk is full.
     """
     try:
         model.save_pretrained(folder)
@@ -158,11 +157,7 @@ def save_checkpoint(
 
 
 def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:
-    """Raise RuntimeError unless a saved and loaded model has the same tensors and gives the same outputs.
-
-    Tensors bit for bit; outputs up to rounding, since a kernel may sum in another order where memory is aligned
-    otherwise.
-    """
+    """Raise RuntimeError unless a saved and loaded model has the same tensors and, up to rounding, the same outputs."""
     tensors, others = model.state_dict(), loaded.state_dict()
     both = sorted(tensors.keys() & others.keys())
     retyped = [name for name in both if tensors[name].dtype != others[name].dtype]
@@ -189,10 +184,7 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:
-    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names.
-
-    Raises ValueError for a link that leads out of the folder; nothing has been copied then.
-    """
+    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names."""
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))

@@ -249,8 +249,10 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             )
         placed += 1
         if "activation" in entry:
-            slope = entry.get("negative_slope")
-            place(parent, attribute, ACT2FN[entry["activation"]] if slope is None else nn.LeakyReLU(slope))
+            plain, slope = entry["activation"], entry.get("negative_slope")
+            if not isinstance(plain, str) or plain not in ACT2FN or not isinstance(slope, int | float | None):
+                raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
+            place(parent, attribute, ACT2FN[plain] if slope is None else nn.LeakyReLU(slope))
         elif "shared_with" in entry or "forward" in entry:
             raise ValueError(
                 f"the gate at {name} is one that this version of hf_lgelu has no more; load the checkpoint with "
@@ -281,7 +283,8 @@ def renew_records(model: nn.Module) -> None:
     """
     for inner, record in list(recorded_models(model)):
         there = describe_sites(inner, plain=plain_sites(record))
-        if _without_shapes(there) == _without_shapes(record):  # FSDP shows of each s the part of this process
+        # But for the shapes: FSDP shows of each s the part of this process.
+        if [entry | {"raw_shape": None} for entry in there] == [entry | {"raw_shape": None} for entry in record]:
             continue
         if plain_sites(record) or not there:
             raise RuntimeError(
@@ -290,10 +293,6 @@ def renew_records(model: nn.Module) -> None:
                 "Change layers before surgery or conversion; substitute_relu exchanges gates and what is remembered"
             )
         _replace_record(inner, record, there)
-
-
-def _without_shapes(record: SiteRecord) -> SiteRecord:
-    return [{key: value for key, value in entry.items() if key != "raw_shape"} for entry in record]
 
 
 def require_own_record(model: PreTrainedModel) -> None:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.batches import Batch
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import GateUnit
@@ -106,7 +105,7 @@ def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moment
     gated = block.unit.other is not None
     factor = placement.constant if gated else placement.line
     down = oriented(model, block.down.operation)[:, :width].double()
-    matrix = (down * factor[:width].to(down.device)) @ oriented(model, _carrier(block))[:width].double()
+    matrix = (down * factor[:width].to(down.device)) @ oriented(model, block.carrier)[:width].double()
     mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
     return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
 
@@ -121,7 +120,7 @@ def write_always_on(
     `size` is the root mean square of the varying part of such a unit. It does not change the block's function. A size
     near that of the other units keeps the range small that int8 spreads over all units.
     """
-    unit, down, carrier = block.unit, block.down.operation, _carrier(block)
+    unit, down, carrier = block.unit, block.down.operation, block.carrier
     linear = linear_part(converted, block, placement, inputs, width)
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
@@ -136,11 +135,6 @@ def write_always_on(
     bias[new] = offsets.to(bias.dtype)
     if down.bias is not None:
         converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
-
-
-def _carrier(block: Block) -> AffineOperation:
-    """The map that computes the linear function of a unit that is always on."""
-    return block.unit.before if block.unit.other is None else block.unit.other
 
 
 @torch.no_grad()

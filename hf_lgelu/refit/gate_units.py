@@ -58,8 +58,12 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
     while users(node) == [user]:
         operation = read_affine(node, program.flow) or _read_norm(program, node)
         if operation is not None:
-            moved = is_reshaped and operation.channel_axis not in (-1, None)
-            return None if moved or not _is_per_channel(program, operation) else operation
+            if operation.channel_axis is not None:
+                return None if is_reshaped and operation.channel_axis != -1 else operation
+            # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
+            weights = [each for each in operation.node.all_input_nodes
+                       if program.flow.parameter(each) == operation.weight]  # fmt: skip
+            return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
             is_reshaped = True
@@ -67,15 +71,6 @@ def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation 
             return None
         node, user = node.args[0], node
     return None
-
-
-def _is_per_channel(program: Program, operation: AffineOperation) -> bool:
-    """Whether the weight has a number or a row for each channel, unlike a LayerNorm over several axes."""
-    if operation.channel_axis is not None:
-        return True
-    node = operation.node
-    weights = (each for each in node.all_input_nodes if program.flow.parameter(each) == operation.weight)
-    return all(shape_of(weight) == shape_of(node)[-1:] for weight in weights)
 
 
 def _read_norm(program: Program, node: Node) -> AffineOperation | None:

@@ -42,9 +42,9 @@ class Block:
         return (*self.unit.maps, self.down.operation)
 
     @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of all weights and biases."""
-        return tuple(dict.fromkeys((*self.unit.parameters, *self.down.parameters)))
+    def carrier(self) -> AffineOperation:
+        """The map that computes the linear function of a unit that is always on."""
+        return self.unit.other or self.unit.before
 
     @property
     def width(self) -> int:
@@ -68,9 +68,7 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
         # A view may move other units to the last axis; the other half may have another input.
         whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
         whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(unit.before.data)][-1]
-        linear = all(
-            operation.mixes and operation.channel_axis == -1 for operation in (unit.before, layer.maps[0].operation)
-        )
+        linear = all(each.mixes and each.channel_axis == -1 for each in (unit.before, layer.maps[0].operation))
         own = unit.other is None or unit.owns_other
         own &= program.flow.are_used_once(*layer.maps[0].operation.parameters)
         if whole and alone and linear and own and (unit.other is not None or product_behind(call) is None):
@@ -120,9 +118,7 @@ def padded(
 ) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
     """A copy with `extra` more units of zero weights in each block, by site, and the changes of its config.
 
-    With `biases` the copy also has a zero bias before each gate. `model` is not changed.
-
-    Raises UnsupportedConfigError where no key of the config gives the new shape.
+    With `biases` also a zero bias before each gate. Raises UnsupportedConfigError where no key gives the new shape.
     """
     wide = independent_copy(model)
     for block in blocks:
