@@ -83,23 +83,22 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
         grid_place = torch.arange(rows * size, device="cpu") * len(_GRID) // (rows * size)
         x = _GRID[grid_place].view(rows, columns, *inner)
         order = torch.randperm(x.numel(), generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        alike = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
         with _alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:  # copies: what works in place would change them
                 whole = function(x.clone())
                 mixed = function(x.flatten()[order].view_as(x))
                 part = function(x[: rows // 2].clone())
+                is_elementwise = (
+                    whole.is_floating_point()
+                    and (whole.shape, part.shape) == (x.shape, x[: rows // 2].shape)
+                    and alike(mixed.flatten(), whole.flatten()[order])
+                    and alike(part, whole[: rows // 2])
+                )
             except Exception:  # noqa: BLE001 anybody's code, given what it may not take
                 continue
-        if not all(isinstance(given, Tensor) and given.is_floating_point() for given in (whole, mixed, part)):
-            continue
-        alike = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
-        if (
-            whole.shape == x.shape
-            and alike(mixed.flatten(), whole.flatten()[order])
-            and part.shape == x[: rows // 2].shape
-            and alike(part, whole[: rows // 2])
-        ):
+        if is_elementwise:
             return whole.flatten()[torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))].double()
     return None
 
@@ -139,12 +138,6 @@ def form_of(values: Tensor | None) -> Form | None:
     if not (is_linear_far_out and -0.01 * slope < below[0] < 0.99 * slope):
         return None
     return None if abs(below[0]) < 1e-4 and is_piecewise_linear(values) else _OTHER
-
-
-def is_smooth(module: nn.Module) -> bool:
-    """Whether a module computes an elementwise function that is not piecewise linear."""
-    values = module_values(module)
-    return values is not None and not is_piecewise_linear(values)
 
 
 def is_linear(values: Tensor) -> bool:

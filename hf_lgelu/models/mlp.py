@@ -71,18 +71,12 @@ class MLPLayer(GradientCheckpointingLayer):
     def __init__(self, in_features: int, out_features: int, hidden_act: str) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
-        self.activation = _new_activation(hidden_act)
+        if hidden_act not in ACT2FN:
+            raise ValueError(f"unknown activation hidden_act={hidden_act!r}; accepted: {', '.join(sorted(ACT2FN))}")
+        self.activation = ACT2FN[hidden_act]  # every lookup builds one, so each layer learns a hardness of its own
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.activation(self.linear(hidden_states))
-
-
-def _new_activation(name: str) -> nn.Module:
-    if name not in ACT2FN:
-        hint = " ('lambda_gelu' is added by `import hf_lgelu`)" if name == "lambda_gelu" else ""
-        raise ValueError(f"unknown activation hidden_act={name!r}{hint}; accepted: {', '.join(sorted(ACT2FN))}")
-    # Every lookup builds an instance, so each layer learns a hardness of its own.
-    return ACT2FN[name]
 
 
 class MLPForClassification(PreTrainedModel):

@@ -291,12 +291,9 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """`lambda_gelu_modules`, or a ValueError where the model has none."""
     modules = lambda_gelu_modules(model)
     if not modules:
-        others = sorted({site.kind for site in find_sites(model)})
         raise ValueError(
-            f"{type(model).__name__} has no λ-GELU activation"
-            + (f" (smooth gates it has: {', '.join(others)})" if others else "")
-            + f", nor another λ-gate. Set the activation key of its config to {', '.join(map(repr, GATES))} (the key "
-            "differs by family: hidden_act, activation_function, ...; many configs ignore a wrong key silently) or "
-            "call hf_lgelu.replace_activations(model)"
+            f"{type(model).__name__} has no λ-GELU activation, nor another λ-gate; it has {sites_in_words(model)}. "
+            f"Call hf_lgelu.replace_activations(model), or set the activation key of its config to one of "
+            f"{', '.join(GATES)} (hidden_act, activation_function, ...: many configs ignore a wrong key silently)"
         )
     return modules

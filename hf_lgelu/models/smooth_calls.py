@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.called import Called, ids_of, line_of, running
-from hf_lgelu.models.elementwise import is_smooth, module_values
+from hf_lgelu.models.elementwise import is_piecewise_linear, module_values
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.sites import SMOOTH_KINDS, is_activation, kind_of
@@ -89,9 +89,11 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     watch, own = _Watch(model), get_ident()
 
     def note_formula(module: nn.Module, args: Any) -> None:
-        is_gate = id(vars(module)) in watch.registered and not isinstance(module, LambdaGate)
-        if get_ident() == own and is_gate and is_smooth(module):  # the hook is of the whole process
-            watch.note(module, _OWN_FORMULA)
+        # The hook is of the whole process.
+        if get_ident() == own and id(vars(module)) in watch.registered and not isinstance(module, LambdaGate):
+            values = module_values(module)
+            if values is not None and not is_piecewise_linear(values):
+                watch.note(module, _OWN_FORMULA)
 
     handle = nn.modules.module.register_module_forward_pre_hook(note_formula)
     try:

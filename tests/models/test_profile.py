@@ -139,5 +139,5 @@ def test_a_site_that_the_inputs_never_reach_is_named():
 
 @pytest.mark.parametrize("function", [hardness_profile, initialize_hardness])
 def test_a_model_without_hardness_is_refused(function):
-    with pytest.raises(ValueError, match="smooth gates it has: gelu, silu"):
+    with pytest.raises(ValueError, match="it has GELU × 1, SiLU × 1"):
         function(nn.Sequential(nn.GELU(), nn.SiLU()))
