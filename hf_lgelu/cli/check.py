@@ -120,7 +120,7 @@ def _linearity(examined: Examined) -> Iterator[str]:
         yield from _shortened([f"- {call}" for call in calls])
         others = sum(call.role not in ("gate", "call") for call in calls)
         if others and examined.sites:
-            yield f"Of these {others} would stay smooth: neither modules nor calls of a kind that is exchanged."
+            yield f"Of these {others} would stay smooth: no gate of a kind that is exchanged runs there."
     else:
         yield "Yes, its gates are: no smooth activation was seen on the path of these inputs."
     yield (
@@ -221,7 +221,7 @@ def _dearest(examined: Examined) -> Iterator[str]:
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
     ranked = f"on at most {SAMPLES_TO_RANK} inputs: {three}"
     way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
-    yield f"Dearest when swapped alone, {ranked}.{way}"
+    yield f"Swapped alone, these gates cost most, {ranked}.{way}"
 
 
 def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
@@ -269,8 +269,8 @@ def _notes(examined: Examined) -> Iterator[str]:
         )
     if examined.sites and given.model.main_input_name == "input_ids":
         yield (
-            "- In int8 (quantize_onnx), have padded rows among the inputs: what masks padding stays in float, and only "
-            "such rows show what int8 changes there."
+            "- Before int8 (quantize_onnx), give inputs with padded rows too: only such rows show what int8 changes at "
+            "masked positions."
         )
 
 

@@ -35,7 +35,7 @@ _OWN_FORMULA = "a formula of its own"
 
 _ROLES = {
     "gate": "activation module",
-    "activation": "activation module that surgery leaves alone",
+    "activation": "activation module of a kind that stays",
     "function": "called as a function",
     "call": "called as a function, and a gate runs in its place",
 }
@@ -82,7 +82,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     >>> for call in find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
     ...     print(call)
     0 (GELU): gelu × 1, activation module
-    2 (Tanh): tanh × 1, activation module that surgery leaves alone
+    2 (Tanh): tanh × 1, activation module of a kind that stays
     """
     model = uncompiled(model)  # it would run eagerly here all the same
     names = {id(module): name for name, module in model.named_modules()}

@@ -256,7 +256,7 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
     if chosen and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
         yield (
             f"the network of {chosen[-1]!r} was chosen and judged on {report.held_out.samples} inputs held out: the "
-            "mean over so few can fall where other inputs are further off for it; give more (an eighth is held out), "
+            "mean over so few can improve while other inputs become worse; give more (an eighth is held out), "
             "or a second set (evaluation_data, --evaluation)"
         )
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     assert "bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
     assert "- With ReLU in its config: llama.cpp ignores the activation that the config of a bert names" in said
     assert "1 of 1 gates can be" in said
-    assert "In int8 (quantize_onnx), have padded rows" in said
+    assert "Before int8 (quantize_onnx), give inputs with padded rows" in said
     twice = {**SIZES, "num_hidden_layers": 2}  # one layer
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=20, embedding_size=8, **twice))
     albert.save_pretrained(tmp_path / "albert")
@@ -94,7 +94,7 @@ def test_what_the_output_never_uses_is_not_counted(sentence_folder, call):
     assert "Not counted, because no output that counts depends on it: encoder.pooler.activation." in said
     assert "Tanh" not in said
     assert "would stay smooth" not in said
-    assert "Dearest when swapped alone" in said
+    assert "Swapped alone, these gates cost most" in said
     assert "--keep" not in said  # which sentence-transformers could not load
     assert "intermediate_act_fn (GELUActivation): gelu" in said
 
@@ -206,7 +206,7 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     rows = place / "rows.csv"
     status, said, _ = call("check", place / "gelu", "--evaluation", rows, "--disable_tqdm")
     assert status == 0
-    (line,) = [line for line in said.splitlines() if "Dearest when swapped alone" in line]
+    (line,) = [line for line in said.splitlines() if "Swapped alone, these gates cost most" in line]
     assert line.endswith("--keep 1 leaves 1 smooth.")  # of two gates; the third of --keep 3 is not there
     assert "layers.0.activation" in line
     assert "layers.1.activation" in line
