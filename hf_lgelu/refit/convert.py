@@ -1,10 +1,7 @@
 """A trained smooth network as a ReLU network, in seconds and without training.
 
-Every smooth gate becomes ReLU, and the linear maps behind the gates are refitted, layer by layer, by ridge regression
-towards their own weights on a few thousand unlabelled samples: features of the network under way, aims of the original.
-
-The road: `convert_to_relu` reads samples, deals folds, plans the exchange, and climbs the rungs of `ladder.py`; the
-loop over the layers is `Refit.make` in `layerwise.py`.
+Every smooth gate becomes ReLU. The linear maps behind the gates are refitted, layer by layer (`Refit.make` in
+`layerwise.py`), by ridge regression on unlabelled samples: features of the network under way, aims of the original.
 """
 
 import sys
@@ -74,10 +71,10 @@ def convert_to_relu(
     """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
     From 64 distinct rows (16 images or graphs) on, a part is held out, and the refit must be nearer to the original
-    there than the direct swap. That can still be far: the report says first how far, in the network's own measure where
-    there are labels, and warns beyond `max_kl`. Samples must come from where the model will be used: that they do
-    cannot be seen from the samples themselves, so give a second set as `evaluation_data`. In a process group
-    (`accelerate launch`) the work is shared, every process must call, and each gets the same model.
+    there than the direct swap. That can still be far: the report says how far, in the network's own measure where there
+    are labels, and warns beyond `max_kl`. Whether samples come from where the model will be used cannot be seen from
+    them: give a second set as `evaluation_data`. In a process group (`accelerate launch`) every process must call, the
+    work is shared, and each gets the same model.
 
     Args:
         model: trained, any module: families of transformers, timm, your own, a SentenceTransformer (compared on its
@@ -86,10 +83,9 @@ def convert_to_relu(
             maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a
             downsampling block, the second half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
-            `hf_lgelu.models.batches.read_batches`). Labels, where there are some, only go into the metrics of the
-            report. Of several processes each may have all of it, or a share. Sequences of different lengths need an
-            attention mask; they are padded as the config says, where the model's outputs bear it, and no further
-            than the others of their batch, where its outputs bear that.
+            `hf_lgelu.models.batches.read_batches`). Labels only go into the metrics of the report. Of several processes
+            each may have all of it, or a share. Sequences of different lengths need an attention mask; they are padded
+            as the config says, where the model's outputs bear it, else no further than the others of their batch.
         effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
         width: so many times the hidden units in every block; the larger, the nearer. 1 by default.
         target: what the gates become, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
