@@ -473,10 +473,7 @@ def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iter
 
 
 def _for_decoder(model: nn.Module, batch: Batch) -> Batch:
-    """The batch with the decoder's inputs that an encoder-decoder makes of labels, where it has none.
-
-    The decoder's mask comes with them: labels have different lengths, and nothing predicts their padding.
-    """
+    """The batch with the decoder's inputs and their mask that an encoder-decoder makes of labels, where it has none."""
     make, labels = getattr(model, "prepare_decoder_input_ids_from_labels", None), batch.labels
     if make is None or labels is None or labels.ndim != 2:
         return batch
@@ -497,12 +494,8 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channe
     Where the decoder has inputs of its own, the encoder's mask says nothing about the decoder's values, even if both
     sequences are equally long.
 
-    Args:
-        inputs: of the model, by name, with its masks.
-        values: an output, or the values somewhere inside the network.
-        part: the name of the output, or of the module or weight there.
-        channels_last: whether the last axis is known to hold channels. Only then can the positions of (B, T, C) be the
-            frames of a sound: a convolution has (B, C, T).
+    `part` names the output, or the module or weight, that gives `values`. With `channels_last` their last axis is known
+    to hold channels. Only then can the positions of (B, T, C) be the frames of a sound: a convolution has (B, C, T).
     """
     masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
     if any(step.startswith("encoder") for step in part.split(".")):
@@ -533,8 +526,7 @@ def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
 def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
     """The mask (B, frames) made of the mask (B, T) of steps: a frame counts if the last of its steps counts.
 
-    Frames are taken to share the steps evenly. Convolutions without padding make a few frames less, so that the last
-    frame of a sound may be missed.
+    Frames are taken to share the steps evenly; convolutions without padding may miss the last frame.
     """
     steps = mask.shape[1]
     last = (torch.arange(1, frames + 1, device=mask.device) * steps - 1) // frames

@@ -86,24 +86,18 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
 
 
 def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """The output of `model` for keyword arguments, or for the mapping as the one argument that it needs.
-
-    A SentenceTransformer needs one argument, `input`.
-    """
+    """The output of `model` for keyword arguments, or for the mapping as the one argument that it needs."""
     needed = [
         parameter.name
         for parameter in inspect.signature(model.forward).parameters.values()
         if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
-    whole = len(needed) == 1 and needed[0] not in inputs
+    whole = len(needed) == 1 and needed[0] not in inputs  # as a SentenceTransformer's `input`
     return model(inputs) if whole else model(**(outputs_by_name(model) | inputs))
 
 
 def outputs_by_name(model: nn.Module) -> dict[str, Any]:
-    """The argument that makes a network of transformers name its outputs though its config wants a tuple.
-
-    The names tell which outputs are class scores.
-    """
+    """The argument that makes a network of transformers name its outputs though its config wants a tuple."""
     if not isinstance(model, PreTrainedModel) or getattr(model.config, "return_dict", True):
         return {}
     taken = inspect.signature(model.forward).parameters.values()
@@ -131,10 +125,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Every buffer as before, after the block, whatever the forwards inside wrote into it (a count of calls, a mean).
-
-    A `model` that is no module is left alone.
-    """
+    """Every buffer as before, after the block, whatever the forwards inside wrote into it, such as a count of calls."""
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
         for module in (model.modules() if isinstance(model, nn.Module) else ())
@@ -235,10 +226,7 @@ keeping_buffers = _inside(buffers_kept)
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """torch's generators as after `torch.manual_seed(0)` inside the block, and as before after it.
-
-    For models that draw random numbers in eval mode too (the mask of ViTMAE) and whose runs are compared.
-    """
+    """torch's generators as after `torch.manual_seed(0)` inside the block, and as before it behind: ViTMAE draws."""
     kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
         kept = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None

@@ -48,11 +48,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 
     Of an output with names, those that a task reads; where there is none of these, all but hidden states, attentions,
     caches and losses. Of a tensor that tensor, named ""; of a tuple or list all, named "0", "1" and so on. A tensor
-    deeper inside is "name.0".
-
-    Args:
-        output: what a model gave.
-        names: of the outputs that count instead, with all that is inside them.
+    deeper inside is "name.0". `names` are outputs that count instead, with all that is inside them.
 
     Raises ValueError where the output has not all of `names`, or `names` is empty.
     """
@@ -75,10 +71,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 
 
 def uncounted_outputs(output: Any) -> dict[str, Tensor]:
-    """The outputs that `task_outputs` leaves out although a task may read them.
-
-    None of them is a hidden state, attention, cache or loss. Outputs of transformers' own classes have no such outputs.
-    """
+    """The outputs that `task_outputs` leaves out although a task may read them; none of transformers' own classes."""
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
     counted = task_outputs(output)
@@ -162,10 +155,7 @@ def compared_outputs(
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
-    """Whether the columns of an output are scores of classes of which one is right, read by a softmax.
-
-    A KL does not see a number that is added to all columns, which would move a sigmoid of each.
-    """
+    """Whether the columns of an output are scores that a softmax reads: a sigmoid of each sees more than a KL does."""
     if not are_class_scores(name) or config is None or name != "logits":
         return are_class_scores(name)
     labels = getattr(config, "num_labels", None)
@@ -332,9 +322,7 @@ class OutputComparison:
     A prediction is a row of numbers along the last axis (`classes_last`). Numbers are compared in float64, of large
     outputs a few rows at a time. An infinity that both networks give at one place is no change.
 
-    What fits is measured of each kind of output: of class scores (`are_scores`) the `kl`, of embeddings
-    (`are_embeddings`) the cosines and neighbours in `embedding`, of both and of all other values the `relative_error`.
-    `change` has them all.
+    Of class scores there is a `kl`, of embeddings the `embedding`, and of all values the `relative_error`.
     """
 
     def __init__(self) -> None:
@@ -358,8 +346,7 @@ class OutputComparison:
         """This comparison, with a batch of outputs added.
 
         Args:
-            original: (samples, ..., columns), of the network that counts as right.
-            changed: the same of the other network.
+            original, changed: (samples, ..., columns), of the network that counts as right and of the other.
             counted: (samples, ...), which predictions count; None for all.
             are_scores: whether the columns are scores of classes of which one is right: then there is a KL.
             are_embeddings: whether the columns are an embedding; of several positions a sample's is the mean of those

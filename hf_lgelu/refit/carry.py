@@ -96,10 +96,7 @@ class Carrier:
 
     @torch.no_grad()
     def moments(self, index: int) -> list[Moments]:
-        """The sums over the rows of a layer, one for each fold. Carries every batch on to the layer.
-
-        Folds that the ridge does not hold out in turn are added up: for a wide map, each fold is a large matrix.
-        """
+        """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on."""
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups

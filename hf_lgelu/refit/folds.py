@@ -200,10 +200,9 @@ class FoldBatch:
 
 @dataclass(frozen=True)
 class Folds:
-    """The samples of a conversion: folds for the fit, and a part that is held out.
+    """The samples of all processes: folds for the fit, and a part that is held out.
 
     Args:
-        samples: of all processes.
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
         held_out: the batches held out that this process runs; () under 64 rows.
         held_out_samples: how many samples all processes hold out.
@@ -275,10 +274,14 @@ class SecondSet:
         processes = known_processes()
         self._batches = itertools.islice(every, processes.process_index, None, processes.num_processes)
         self._known, self._repeated = frozenset(folds.samples.keys), 0
+        self._are_batches = folds.samples.are_batches
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
-            self._repeated += sum(key in self._known for key in sample_keys(batch))
+            # Samples of several shapes are known as batches of their own.
+            pieces = cut_batches([batch], 1) if self._are_batches else [batch]
+            known = (replace(piece, is_sample=piece.is_sample or self._are_batches) for piece in pieces)
+            self._repeated += sum(key in self._known for piece in known for key in sample_keys(piece))
             yield batch
 
     def repeated(self) -> int:

@@ -301,15 +301,14 @@ def uncounted_warnings(
 ) -> Iterator[str]:
     """Maps behind gates that count, on the way to outputs that do not count: these maps were not refitted.
 
-    `layers` says what was refitted. Gates that no counted output depends on are left out: `conversion_warnings` names
-    them. A second trace, to all outputs, finds the maps.
+    Gates that no counted output depends on are left out: `conversion_warnings` names them.
     """
     output = run_example(model, batch.inputs)
     counted, others = list(task_outputs(output)), list(uncounted_outputs(output))
     if not others:
         return
-    of_all = lambda output: list((task_outputs(output) | uncounted_outputs(output)).values())  # noqa: E731
-    program = Program(model, sites, batch.inputs, of_all)
+    every = [*counted, *others]
+    program = Program(model, sites, batch.inputs, lambda output: list(task_outputs(output, every).values()))
     uncounted = {name for layer in layers if layer.is_uncounted for name in layer.sites}
     known = {name for layer in layers for name in layer.layers}
     kept = [
@@ -338,10 +337,9 @@ def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bo
                 f"the saved folder by hf_lgelu.from_pretrained({type(root).__name__}, folder). Where hf_lgelu is not "
                 "imported, the folder loads without an error, but with the old gates: it computes another network"
             )
-        if rewrite_config:
-            continue
-        yield (
-            f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and loaded "
-            "by it, these stand before the refitted weights, another network, without an error; load the weights into "
-            "a model that has been given the gates of this one"
-        )
+        if not rewrite_config:
+            yield (
+                f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and "
+                "loaded by it, these stand before the refitted weights, another network, without an error; load the "
+                "weights into a model that has been given the gates of this one"
+            )

@@ -4,9 +4,10 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.folds import FoldBatch, deal_folds
+from hf_lgelu.refit.folds import FoldBatch, SecondSet, deal_folds
 
 
 def features(count, width=3, seed=0):
@@ -182,3 +183,13 @@ def test_sequences_whose_parts_are_long_in_turn_all_fit():
         given.append(Batch({name: value[:, : lengths[name]] for name, value in inputs.items()}))
     plan = deal_folds(given)
     assert sum(len(batch.load()) for part in (*plan.folds, plan.held_out) for batch in part) == 64
+
+
+def test_what_is_given_twice_is_counted_among_pictures_of_several_sizes():
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    small, large = torch.randn(12, 3, 6, 6), torch.randn(12, 3, 8, 8)
+    second = SecondSet(
+        model, [torch.cat([small[:5], torch.randn(4, 3, 6, 6)])], deal_folds(read_batches([small, large]))
+    )
+    assert sum(map(len, second)) == 9
+    assert second.repeated() == 5
