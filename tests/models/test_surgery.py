@@ -438,7 +438,7 @@ def test_channels_along_a_length_that_cannot_be_told_have_to_be_given():
             return self.act(self.conv(x).reshape(len(x), 3, -1))
 
     inputs = torch.randn(2, 3, 5)
-    with pytest.raises(ValueError, match=r"act: no axis of its input, of shape \(2, 3, 10\), .* Give channel_axis"):
+    with pytest.raises(ValueError, match=r"act: which axis of its input, of shape \(2, 3, 10\), .* Give channel_axis"):
         replace_activations(Mixed(), granularity="channel", inputs=inputs)
     model = Mixed()
     replace_activations(model, granularity="channel", inputs=inputs, channel_axis=1)
