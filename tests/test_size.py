@@ -19,23 +19,23 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (22_390, 18_500),
-    "package: modules": (118, 110),
+    "package: lines": (22_750, 18_500),
+    "package: modules": (120, 110),
     "refit: lines": (6_140, 5_600),
     "refit: modules": (29, 28),
-    "package: raise statements": (352, 330),
+    "package: raise statements": (357, 330),
     "package: public names": (33, 32),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (11_590, 10_500),
-    "tests: lines": (33_720, 30_000),
-    "pages without api and changelog: words": (13_770, 12_000),
+    "scripts: lines": (11_090, 10_500),
+    "tests: lines": (33_640, 30_000),
+    "pages without api and changelog: words": (11_970, 12_000),
     "README: words": (1_200, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
     "convert_to_relu": (42, 32),
-    "hf-lgelu convert": (52, 48),
-    "a training of four hardened epochs": (29, 24),
-    "export_relu": (30, 18),
+    "hf-lgelu convert": (55, 48),
+    "a training of four hardened epochs": (30, 24),
+    "export_relu": (32, 18),
     "from_pretrained": (11, 12),
 }
 
