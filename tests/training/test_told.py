@@ -76,11 +76,11 @@ def test_a_config_of_surgery_builds_no_other_network():
     model = mixed()
     twin = MLPForClassification(model.config).eval()
     twin.load_state_dict(model.state_dict())  # every key matches
-    with pytest.raises(RuntimeError, match="Load a checkpoint of it with from_pretrained"):
+    with pytest.raises(RuntimeError, match="Load a checkpoint with from_pretrained"):
         twin(X)
     anneal_hardness(twin, 1.0)
     for swap in (substitute_relu, replace_activations):
-        with pytest.raises(RuntimeError, match="it would be another network of the same weights"):
+        with pytest.raises(RuntimeError, match="it would be another network"):
             swap(twin)
     assert MLPForClassification(mlp().config).eval()(X).logits.isfinite().all()  # a string says these
 
