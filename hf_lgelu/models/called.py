@@ -248,12 +248,13 @@ class _Route(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(call.function is func for call in self.gates.calls.values()):
+            x = args[0] if args else kwargs["input"]
             if torch.compiler.is_dynamo_compiling() and self.gates.are_alone:
-                return self.gates.at(func, None)(args[0] if args else kwargs["input"])
+                return self.gates.at(func, None)(x)
             found = running(ids_of(self.owner.modules()))
             if found is not None and vars(found[0]) is vars(self.owner):
                 inner = found[1][0]
-                return self.gates.at(func, _place(inner.f_code, inner.f_lasti))(args[0] if args else kwargs["input"])
+                return self.gates.at(func, _place(inner.f_code, inner.f_lasti))(x)
         return func(*args, **kwargs)
 
 

@@ -207,8 +207,7 @@ def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
             del _known[next(iter(_known))]
         channels = max((held.numel() for held in tensors), default=1)
         values = elementwise_values(_copied_forward(module), channels)
-        with _alone():
-            form = form_of(values)
+        form = form_of(values)
         if form is not None and form.kind == "leaky_relu" and any(True for _ in module.parameters()):
             form = replace(form, kind="prelu", name="prelu")
         _known[key] = values, form

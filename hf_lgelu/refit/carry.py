@@ -195,16 +195,14 @@ class Carrier:
             model, sites = self._programs.model, self._programs.sites
             found = find_layers(program, model, sites)
             # A gated unit is placed behind the later of its two maps, and both are run again.
-            halves = {
-                later: earlier
-                for unit in find_gate_units(program)
-                if unit.other is not None
-                for earlier, later in [sorted((unit.before.node, unit.other.node), key=program.operations.index)]
-            }
+            halves = {}
+            for unit in find_gate_units(program):
+                if unit.other is not None:
+                    earlier, later = sorted((unit.before.node, unit.other.node), key=program.operations.index)
+                    halves[later] = [earlier]
             stops = [
-                ([*nodes, *(halves[node] for node in nodes if node in halves)], layer.aim)
+                ([node for each in layer.maps for node in (each.node, *halves.get(each.node, ()))], layer.aim)
                 for layer in found.layers
-                for nodes in [[each.node for each in layer.maps]]
             ]
             stages = plan_stages(program, stops)
             new_gates = [self._converted.get_submodule(site.name) for site in sites]

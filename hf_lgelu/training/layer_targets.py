@@ -88,11 +88,10 @@ def layer_targets(
     names: dict[LambdaGate, str] = {module: name for name, module in require_lambda_gelu(model)}
     seen = {module: _Seen(module) for module in names}
 
-    batch: Batch | None = None
+    batch: Batch
 
     def note(module: Any, args: tuple[Any, ...], output: Any) -> None:
-        if batch is not None:  # the reader tries the model on the first batch
-            seen[module].add(args[0], batch.counted(args[0], names[module]))
+        seen[module].add(args[0], batch.counted(args[0], names[module]))
 
     for batch in read_batches(data, model=model):
         with forward_hooks(seen, note):  # not while the reader tries what the model takes

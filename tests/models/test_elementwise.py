@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from networks import MemorySwish
 from torch import nn
 from torch.nn import functional as F
 
@@ -23,17 +24,6 @@ class OwnSwish(nn.Module):
         self.seen.append(x.shape)
         self.last = x * torch.sigmoid(x)
         return self.last
-
-
-class _Memory(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, delta):
-        raise NotImplementedError
 
 
 class Scaled(nn.Module):
@@ -97,7 +87,7 @@ FUNCTIONS = {
         lambda x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))),
         lambda x: x * torch.sigmoid(1.702 * x),
     ),
-    "silu": (F.silu, _Memory.apply, lambda x: x / (1 + torch.exp(-x)), lambda x: x.mul_(x.sigmoid())),
+    "silu": (F.silu, MemorySwish(), lambda x: x / (1 + torch.exp(-x)), lambda x: x.mul_(x.sigmoid())),
     "mish": (lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),),
     "hardswish": (lambda x: x * F.relu6(x + 3) / 6,),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)),),  # overflows far out

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from networks import MemorySwish
 from torch import nn
 from torch.nn import functional as F
 
@@ -9,17 +10,6 @@ from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import KINDS, find_sites
 from hf_lgelu.models.substitution import TemporaryRelu
 from hf_lgelu.refit.config import ConversionConfig
-
-
-class _Swish(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, delta):
-        raise NotImplementedError
 
 
 class OwnSwish(nn.Module):
@@ -31,11 +21,6 @@ class OwnSwish(nn.Module):
 
     def forward(self, x):
         return x * torch.sigmoid(self.beta * x)
-
-
-class MemorySwish(nn.Module):
-    def forward(self, x):
-        return _Swish.apply(x)
 
 
 class Block(nn.Module):
