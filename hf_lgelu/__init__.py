@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from hf_lgelu.models.mlp import MLPConfig as MLPConfig
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.optimizer_groups import hardness_parameter_groups as hardness_parameter_groups
+    from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
     from hf_lgelu.models.substitution import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import replace_activations as replace_activations
     from hf_lgelu.refit.config import ConversionConfig as ConversionConfig
@@ -71,6 +72,7 @@ _HOME = {
     "export_gelu": "export.plain",
     "export_onnx": "export.onnx.onnx_export",
     "export_relu": "export.plain",
+    "find_smooth_calls": "models.smooth_calls",
     "freeze_hardness": "models.hardening",
     "from_pretrained": "models.loading",
     "hardness_for_tolerance": "activation.hardness",
@@ -107,6 +109,7 @@ __all__ = [
     "export_gelu",
     "export_onnx",
     "export_relu",
+    "find_smooth_calls",
     "freeze_hardness",
     "from_pretrained",
     "hardness_for_tolerance",

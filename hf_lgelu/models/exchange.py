@@ -77,7 +77,7 @@ def found_sites(
             f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
             + (" that `include` accepts" if include else "")
             + f"; it has {_what_there_is(model, kinds, swap)}. Calls of functions (F.gelu in a forward) are exchanged "
-            "by convert_to_relu alone; find_smooth_calls(model, inputs) names the lines, to write modules there instead"
+            "by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines; write modules there"
         )
     return sites
 

@@ -77,9 +77,8 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     Raises TypeError for example inputs of another kind than `Inputs`.
 
     >>> import torch, hf_lgelu
-    >>> from hf_lgelu.models.smooth_calls import find_smooth_calls
     >>> from torch import nn
-    >>> for call in find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
+    >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
     ...     print(call)
     0 (GELU): gelu × 1, activation module
     2 (Tanh): tanh × 1, activation module of a kind that stays
