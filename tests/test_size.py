@@ -24,7 +24,7 @@ LIMITS = {  # limit, goal
     "refit: lines": (6_140, 5_600),
     "refit: modules": (29, 28),
     "package: raise statements": (357, 330),
-    "package: public names": (34, 32),
+    "package: public names": (33, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_090, 10_500),
     "tests: lines": (33_640, 30_000),
