@@ -1,4 +1,4 @@
-"""The original, its direct swap and the converted network beside each other, on inputs that nothing was fitted on."""
+"""The original, its plain swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ def evaluate_conversion(
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
     """The evaluation of the three networks, and the distance of the converted one from the original on each sample.
 
-    They are None and () if no process has a prediction that is no padding. `substitution` makes the direct swap of the
+    They are None and () if no process has a prediction that is no padding. `substitution` makes the plain swap of the
     original. Every process must call, with batches of its own.
     """
 

@@ -71,7 +71,7 @@ def convert_to_relu(
     """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
     From 64 distinct rows (16 images or graphs) on, a part is held out, and the refit must be nearer to the original
-    there than the direct swap. That can still be far: the report says how far, in the network's own measure where there
+    there than the plain swap. That can still be far: the report says how far, in the network's own measure where there
     are labels, and warns beyond `max_kl`. Whether samples come from where the model will be used cannot be seen from
     them: give a second set as `evaluation_data`. In a process group (`accelerate launch`) every process must call, the
     work is shared, and each gets the same model.
@@ -102,7 +102,7 @@ def convert_to_relu(
             `outputs`, or a model that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: weights are quantized, numbers are not finite, a gate works in place on what is used
-            again, the refit is no nearer to the original than the direct swap, with `strict` further than `max_kl`, or
+            again, the refit is no nearer to the original than the plain swap, with `strict` further than `max_kl`, or
             `tolerance` is not reached; `report` then says what was tried, and `model` is the best that was reached.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
@@ -146,7 +146,7 @@ def convert_to_relu(
             warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
         evaluation = None
         if second is not None:
-            evaluation, _ = evaluate_conversion(model, best.model, plan.direct_swap(model), second, config.outputs)
+            evaluation, _ = evaluate_conversion(model, best.model, plan.plain_swap(model), second, config.outputs)
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: site.module._get_name() for site in plan.sites(model)},

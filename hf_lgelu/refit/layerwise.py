@@ -67,9 +67,9 @@ class Task:
         return Programs(model, self.plan.sites(model), outputs_of)
 
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """Original, direct swap and student on the samples held out, and the student's distance on each of them."""
+        """Original, plain swap and student on the samples held out, and the student's distance on each of them."""
         batches = (batch.load() for batch in self.folds.held_out)
-        swap = self.plan.direct_swap(self.model)
+        swap = self.plan.plain_swap(self.model)
         return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
 
 

@@ -29,7 +29,7 @@ LAYER_NOTE = (
 )
 
 NET_NOTE = (
-    "The direct swap has the new gates and the original weights. All but the scores by labels are measured against the "
+    "The plain swap has the new gates and the original weights. All but the scores by labels are measured against the "
     "original network, not against the truth."
 )
 
@@ -45,7 +45,7 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
         parts += ["## Warnings", bullets(report.warnings)]
     parts += ["## The whole network", whole_network(report), "## The refitted layers"]
     if figure is not None:
-        parts.append(f"![Error of each layer, and original, direct and refitted network]({figure})")
+        parts.append(f"![Error of each layer, and original, plain swap and refitted network]({figure})")
     parts += [layer_table(report.layers), LAYER_NOTE]
     rest = rest_of_the_distance(report)
     parts += ["## The rest of the distance", bullets(rest)] if rest else []
@@ -61,13 +61,13 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: too few were given.")
     for title, evaluation in evaluations(report):
-        networks = {"direct swap": evaluation.direct, "refitted": evaluation.refitted}
+        networks = {"plain swap": evaluation.direct, "refitted": evaluation.refitted}
         table = network_table(evaluation.original_metrics, networks)
         parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
             rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-            header = ("output", "relative error (share of squares), direct swap", "refitted")
+            header = ("output", "relative error (share of squares), plain swap", "refitted")
             parts.append(markdown_table(header, rows, text_columns=1))
     if report.evaluation is None:
         parts.append(
@@ -119,7 +119,7 @@ def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
     """Write a PNG of two panels and return its path.
 
     Left, each layer's relative error on rows that it was not fitted on, with its weights kept and as chosen, on a
-    logarithmic axis. Right, on the second set or else the inputs held out, the first metric of original, direct swap
+    logarithmic axis. Right, on the second set or else the inputs held out, the first metric of original, plain swap
     and refitted network, or where there is none how far the latter two are from the original.
     """
     from matplotlib.figure import Figure  # not with the package: it takes half a second
@@ -156,7 +156,7 @@ def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
 
 def _draw_networks(axis: "Axes", title: str, evaluation: Evaluation) -> None:
     what, values = _values(evaluation)
-    names = ("original", "direct swap", "refitted")[-len(values) :]  # a distance has no value for the original
+    names = ("original", "plain swap", "refitted")[-len(values) :]  # a distance has no value for the original
     axis.set_title(f"Whole network: {what}", fontsize=10, loc="left", pad=20)
     places = list(reversed(range(len(names))))
     axis.plot(values, places, "o", color=_CHOSEN, markersize=6, label=title)
@@ -173,7 +173,7 @@ def _draw_networks(axis: "Axes", title: str, evaluation: Evaluation) -> None:
 
 
 def _values(evaluation: Evaluation) -> tuple[str, list[float]]:
-    """(what is drawn, its values): a metric of original, direct and refitted, or a distance of the latter two."""
+    """(what is drawn, its values): a metric of original, plain swap and refitted, or a distance of the latter two."""
     direct, refitted = evaluation.direct, evaluation.refitted
     for name, original in evaluation.original_metrics.items():
         if name in direct.metrics and name in refitted.metrics:

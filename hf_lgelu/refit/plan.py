@@ -29,7 +29,7 @@ class Plan:
         """The gates of a model that are exchanged."""
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
-    def direct_swap(self, model: nn.Module) -> TemporaryRelu:
+    def plain_swap(self, model: nn.Module) -> TemporaryRelu:
         """A context in which the gates of `model` are the target; no weight changes."""
         make = partial(make_gate, self.target)
         return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)

@@ -140,7 +140,7 @@ class NetChange:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Original, direct swap and refitted network, compared on rows that were not fitted.
+    """Original, plain swap and refitted network, compared on rows that were not fitted.
 
     `rows` is the number of predictions, `samples` the number of rows, sequences or images that they come from.
     """
@@ -247,7 +247,7 @@ class ConversionReport:
 
     def __str__(self) -> str:
         *others, first = [
-            f"on the {title} ({measured.size_in_words}), direct swap → refitted: "
+            f"on the {title} ({measured.size_in_words}), plain swap → refitted: "
             + measured.refitted.beside(measured.original_metrics, measured.direct)
             for title, measured in evaluations(self)
         ] or [how_far(self)]

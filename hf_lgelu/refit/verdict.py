@@ -133,7 +133,7 @@ def require_good(
 ) -> None:
     """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for.
 
-    The first of: outputs not finite, no nearer than the direct swap, `tolerance` not reached, beyond `max_kl`.
+    The first of: outputs not finite, no nearer than the plain swap, `tolerance` not reached, beyond `max_kl`.
     """
     reason = None
     best = next((step for step in reversed(report.steps) if step.is_kept), None)
@@ -154,7 +154,7 @@ def require_good(
 
 
 def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: str) -> str | None:
-    """That the outputs are not finite, or a refit no nearer to the original than the direct swap, with `advice`."""
+    """That the outputs are not finite, or a refit no nearer to the original than the plain swap, with `advice`."""
     direct, refitted = evaluation.direct, evaluation.refitted
     if not math.isfinite(refitted.distance):
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
@@ -162,7 +162,7 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
     if refitted.distance < direct.distance or refitted.distance == 0 or not is_refitted:
         return None
     return (
-        f"the refitted network is no nearer to the original ({refitted.in_words}) than the direct swap "
+        f"the refitted network is no nearer to the original ({refitted.in_words}) than the plain swap "
         f"({direct.in_words}); {advice}"
     )
 

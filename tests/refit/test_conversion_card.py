@@ -94,7 +94,7 @@ def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
 def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
-    # So many rows that rounding decides nothing: with seeds 0 to 5 the KL was at most 0.6 of the direct swap's.
+    # So many rows that rounding decides nothing: with seeds 0 to 5 the KL was at most 0.6 of the plain swap's.
     converted, report = convert_to_relu(model, torch.randn(400, 5), target=target)
     converted.save_pretrained(tmp_path)
     local = dataclasses.replace(PROVENANCE, model="ours", model_is_on_hub=False)

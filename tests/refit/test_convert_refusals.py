@@ -110,7 +110,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
     (unfit,) = (layer for layer in report.layers if layer.is_unfit)
     assert re.search(reason, f"\n  {unfit.layers[0]}: {unfit.note.removeprefix('not refitted: ')}")
     assert any(warning.startswith("act: the gate alone was exchanged. ") for warning in report.warnings)
-    if len(report.layers) == 1:  # nothing else is behind the gate: the direct swap
+    if len(report.layers) == 1:  # nothing else is behind the gate: the plain swap
         swapped = copy.deepcopy(model)
         swapped.act = nn.ReLU()
         assert torch.equal(next(iter(converted(rows()))), next(iter(swapped(rows()))))
@@ -205,7 +205,7 @@ def test_what_is_refused_before_the_work(name, monkeypatch):
         convert_with(model, data, **options)
 
 
-def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):
+def test_a_refit_that_is_worse_than_the_plain_swap(monkeypatch):
     """A fit that adds noise to the weights: the guard sees it on rows that nothing was fitted on, and only there."""
     net = BY_NAME["mlp"]
     model = net.model()
@@ -217,7 +217,7 @@ def test_a_refit_that_is_worse_than_the_direct_swap(monkeypatch):
     assert held_out.refitted.kl > held_out.direct.kl > 0
     assert str(caught.value).startswith(
         f"on {held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
-        f"(KL {held_out.refitted.kl:.3g} nat) than the direct swap (KL {held_out.direct.kl:.3g} nat); "
+        f"(KL {held_out.refitted.kl:.3g} nat) than the plain swap (KL {held_out.direct.kl:.3g} nat); "
     )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert convert_to_relu(model, net.inputs(units=60)).report.held_out is None  # too few rows for a guard

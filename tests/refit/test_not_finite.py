@@ -39,7 +39,7 @@ def kl(reference, other):
 
 
 @torch.no_grad()
-def test_a_conversion_is_kept_where_the_direct_swap_overflows(near_the_end_of_float16):
+def test_a_conversion_is_kept_where_the_plain_swap_overflows(near_the_end_of_float16):
     net, rows = near_the_end_of_float16
     swapped = nn.Sequential(*(nn.ReLU() if isinstance(module, nn.GELU) else module for module in net))
     assert not math.isfinite(kl(net(rows), swapped(rows)))

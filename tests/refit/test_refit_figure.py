@@ -55,7 +55,7 @@ def test_the_metric_where_one_set_has_labels(drawn):
     assert label == "second set"
     assert values == [113.186, 292.361, 113.424]
     names = dict(zip(networks.get_yticks(), [tick.get_text() for tick in networks.get_yticklabels()], strict=True))
-    assert [names[place] for place in places] == ["original", "direct swap", "refitted"]
+    assert [names[place] for place in places] == ["original", "plain swap", "refitted"]
     assert texts(networks) == ["113.19", "292.36", "113.42"]
 
 

@@ -29,7 +29,7 @@ def tables_of(page):
 
 def test_numbers_of_the_whole_network():
     held_out, second, _ = tables_of(render_markdown(REPORT))
-    assert [row["network"] for row in held_out] == ["original", "direct swap", "refitted"]
+    assert [row["network"] for row in held_out] == ["original", "plain swap", "refitted"]
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
     assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
     assert [row["largest logit change"] for row in held_out] == ["0", "12.5", "0.5"]
@@ -72,7 +72,7 @@ def test_outputs_that_are_no_logits_have_no_kl():
         str(report)
         .splitlines()[0]
         .endswith(
-            "direct swap → refitted: perplexity 292.36 → 113.42, the original's 113.19; relative error (share of "
+            "plain swap → refitted: perplexity 292.36 → 113.42, the original's 113.19; relative error (share of "
             "squares) 0.75 → 0.0005; largest change 25 → 0.75"
         )
     )
@@ -93,7 +93,7 @@ def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.5", "0.0296"]
     assert {column for row in held_out for column in row} == {"network"}
     assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in page
-    assert "(400 inputs), direct swap → refitted: cosine to the original 0.5885 → 0.9850; least cosine" in text
+    assert "(400 inputs), plain swap → refitted: cosine to the original 0.5885 → 0.9850; least cosine" in text
     assert "predict" not in page + text
     (warning,) = (found for found in conversion_warnings(report, 0.1) if "embeddings" in found)
     assert "same nearest neighbour 81.00 %" in warning

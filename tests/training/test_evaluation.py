@@ -231,7 +231,7 @@ def test_an_output_of_another_first_axis_counts_once():
 
 
 @pytest.mark.parametrize("activation", ["gelu", "silu", "gelu_pytorch_tanh"])
-def test_a_smooth_baseline_reports_the_direct_swap(tmp_path, activation):
+def test_a_smooth_baseline_reports_the_plain_swap(tmp_path, activation):
     model = tiny_model(activation, seed=3)
     relu = copy.deepcopy(model)
     for index in range(2):

@@ -1,4 +1,4 @@
-"""Networks that nobody here trained: original, direct swap and converted, each by the measure of its own task."""
+"""Networks that nobody here trained: original, plain swap and converted, each by the measure of its own task."""
 
 import copy
 import tempfile
@@ -138,7 +138,7 @@ class _Measured:
 def measure_real(
     network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
 ) -> list[Row]:
-    """A row of the original, one of the direct swap, one per conversion, then those in onnxruntime and those tuned."""
+    """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime and those tuned."""
     return _rows(_load(network, settings, data_dir, packages))
 
 

@@ -24,7 +24,7 @@ PALETTE = {
     "λ-GELU decreasing": "#5B4B9A",
     "λ-GELU hardened": "#B5588A",
     "hardened, swapped": "#0072B2",
-    "direct swap": GREY,
+    "plain swap": GREY,
     "converted": "#D55E00",
     "swapped early": "#117733",
 }

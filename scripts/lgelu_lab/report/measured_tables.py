@@ -51,8 +51,8 @@ INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
 METHODS = {
     "original": "original",
-    "direct": "direct swap",
-    "statistics": "direct swap, BatchNorm's statistics anew",
+    "direct": "plain swap",
+    "statistics": "plain swap, BatchNorm's statistics anew",
     "converted": "converted",
     "bias-fold": "bias fold",
     "refit": "refit",
@@ -65,7 +65,7 @@ METHODS = {
 RUNGS = ("place", "place-wider", "blocks", "distill")
 """Of METHODS those above the refit."""
 STARTS = {
-    "direct": "direct swap, then tuned",
+    "direct": "plain swap, then tuned",
     "refit": "refit, then tuned",
     "anneal": "annealed, then swapped",
     "gelu": "GELU tuned, never swapped",

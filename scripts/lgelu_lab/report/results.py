@@ -479,7 +479,7 @@ HERO = {
 
 _HERO_PANELS = 2
 _HERO_WAYS = {
-    DIRECT: ("ReLU swapped in as it is", PALETTE["direct swap"]),
+    DIRECT: ("ReLU swapped in as it is", PALETTE["plain swap"]),
     CONVERTED: ("converted, no training", PALETTE["converted"]),
     HARD: ("hardened, then swapped", PALETTE["hardened, swapped"]),
     EARLY: ("swapped early, trained on", PALETTE["swapped early"]),

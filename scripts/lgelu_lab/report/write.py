@@ -136,7 +136,7 @@ SECTIONS: dict[str, SectionSpec] = {
     ),
     "downstream-conversion-finetuning": SectionSpec(
         "Downstream: a few training steps around the swap",
-        "Who can train for some steps may begin with the refit, with the direct swap, or anneal λ over the steps and "
+        "Who can train for some steps may begin with the refit, with the plain swap, or anneal λ over the steps and "
         "swap at the end. The same steps with GELU, never swapped, show what the training alone gives.",
         ("conversion-finetuning",),
     ),

@@ -172,7 +172,7 @@ STUDIES: dict[str, Study] = {
         ),
         Study(
             "substitution",
-            "GELU's direct swap, hardened λ-GELU, and GELU with ReLU swapped in first (the paper's Table II)",
+            "GELU's plain swap, hardened λ-GELU, and GELU with ReLU swapped in first (the paper's Table II)",
             _PAIRS,
             lambda benchmark: (_GELU, _HARDENED, _RELUFIED),
         ),

@@ -58,7 +58,7 @@ def measured(data):
     return measure_conversion(both(), DIGITS, data, REFIT)
 
 
-def direct_swap():
+def plain_swap():
     model = network()
     substitute_relu(model, kinds=("gelu",))
     return model
@@ -99,7 +99,7 @@ def test_a_row_per_way_with_the_rows_that_there_are(measured):
 def test_what_is_said_of_each_network_is_what_a_plain_loop_finds(measured, data):
     calibration = draw_calibration(data, 256, 0)
     refitted = convert_with(network(), calibration, data_collator=DIGITS.collate).model
-    models = {1: direct_swap(), 3: refitted, 5: network("relu")}
+    models = {1: plain_swap(), 3: refitted, 5: network("relu")}
     for place, model in models.items():
         score, kl, agreement, largest = compared(model, data.eval)
         row = measured[place]
@@ -124,7 +124,7 @@ def test_what_is_refused_is_a_row_with_the_reason(data):
 def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_networks(measured, data):
     rounded = measure_conversion(both(), DIGITS, data, dataclasses.replace(REFIT, bf16=True))
     with torch.autocast("cpu", torch.bfloat16):
-        expected = compared(direct_swap(), data.eval)
+        expected = compared(plain_swap(), data.eval)
     found = rounded[1]
     assert found["method"] == "direct"
     assert found["kl"] == pytest.approx(expected[1], rel=1e-6)
