@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from hf_lgelu.models.mlp import MLPForClassification as MLPForClassification
     from hf_lgelu.models.optimizer_groups import hardness_parameter_groups as hardness_parameter_groups
     from hf_lgelu.models.smooth_calls import find_smooth_calls as find_smooth_calls
-    from hf_lgelu.models.substitution import substitute_relu as substitute_relu
     from hf_lgelu.models.surgery import replace_activations as replace_activations
+    from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.refit.config import ConversionConfig as ConversionConfig
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
     from hf_lgelu.refit.report import ConversionReport as ConversionReport
@@ -84,7 +84,7 @@ _HOME = {
     "push_to_hub": "export.hub.push",
     "quantize_onnx": "export.int8.quantize",
     "replace_activations": "models.surgery",
-    "substitute_relu": "models.substitution",
+    "substitute_relu": "models.surgery",
 }
 
 __all__ = [

@@ -96,7 +96,6 @@ LISTED = {
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
-    "models.schedules",
     "models.smooth_calls",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the comparison of two networks; the label that is not counted

@@ -17,11 +17,10 @@ from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.called import gates_as_modules
-from hf_lgelu.models.example_run import call_alike, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.models.config_keys import runtime_warnings
+from hf_lgelu.models.example_run import call_alike, evaluation_mode, forward_hooks, random_inputs, run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
-from hf_lgelu.models.random_inputs import random_inputs
-from hf_lgelu.models.runtimes import runtime_warnings
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
@@ -31,7 +30,7 @@ from hf_lgelu.models.sites import (
     sites_in_words,
 )
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.substitution import put_relu
+from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs

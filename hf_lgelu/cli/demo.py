@@ -22,7 +22,7 @@ from hf_lgelu.cli.command import say
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import SMOOTH_KINDS
-from hf_lgelu.models.substitution import put_relu
+from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.refit.convert import convert_to_relu
 
 _LAYERS, _UNITS, _EPOCHS = 8, 64, 20

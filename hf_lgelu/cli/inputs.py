@@ -33,7 +33,8 @@ from hf_lgelu.cli.rows import (
 )
 from hf_lgelu.files import is_hub_id
 from hf_lgelu.formats import counted
-from hf_lgelu.models.batches import TRIED, Batch, require_taken
+from hf_lgelu.models.batches import TRIED
+from hf_lgelu.models.example_run import require_taken
 from hf_lgelu.models.outputs import is_causal
 
 logger = logging.get_logger(__name__)
@@ -119,7 +120,7 @@ def _read(
         label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
         sequence_length=length, prompt=given.prompt,
     ).read()  # fmt: skip
-    require_taken(given.network, Batch(inputs.first(TRIED)), inputs.description)
+    require_taken(given.network, inputs.first(TRIED), inputs.description)
     return inputs
 
 

@@ -20,8 +20,8 @@ from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, score, significant
-from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, require_taken
-from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, run_example
+from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.refit.compare import compare_networks_on
@@ -255,7 +255,7 @@ def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Seque
     """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
     shapes = []
     for name, network in networks.items():
-        require_taken(network, few, f"data, given to the {name} network")
+        require_taken(network, few.inputs, f"data, given to the {name} network")
         found = compared_outputs(network, few.inputs, outputs).tensors
         shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
     if any(others != shapes[0] for others in shapes):

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from transformers import PreTrainedConfig
 
-from hf_lgelu.models.example_run import NOT_TAKEN, require_plain, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, in_words, require_plain, require_taken, run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, named_tensors
 
 LABEL_KEYS = ("labels", "label")
@@ -254,7 +254,7 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
             return form, is_sample
         batch = replace(batch, is_sample=is_sample)
         try:
-            require_taken(model, batch, what)
+            require_taken(model, batch[:TRIED].inputs, what)
         except ValueError as error:
             refusals.append(error)
             continue
@@ -273,18 +273,6 @@ def _are_counted(model: nn.Module, batch: Batch) -> bool:
             return True
         sizes.append([len(value) for _, value in named_tensors(output) if value.ndim])
     return len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]
-
-
-def require_taken(model: nn.Module, batch: Batch, what: str) -> None:
-    """Raise ValueError where the model does not take a batch of `what`, with what the model said."""
-    few = batch[:TRIED]
-    try:
-        run_example(model, few.inputs)
-    except NOT_TAKEN as error:
-        raise ValueError(
-            f"{type(model).__name__} does not take the inputs of {what} ({in_words(few.inputs)}): {error}. Give "
-            "batches with the names, shapes and dtypes that the model was trained on"
-        ) from error
 
 
 def nothing_given(what: str) -> ValueError:
@@ -356,18 +344,6 @@ def _with_tensors(value: Any) -> Any:
     while isinstance(first, list) and first:
         first = first[0]
     return torch.tensor(value) if isinstance(value, list) and isinstance(first, bool | int | float) else value
-
-
-def in_words(value: Any) -> str:
-    """The form of inputs, e.g. "x: (2, 3) float32, edges: (2, 9) int64"."""
-    if isinstance(value, Tensor | np.ndarray):
-        return f"a tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name}: {in_words(entry).removeprefix('a tensor ')}" for name, entry in value.items())
-    name = type(value).__name__
-    if isinstance(value, list | tuple):
-        return f"{name} of {len(value)}: {', '.join(map(in_words, value[:3]))}" + ", ..." * (len(value) > 3)
-    return name
 
 
 def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:

@@ -1,4 +1,4 @@
-"""The keys of a config that decide a model's activations, found by building the model, and their rewriting.
+"""The keys of a config that decide a model's activations and widths, found by building the model, and their rewriting.
 
 The key has a dozen names over the families of transformers (hidden_act, activation_function, feed_forward_proj,
 ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in each sub-config ...), and setting the
@@ -11,8 +11,9 @@ the network saved and loaded would run another activation there than the one in 
 
 import copy
 import inspect
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeAlias, cast
@@ -237,6 +238,16 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
     write_changes(model.config, changes)
 
 
+def forget_checkpoint(model: nn.Module) -> None:
+    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base.
+
+    Changes `model` in place.
+    """
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.name_or_path = module.config._name_or_path = ""
+
+
 def write_changes(config: Config, changes: list[ConfigChange]) -> None:
     """Make the changes in this config object."""
     for change in changes:
@@ -354,3 +365,101 @@ def activation_strings(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
 def gate_names(config: str) -> set[str]:
     """The names of λ-gates that a config's JSON holds as values."""
     return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
+
+
+_LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None: GPT-2's is four times the hidden size
+
+
+def plan_width_changes(
+    model: PreTrainedModel, resized: Callable[[Any], Any], beside: Sequence[Sequence[ConfigChange]] = ((),)
+) -> list[ConfigChange] | None:
+    """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
+
+    Nothing is changed here. From none on, the key is added that leaves the fewest tensors wrong: an encoder-decoder may
+    have a key for either side, and another key may hold the same number by chance. Else all keys are tried at once.
+
+    Args:
+        model: has other shapes than its config says.
+        resized: the new value for the value of a key: an integer, a list, or None where a family leaves the width open.
+            The same value for one that is no width.
+        beside: other changes that may be needed, each tried with the keys.
+    """
+    # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
+    shapes = (_built_shapes(model, []) or {}) | _shapes(model)
+    entries = [(path, value) for path, value in config_entries(model.config)
+               if type(value) in (int, list)  # False is no width of 0
+               or (value is None and any(part in path[-1] for part in _LEFT_OPEN))]  # fmt: skip
+    keys = [ConfigChange(path, value, new) for path, value in entries if (new := resized(value)) != value]
+
+    def wrong(changes: Sequence[ConfigChange]) -> float:
+        found = _built_shapes(model, changes)
+        return float("inf") if found is None else len(found.items() ^ shapes.items())
+
+    for changes in ([*start, *other] for other in beside for start in ([], keys)):
+        left = wrong(changes)
+        while left:
+            tried = [(wrong([*changes, key]), key) for key in keys if key not in changes]
+            fewest, key = min(tried, key=lambda pair: pair[0], default=(left, None))
+            if key is None or not fewest < left:
+                break
+            changes, left = [*changes, key], fewest
+        if not left:
+            for change in changes:  # the number of a token may equal a width
+                fewer = [other for other in changes if other is not change]
+                changes = changes if wrong(fewer) else fewer
+            return changes
+    return None
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _built_shapes(model: PreTrainedModel, changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
+    try:
+        return _shapes(built(model, apply_changes(model.config, list(changes))))
+    except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
+        return None
+
+
+IGNORES = "ignores the activation that the config of a {} names, and computes another network"
+REFUSES = "refuses the config of a {} that names another activation than the family's own"
+
+RUNTIMES: dict[str, dict[str, str]] = {
+    # python/ctranslate2/converters/transformers.py of OpenNMT/CTranslate2, 001b942
+    "CTranslate2": dict.fromkeys(("llama", "falcon", "mpt"), IGNORES),
+    # src/models/gpt2.cpp, bert.cpp and llama.cpp of ggml-org/llama.cpp, 82234e0, 0820f21 and 069be0a, name GELU or SiLU
+    # whatever the config says (falcon: Tiiny-AI/PowerInfer#189)
+    "llama.cpp": dict.fromkeys(("gpt2", "bert", "llama", "falcon"), IGNORES),
+    # vllm/model_executor/models/llama.py of vllm-project/vllm, 0035bdf
+    "vLLM": {"llama": REFUSES},
+}
+"""{program: {model_type of transformers: IGNORES or REFUSES}}; a family that is not named is honoured, or unknown."""
+
+
+def runtime_warnings(config: Any) -> tuple[str, ...]:
+    """What a user of a checkpoint with another activation than its family's must know, a sentence for each program.
+
+    Args:
+        config: of a transformers model. What has no family, such as None or a timm model's config, gives no warning.
+
+    Raises TypeError for a model or a folder in its place.
+
+    Example:
+        >>> from transformers import GPT2Config
+        >>> from hf_lgelu.models.config_keys import runtime_warnings
+        >>> runtime_warnings(GPT2Config())
+        ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
+    """
+    if isinstance(config, str | os.PathLike | nn.Module):
+        raise TypeError(
+            f"config must be the config of a transformers model, such as model.config, got {type(config).__name__}"
+        )
+    configs = configs_in(config) if isinstance(config, PreTrainedConfig) else [config]  # of its parts as well
+    model_types = dict.fromkeys(getattr(each, "model_type", "") for each in configs)
+    return tuple(
+        f"{program} {families[model_type].format(model_type)}"
+        for model_type in model_types
+        for program, families in RUNTIMES.items()
+        if model_type in families
+    )

@@ -1,4 +1,6 @@
-"""A model run on example inputs: what really happens inside, and nothing of the model changed behind it."""
+"""A model run on example inputs: what really happens inside, and nothing of the model changed behind it.
+
+Inputs of the shapes that a config says are drawn for want of real ones."""
 
 import functools
 import inspect
@@ -6,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias, TypeVar, cast
 
+import numpy as np
 import torch
 from accelerate.utils import has_offloaded_params
 from torch import Tensor, nn
@@ -83,6 +86,29 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
             f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}; give a sparse "
             "one as its indices and values, or dense"
         )
+
+
+def require_taken(model: nn.Module, inputs: Inputs, what: str) -> None:
+    """Raise ValueError where the model does not take inputs of `what`, with what the model said."""
+    try:
+        run_example(model, inputs)
+    except NOT_TAKEN as error:
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs of {what} ({in_words(inputs)}): {error}. Give "
+            "batches with the names, shapes and dtypes that the model was trained on"
+        ) from error
+
+
+def in_words(value: Any) -> str:
+    """The form of inputs, e.g. "x: (2, 3) float32, edges: (2, 9) int64"."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {in_words(entry).removeprefix('a tensor ')}" for name, entry in value.items())
+    name = type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"{name} of {len(value)}: {', '.join(map(in_words, value[:3]))}" + ", ..." * (len(value) > 3)
+    return name
 
 
 def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
@@ -313,3 +339,76 @@ def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(is_fused)
         for handle in handles:
             handle.remove()
+
+
+_TOKENS = 16
+_SAMPLES = 16_000  # a second of speech
+_PIXELS = 224  # a side, where neither the config nor the architecture says
+
+
+def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0) -> dict[str, Tensor]:
+    """Keyword arguments for one forward pass, on the CPU: tokens, images, audio, time series or features.
+
+    Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary; real inputs say more.
+
+    Raises ValueError for a model whose main input is of another kind, or that does not take these.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    accepted = inspect.signature(model.forward).parameters
+    kinds = [model.main_input_name]
+    if "pixel_values" in accepted and hasattr(config, "vision_config") and not model.can_generate():
+        kinds.append("pixel_values")  # CLIP and its like; LLaVA and its like run on text alone
+    if config.is_encoder_decoder and "decoder_input_ids" in accepted:
+        kinds.append("decoder_input_ids")
+    inputs: dict[str, Tensor] = {}
+    for kind in dict.fromkeys(kinds):
+        if kind in ("input_ids", "decoder_input_ids"):
+            text = config.get_text_config()
+            limit = getattr(text, "max_position_embeddings", None) or _TOKENS
+            length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
+            inputs[kind] = torch.randint(text.vocab_size, (batch_size, length), generator=generator)
+            continue
+        shape = _shape(kind, model)
+        if shape is None:
+            raise ValueError(
+                f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
+                "e.g. one batch as a dict of tensors"
+            )
+        inputs[kind] = torch.randn((batch_size, *shape), generator=generator).to(model.dtype)
+    if "input_ids" in inputs and "attention_mask" in accepted:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    require_taken(model, inputs, "random numbers in the shapes of its config")
+    return inputs
+
+
+def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
+    """The shape of one example, without the batch; None for a kind that is not known."""
+    config = model.config
+    if kind == "features" and hasattr(config, "num_features"):
+        return (config.num_features,)
+    if kind == "input_values":
+        is_spectrogram = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")  # AST
+        return (config.max_length, config.num_mel_bins) if is_spectrogram else (_SAMPLES,)
+    if kind == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+        return (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
+    if kind == "past_values" and hasattr(config, "num_input_channels"):
+        return (config.context_length, config.num_input_channels)
+    if kind == "pixel_values":
+        return _image_shape(model)
+    return None
+
+
+def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
+    config = getattr(model.config, "vision_config", model.config)
+    channels = getattr(config, "num_channels", 3)
+    size = getattr(config, "image_size", None)
+    if hasattr(model, "timm_model"):
+        described = getattr(model.timm_model, "pretrained_cfg", None) or {}
+        channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
+        size = getattr(getattr(model.timm_model, "patch_embed", None), "img_size", None) or size
+    if size is None:
+        size = _PIXELS  # a convolutional network takes any
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    frames = getattr(config, "num_frames", None)  # VideoMAE and its like
+    return (channels, height, width) if frames is None else (frames, channels, height, width)

@@ -272,16 +272,6 @@ def _tell_other_functions(model: PreTrainedModel) -> None:
                 )
 
 
-def forget_checkpoint(model: nn.Module) -> None:
-    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base.
-
-    Changes `model` in place.
-    """
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.name_or_path = module.config._name_or_path = ""
-
-
 def written_gates(model: PreTrainedModel) -> set[str] | None:
     """The names of λ-gates in the config file of a model's checkpoint; None where the file is not found again."""
     text = written_config(model)

@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
 from hf_lgelu.models.example_run import own_forward
-from hf_lgelu.models.loading import forget_checkpoint, written_gates
+from hf_lgelu.models.loading import written_gates
 from hf_lgelu.models.record import has_record
 from hf_lgelu.models.sites import checked_module, find_sites, raw_parameters, require_lambda_gelu
 

@@ -1,26 +1,98 @@
-"""λ-gates in the place of a trained, or new, model's activations."""
+"""Activations exchanged: λ-gates in the place of activations, and ReLU in the place of λ-gates, for good or a while.
+
+The changes of configs are planned first, and made once the modules are exchanged: planning may refuse, and the model
+is unchanged then.
+"""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
 
 import torch
+from accelerate.utils import has_offloaded_params
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
-from hf_lgelu.models.config_keys import pretrained_roots
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    forget_checkpoint,
+    plan_config_changes,
+    pretrained_roots,
+    write_config_changes,
+)
 from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.exchange import SurgeryReport, exchange_activations, found_sites
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.record import loads_elsewhere, plan_gates
-from hf_lgelu.models.sites import SELF_GATE_KINDS, ActivationSite, gate_of, lambda_gelu_modules
+from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
+from hf_lgelu.models.sites import (
+    KINDS,
+    LEARNED_KINDS,
+    SELF_GATE_KINDS,
+    ActivationSite,
+    find_sites,
+    gate_of,
+    lambda_gelu_modules,
+    sites_in_words,
+    uncompiled_name,
+)
+from hf_lgelu.registry import refuse_guarded
 
 logger = logging.get_logger(__name__)
+
+Content = TypeVar("Content")
+
+
+@dataclass(frozen=True)
+class ReplacedSite:
+    """One activation that surgery exchanged."""
+
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class SurgeryReport:
+    """The sites that surgery exchanged and the config keys that it rewrote.
+
+    >>> import hf_lgelu
+    >>> from torch import nn
+    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
+    >>> print(report)
+    1 activations replaced
+      1: GELU → LambdaGELU
+    >>> len(report), report.sites[0].name, report.config_changes
+    (1, '1', ())
+    """
+
+    sites: tuple[ReplacedSite, ...]
+    config_changes: tuple[ConfigChange, ...] = ()
+    hardness: dict[str, float] = field(default_factory=dict)
+    """{site: its smallest λ} of the λ-gates that ReLU has replaced, and ..."""
+    swap_error: dict[str, float] = field(default_factory=dict)
+    """... {site: κ/λ}, the most that one unit of each has changed."""
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.sites)} activations replaced"]
+        lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
+        lines += [f"  config {change}" for change in self.config_changes]
+        if self.swap_error:
+            lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
+        return "\n".join(lines)
+
 
 GRANULARITIES = ("layer", "channel")
 """How many λ a site can have: one, or one for each channel or hidden unit."""
@@ -115,6 +187,239 @@ def replace_activations(
         if isinstance(encoder, nn.TransformerEncoder) and lambda_gelu_modules(encoder):
             encoder.use_nested_tensor = False
     return report
+
+
+def substitute_relu(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> SurgeryReport:
+    """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
+
+    Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. A
+    warning says where it is above what hardening leaves, 0.00213; `export_relu` refuses that. What else the network
+    computes smoothly is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
+
+    Args:
+        model: any module tree; as for `replace_activations`.
+        kinds: rows of `hf_lgelu.models.sites.KINDS`. ("gelu",) is the direct GELU → ReLU swap.
+        rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
+            loads the saved model.
+        optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
+
+    Raises:
+        TypeError: the model is no module.
+        ValueError: nothing to replace, or an optimizer of another model.
+        RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
+            or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
+            model and optimizer are unchanged.
+
+    >>> import torch, hf_lgelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> hf_lgelu.anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
+    >>> print(hf_lgelu.substitute_relu(model))
+    2 activations replaced
+      layers.0.activation: LambdaGELU → ReLU
+      layers.1.activation: LambdaGELU → ReLU
+      config hidden_act: 'lambda_gelu' → 'relu'
+      softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
+    """
+    model = operable_module(model)
+    hardness, errors = _hardness_of(model, kinds)
+    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
+    report = replace(report, hardness=hardness, swap_error=errors)
+    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
+    if soft:
+        logger.warning(
+            f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
+            f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
+            "first (train with harden=True), or convert_to_relu(model, data), which refits what is behind the gates; "
+            "export_gelu keeps what soft gates compute"
+        )
+    return report
+
+
+def put_relu(
+    model: nn.Module,
+    *,
+    kinds: Sequence[str] = LEARNED_KINDS,
+    rewrite_config: bool = True,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> SurgeryReport:
+    """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
+    model = operable_module(model)
+    change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
+    sites = found_sites(model, kinds, swap=True)
+    plan = _plan_relu if rewrite_config else None
+    return exchange_activations(model, sites, [relu_for(site) for site in sites], plan, change)
+
+
+def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """The smallest λ and κ/λ of the λ-gates of these kinds; none of a model without values (device "meta")."""
+    gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
+    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
+    if not gates or not all(map(has_offloaded_params, on_meta)):  # accelerate may keep the values elsewhere
+        return {}, {}
+    smallest = smallest_by_site(model)
+    errors = swap_errors(model, smallest)
+    return {name: smallest[name] for name in gates}, {name: errors[name] for name in gates}
+
+
+def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+    try:
+        return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
+    except UnsupportedConfigError as error:
+        raise UnsupportedConfigError(
+            f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
+        ) from error
+
+
+def relu_for(site: ActivationSite) -> nn.ReLU:
+    """ReLU for a site: in place where the activation is, because something may read the activation's input later."""
+    return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
+
+
+class TemporaryRelu:
+    """`substitute_relu` for a while, again and again: the sites are found once.
+
+    Weights and config are untouched. Of a model wrapped for distributed training, give and call the inner module:
+    DistributedDataParallel broadcasts buffers at each forward and fails where all that the model had were λ-GELU's.
+    `make` gives another gate than ReLU, and `include` says by name which sites. Raises ValueError if there are none.
+
+    >>> import torch, hf_lgelu
+    >>> from hf_lgelu.models.surgery import TemporaryRelu
+    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
+    >>> with TemporaryRelu(model).applied():
+    ...     print(type(model.layers[0].activation).__name__)
+    ReLU
+    >>> print(type(model.layers[0].activation).__name__)
+    LambdaGELU
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        kinds: Sequence[str] = LEARNED_KINDS,
+        make: Callable[[], nn.Module] | None = None,
+        include: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._model, self._inside = model, operable_module(model, temporarily=True)
+        self._sites = found_sites(self._inside, kinds, include)
+        self._relus = [relu_for(site) if make is None else make() for site in self._sites]
+
+    @contextmanager
+    def applied(self) -> Iterator[SurgeryReport]:
+        """ReLU inside the block; after it, also after an error, the former activations."""
+        try:
+            yield SurgeryReport(put_modules(self._sites, self._relus))
+        finally:
+            for site in self._sites:
+                site.put(site.module)
+
+    def fits(self, model: nn.Module) -> bool:
+        """Whether `model` is the one given at first, with every site unchanged."""
+        return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)
+
+
+def found_sites(
+    model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
+) -> list[ActivationSite]:
+    """The activations of these kinds whose names `include` accepts, or a ValueError that names the model's others.
+
+    Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
+    """
+    refuse_guarded(model)
+    sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
+    if not sites:
+        raise ValueError(
+            f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
+            + (" that `include` accepts" if include else "")
+            + f"; it has {_what_there_is(model, kinds, swap)}. Calls of functions (F.gelu in a forward) are exchanged "
+            "by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines; write modules there"
+        )
+    return sites
+
+
+def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
+    there = find_sites(model, KINDS)
+    others = tuple(dict.fromkeys(site.kind for site in there if site.kind not in kinds))
+    if not there:
+        relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
+        return f"{relu}no smooth activation module at all"
+    named = sites_in_words(model, KINDS)
+    if swap:  # which loses what the network has learned to rely on
+        return f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
+    return f"{named}{f' (kinds={others!r} takes them)' if others else ''}"
+
+
+ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
+"""The planned changes of the configs in one model, by the models that own these configs."""
+
+
+def plan_configs(
+    model: nn.Module,
+    at_sites: Mapping[str, Content],
+    plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
+) -> ConfigPlans:
+    """The changes that `plan` gives for each model that owns a config and has one of the sites; without `plan` none.
+
+    `plan` takes that model, and the content at its sites by their names in it.
+    """
+    plans: ConfigPlans = []
+    if plan is None:
+        return plans
+    for name, root in pretrained_roots(model):
+        prefix = f"{name}." if name else ""
+        inside = {
+            uncompiled_name(site.removeprefix(prefix)): content
+            for site, content in at_sites.items()
+            if site.startswith(prefix)
+        }
+        if inside:
+            plans.append((root, plan(root, inside)))
+    return plans
+
+
+def write_configs(plans: ConfigPlans) -> tuple[ConfigChange, ...]:
+    """The planned changes, made in the configs."""
+    for root, changes in plans:
+        write_config_changes(root, changes)
+    return tuple(change for _, changes in plans for change in changes)
+
+
+def exchange_activations(
+    model: nn.Module,
+    sites: Sequence[ActivationSite],
+    modules: Sequence[nn.Module],
+    plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]] | None,
+    change: OptimizerChange | None = None,
+) -> SurgeryReport:
+    """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone.
+
+    `plan` says what changes in the configs (`plan_configs`). It may refuse, and the model is unchanged then.
+    """
+    plans = plan_configs(model, dict(zip((site.name for site in sites), modules, strict=True)), plan)
+    before = {id(parameter): parameter for parameter in model.parameters()}
+    replaced = put_modules(sites, modules)
+    forget_checkpoint(model)
+    if change is not None:
+        after = {id(parameter): parameter for parameter in model.parameters()}
+        change.carry_out(
+            [parameter for key, parameter in before.items() if key not in after],
+            [parameter for key, parameter in after.items() if key not in before],
+        )
+    return SurgeryReport(replaced, write_configs(plans))
+
+
+def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
+    """What was put where: each module at its site."""
+    for site, module in zip(sites, modules, strict=True):
+        site.put(module)
+    return tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
+                 for site, module in zip(sites, modules, strict=True))  # fmt: skip
 
 
 def _raw_shapes(

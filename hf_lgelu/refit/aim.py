@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
+from hf_lgelu.models.dataflow import COPIES, RESHAPES, operation_name, shape_of, users
 
 BATCH_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
 

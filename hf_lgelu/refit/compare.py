@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches
 from hf_lgelu.models.outputs import IGNORED_LABEL, Compared, OutputComparison, compared_outputs, in_order_of, is_causal
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.report import Evaluation, NetChange
 

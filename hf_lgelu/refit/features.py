@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import CONVOLUTIONS, operation_name, shape_of
+from hf_lgelu.models.dataflow import CONVOLUTIONS, AffineOperation, operation_name, shape_of
 
 _OPTIONS = (("stride", 1), ("padding", 0), ("dilation", 1))
 

@@ -11,7 +11,7 @@ from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.processes import each_has

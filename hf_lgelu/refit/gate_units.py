@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
-from hf_lgelu.models.dataflow.trace import COPIES, RESHAPES, operation_name, shape_of, users
+from hf_lgelu.models.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
 from hf_lgelu.refit.aim import BATCH_NORMS
 from hf_lgelu.refit.program import Program
 

@@ -12,12 +12,13 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
-from hf_lgelu.models.dataflow.trace import (
+from hf_lgelu.models.dataflow import (
+    AffineOperation,
     DataFlow,
     describe,
     is_site,
     operation_name,
+    read_affine,
     shape_of,
     sizes_decided_by,
     users,

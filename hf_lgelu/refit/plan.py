@@ -7,10 +7,9 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.exchange import exchange_activations
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
-from hf_lgelu.models.substitution import TemporaryRelu, relu_for
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_costs import swap_costs

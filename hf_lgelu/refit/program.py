@@ -18,7 +18,7 @@ from torch.fx import Interpreter, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.dataflow.trace import (
+from hf_lgelu.models.dataflow import (
     OutputsOf,
     all_tensors,
     export_sites,

@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.models.dataflow import AffineOperation
 from hf_lgelu.refit.aim import norm_epsilon
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.moments import Moments

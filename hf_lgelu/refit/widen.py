@@ -13,12 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries
-from hf_lgelu.models.config_widths import plan_width_changes
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import shape_of, users
-from hf_lgelu.models.exchange import plan_configs, write_configs
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries, plan_width_changes
+from hf_lgelu.models.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.models.operable import independent_copy
+from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind, views_back
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap

@@ -6,9 +6,15 @@ from functools import cached_property
 
 from transformers import TrainingArguments
 
-from hf_lgelu.models.hardening import Target, target_hardnesses
+from hf_lgelu.models.hardening import (
+    DEFAULT_SWITCH_FRACTION,
+    SCHEDULES,
+    Target,
+    check_schedule,
+    switch_position,
+    target_hardnesses,
+)
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
-from hf_lgelu.models.schedules import DEFAULT_SWITCH_FRACTION, SCHEDULES, check_schedule, switch_position
 
 STRATEGIES = ("epoch", "steps")
 """How often λ moves while it hardens, in the words of TrainingArguments."""

@@ -19,14 +19,15 @@ from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
     freeze_hardness,
+    hardening_progress,
     hardness_profile,
     is_hardened,
     release_hardness,
     smallest_soft_hardness,
+    switch_position,
 )
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
-from hf_lgelu.models.schedules import hardening_progress, switch_position
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu, short_names
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import (

@@ -28,7 +28,7 @@ from hf_lgelu.models.sites import (
     raw_parameters,
     require_lambda_gelu,
 )
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
 from hf_lgelu.training.evaluation import (

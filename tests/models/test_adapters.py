@@ -14,7 +14,7 @@ from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, rep
 from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.models.operable import hardness_modules_to_save
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.refusals import check_hardness_learns
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu import LambdaGELU
-from hf_lgelu.models.dataflow.trace import describe, is_site, operation_name, shape_of, trace_sites, users, uses_once
+from hf_lgelu.models.dataflow import describe, is_site, operation_name, shape_of, trace_sites, users, uses_once
 from hf_lgelu.models.sites import find_sites
 
 

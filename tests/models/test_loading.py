@@ -22,7 +22,7 @@ from transformers import (
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 from transformers import BertConfig, GPT2Config, LlamaConfig, LlavaConfig, PreTrainedConfig, ViTConfig
 
-from hf_lgelu.models.runtimes import runtime_warnings
+from hf_lgelu.models.config_keys import runtime_warnings
 
 
 def test_the_family_inside_another_is_warned_of_too():

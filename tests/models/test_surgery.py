@@ -17,7 +17,7 @@ from hf_lgelu.activation.module import LambdaGELUTanh
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 
 BERT = BY_NAME["bert"]
 

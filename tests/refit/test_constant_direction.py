@@ -11,7 +11,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
+from hf_lgelu.models.dataflow import AffineOperation
 from hf_lgelu.refit.always_on import constant_direction
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant

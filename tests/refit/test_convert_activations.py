@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.sites import KINDS, find_sites
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.config import ConversionConfig
 
 

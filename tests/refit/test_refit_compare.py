@@ -13,7 +13,7 @@ from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.outputs import Compared, OutputComparison, compared_outputs, in_order_of
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison, Score, evaluate_conversion
 from hf_lgelu.refit.distill import output_loss
 

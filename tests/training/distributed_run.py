@@ -22,8 +22,7 @@ from hf_lgelu import (
     freeze_hardness,
     hardness_parameter_groups,
 )
-from hf_lgelu.models.hardening import release_hardness
-from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.hardening import hardening_progress, release_hardness
 
 EPOCHS, SWITCH, UPDATES = 4, 1, 3  # 20 samples, 2 per process: 5 batches an epoch, in updates of 2, 2 and 1
 RUNS = {

@@ -9,7 +9,7 @@ from tiny_training import ARGUMENTS, rows, tiny_model, tiny_trainer
 from transformers import Trainer
 
 from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
-from hf_lgelu.models.substitution import TemporaryRelu
+from hf_lgelu.models.surgery import TemporaryRelu
 
 TRAIN, EVALUATION = rows(20), rows(10, seed=1)
 

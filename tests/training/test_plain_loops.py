@@ -9,8 +9,7 @@ from tiny_training import CLASSES, FEATURES, batch, hardness_values, raw_values,
 from torch import nn
 
 from hf_lgelu import anneal_hardness, freeze_hardness, hardness_parameter_groups, replace_activations, substitute_relu
-from hf_lgelu.models.hardening import release_hardness
-from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.hardening import hardening_progress, release_hardness
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 TARGET = float(target())

@@ -18,9 +18,8 @@ from hf_lgelu import (
     anneal_hardness,
     hardness_parameter_groups,
 )
-from hf_lgelu.models.hardening import is_hardened, release_hardness
+from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness
 from hf_lgelu.models.optimizer_groups import separate_hardness_group
-from hf_lgelu.models.schedules import hardening_progress
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
 

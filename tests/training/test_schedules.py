@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from closed_forms import SCHEDULE_FORMS, progress_at
 
-from hf_lgelu.models.schedules import (
+from hf_lgelu.models.hardening import (
     DEFAULT_SWITCH_FRACTION,
     SCHEDULES,
     hardening_progress,

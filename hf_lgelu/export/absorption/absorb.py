@@ -12,15 +12,14 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, plan_config_changes
-from hf_lgelu.models.dataflow.trace import trace_sites
+from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, forget_checkpoint, plan_config_changes
+from hf_lgelu.models.dataflow import trace_sites
 from hf_lgelu.models.example_run import Inputs, in_own_forward
-from hf_lgelu.models.exchange import plan_configs, write_configs
-from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import require_values_here, uncompiled
 from hf_lgelu.models.outputs import largest_finite
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
+from hf_lgelu.models.surgery import plan_configs, write_configs
 
 
 @dataclass(frozen=True)

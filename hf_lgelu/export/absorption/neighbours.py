@@ -9,14 +9,15 @@ from math import prod
 
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation, read_affine
-from hf_lgelu.models.dataflow.trace import (
+from hf_lgelu.models.dataflow import (
     COPIES,
     RESHAPES,
+    AffineOperation,
     DataFlow,
     describe,
     is_site,
     operation_name,
+    read_affine,
     shape_of,
     users,
     uses_once,

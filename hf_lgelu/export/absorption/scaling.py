@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, layer_after, layers_before
-from hf_lgelu.models.dataflow.affine_operations import AffineOperation
-from hf_lgelu.models.dataflow.trace import DataFlow, describe, shape_of
+from hf_lgelu.models.dataflow import AffineOperation, DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import require_own_memory
 from hf_lgelu.models.outputs import agree, named_tensors, predicted_outputs

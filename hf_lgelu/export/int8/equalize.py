@@ -25,9 +25,9 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
 from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.channels import site_input_shapes
-from hf_lgelu.models.dataflow.trace import DataFlow, trace_sites
+from hf_lgelu.models.config_keys import forget_checkpoint
+from hf_lgelu.models.dataflow import DataFlow, trace_sites
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
-from hf_lgelu.models.loading import forget_checkpoint
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.outputs import OutputComparison, allowed_rounding
 from hf_lgelu.models.sites import find_relu_sites

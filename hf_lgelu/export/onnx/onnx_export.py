@@ -24,10 +24,17 @@ from hf_lgelu.export.onnx.onnx_run import (
 )
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, evaluation_mode, in_dtype, in_own_forward, keeping_buffers
+from hf_lgelu.models.example_run import (
+    NOT_TAKEN,
+    Inputs,
+    evaluation_mode,
+    in_dtype,
+    in_own_forward,
+    keeping_buffers,
+    random_inputs,
+)
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import OutputChange, named_tensors, task_outputs
-from hf_lgelu.models.random_inputs import random_inputs
 
 ONNX_FILE = "model.onnx"
 OPSET = 20

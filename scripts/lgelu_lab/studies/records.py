@@ -130,7 +130,7 @@ class RunRecord:
             return None  # when λ had settled is not recorded
         if self.config.get("max_steps", -1) > 0:
             return None  # of how many epochs these are is not recorded
-        # What hf_lgelu.models.schedules computes, and a test compares with: that package loads torch.
+        # What hf_lgelu.models.hardening computes, and a test compares with: that package loads torch.
         total, fraction = math.ceil(self.config["num_train_epochs"]), self.config["switch_fraction"]
         switch = min(math.floor(fraction * total * (1 + 1e-12)), total - 1)
         return max((epoch for epoch in self.epochs if epoch.epoch <= switch), key=lambda e: e.epoch, default=None)

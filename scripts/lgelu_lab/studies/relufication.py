@@ -7,7 +7,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_lgelu import substitute_relu
-from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.hardening import hardening_progress
 from hf_lgelu.models.sites import find_sites
 
 _KINDS = ("gelu", "silu", "mish")

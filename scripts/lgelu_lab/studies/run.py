@@ -39,8 +39,7 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.models.checkpoint import save_checkpoint
-from hf_lgelu.models.hardening import smallest_by_site
-from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.hardening import hardening_progress, smallest_by_site
 from hf_lgelu.models.sites import find_sites, short_names
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark

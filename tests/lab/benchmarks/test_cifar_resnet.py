@@ -13,7 +13,7 @@ from transformers import AutoModelForImageClassification
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.models.substitution import substitute_relu
+from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.registry import register_activation
 
 register_activation()

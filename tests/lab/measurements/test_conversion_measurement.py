@@ -19,7 +19,7 @@ from lgelu_lab.measurements.networks import draw_calibration
 from networks import convert_with
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.substitution import substitute_relu
+from hf_lgelu.models.surgery import substitute_relu
 
 DIGITS = BENCHMARKS["mlp-digits"]
 REFIT = ConversionSettings(rows=(32, 256, 1000), efforts=("refit",))

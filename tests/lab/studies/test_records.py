@@ -9,7 +9,7 @@ import pytest
 from lgelu_lab.studies import records
 from lgelu_lab.studies.records import EpochRecord, RunRecord, read_record, read_records, write_record
 
-from hf_lgelu.models.schedules import hardening_progress
+from hf_lgelu.models.hardening import hardening_progress
 
 PATH = [{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 1.5}, {"a": 2.0, "b": 1.5}]
 
