@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import RealSettings, find_real, record_real
-from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.folder import stopped_by_signals
@@ -35,9 +35,6 @@ class ZooArguments:
     )
     width_budget: float = field(default=1.0, metadata={"help": "Of the efforts above refit."})
     onnx: bool = field(default=False, metadata={"help": "Also float32 and int8 in onnxruntime: score and latency."})
-    finetune_steps: int = field(
-        default=0, metadata={"help": "Also train what was swapped, converted, hardened so long."}
-    )
     evaluation_units: int = field(default=RealSettings().evaluation_units, metadata={"help": "Judged on so many."})
 
 

@@ -36,6 +36,7 @@ class Benchmark:
         pretrained_defaults: the recipe that replaces part of `defaults` where a checkpoint is fine-tuned.
         pretrained_model_defaults: what replaces `model_defaults` there; None takes the same. What it does
             not name is the checkpoint's own.
+        keeps_rows: record the loss of each evaluated row, for few rows.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Benchmark:
     cpu_defaults: Mapping[str, Any] = field(default_factory=dict)
     pretrained_defaults: Mapping[str, Any] = field(default_factory=dict)
     pretrained_model_defaults: Mapping[str, Any] | None = None
+    keeps_rows: bool = False
 
     def model_options(self, given: Mapping[str, Any]) -> ModelOptions:
         """The benchmark's model options with those `given` that are not None in their place.

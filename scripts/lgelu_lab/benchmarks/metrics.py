@@ -43,6 +43,18 @@ def language_scores(prediction: EvalPrediction) -> dict[str, float]:
     return load_metrics("perplexity").compute(predictions=sums, references=predicted.sum(axis=1))
 
 
+def row_scores(prediction: EvalPrediction) -> dict[str, list[float]]:
+    """{"loss": nats of each row, "correct": 1 where its class is found}; of text the mean loss of its tokens alone."""
+    labels, predictions = prediction.label_ids, np.asarray(prediction.predictions, dtype=np.float64)
+    if labels.ndim > 1:
+        return {"loss": (predictions.sum(axis=1) / (labels[:, 1:] != IGNORED).sum(axis=1)).round(6).tolist()}
+    losses = torch.nn.functional.cross_entropy(*map(torch.from_numpy, (predictions, labels)), reduction="none")
+    return {
+        "loss": losses.numpy().round(6).tolist(),
+        "correct": (predictions.argmax(axis=1) == labels).astype(int).tolist(),
+    }
+
+
 @torch.no_grad()
 def token_losses(logits: Any, labels: Tensor) -> Tensor:
     """The negative log-likelihood of each predicted token; Trainer's `preprocess_logits_for_metrics`.

@@ -6,6 +6,7 @@ from lgelu_lab.benchmarks.cifar import RESNET18_CIFAR10, RESNET18_CIFAR100
 from lgelu_lab.benchmarks.digits import DIGITS
 from lgelu_lab.benchmarks.fashion_mnist import FASHION_MNIST
 from lgelu_lab.benchmarks.llama import LLAMA_WIKITEXT2
+from lgelu_lab.benchmarks.pretrained import REACTIONS, SMOLLM2
 from lgelu_lab.benchmarks.tiny_imagenet import DEIT_TINY_IMAGENET
 from lgelu_lab.benchmarks.wikitext import GPT2_WIKITEXT2
 
@@ -16,6 +17,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         *(RESNET18_CIFAR10, RESNET18_CIFAR100),
         DEIT_TINY_IMAGENET,
         *(GPT2_WIKITEXT2, LLAMA_WIKITEXT2),
+        *(REACTIONS, SMOLLM2),
     )
 }
 

@@ -12,26 +12,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PrinterCallback
+from transformers import PreTrainedModel
 
 from hf_lgelu import (
     ConversionRefusedError,
-    LambdaGELUTrainer,
-    LambdaGELUTrainingArguments,
     convert_to_relu,
     export_onnx,
     quantize_onnx,
-    replace_activations,
     substitute_relu,
 )
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
+from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
+from lgelu_lab.benchmarks.real_networks import RealNetwork, load_network
 from lgelu_lab.benchmarks.source import Origin, load_splits
 from lgelu_lab.measurements.conversion import kept_rung
-from lgelu_lab.measurements.real_networks import RealNetwork, load_network
-from lgelu_lab.measurements.real_tasks import TASKS, Inputs, in_batches, joined, paragraphs
+from lgelu_lab.measurements.real_tasks import TASKS
 from lgelu_lab.measurements.records import (
     MeasurementRecord,
     measurement_path,
@@ -40,19 +38,19 @@ from lgelu_lab.measurements.records import (
     write_measurement,
 )
 from lgelu_lab.peak_memory import peak_memory
-from lgelu_lab.studies.arguments import refuse_data_parallel
 from lgelu_lab.studies.checkout import software_versions
 
 REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
     "method": "original, direct (ReLU at every smooth gate, weights as they are), converted (convert_to_relu, the last "
-    "number of units), or hardened (every λ annealed to the target over the steps, then swapped)",
+    "number of units), or in older records hardened (every λ annealed to the target over the steps, then swapped)",
     "effort": "asked of the conversion; null where nothing was converted",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
     "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; of "
     "what was converted, its units equalized before)",
-    "steps": "of training on the units with their labels, after the swap or the conversion, or while it hardens",
+    "steps": "0; in older records also of training on the units with their labels, after the swap or the conversion, "
+    "or while it hardens",
     "units": "sequences, images or sounds that were fitted on; null where none are needed",
     "rows": "of these, tokens, images or sounds that were counted",
     "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
@@ -87,8 +85,6 @@ class RealSettings:
         efforts: of the conversions on the most units; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
         evaluation_units: what is judged on, other units than those; as many as there are where there are fewer.
-        finetune_steps: optimizer steps of 8 units, for rows of what was swapped, converted or hardened and trained;
-            without them, or without labels, there are no such rows.
         onnx: also judge and time the original and the last conversion in onnxruntime, in float32 and int8.
         seed: of the draws and the steps.
     """
@@ -96,7 +92,6 @@ class RealSettings:
     units: tuple[int, ...] = (64, 256, 1024)
     efforts: tuple[str, ...] = ("refit",)
     width_budget: float = 1.0
-    finetune_steps: int = 0
     evaluation_units: int = 400
     onnx: bool = False
     seed: int = 0
@@ -138,7 +133,7 @@ class _Measured:
 def measure_real(
     network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
 ) -> list[Row]:
-    """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime and those tuned."""
+    """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime."""
     return _rows(_load(network, settings, data_dir, packages))
 
 
@@ -146,8 +141,6 @@ def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, pa
     # What would stop the last rows is refused before hours of conversions.
     for package in ("onnx", "onnxscript", "onnxruntime") if settings.onnx else ():
         require(package, "onnx")
-    if settings.finetune_steps:
-        refuse_data_parallel(_tuning(settings, "", harden=False))
     model, processor = load_network(network, packages)
     corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
     columns = [name for name in (corpus.column, corpus.label) if name]
@@ -156,30 +149,27 @@ def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, pa
         off_hub=corpus.off_hub,
     )  # fmt: skip
     most, judged_on = max(settings.units), settings.evaluation_units
-    fitted = _read(network, found.splits[corpus.fit_split], processor, settings, most + judged_on)
+    fitted = read_units(network, found.splits[corpus.fit_split], processor, most + judged_on, settings.seed)
     if len(wanted) == 1:
         judged_on = min(judged_on, len(fitted) // 2)
         fitted, judged = fitted[judged_on:], fitted[:judged_on]
     else:
         fitted = fitted[:most]
-        judged = _read(network, found.splits[corpus.eval_split], processor, settings, judged_on)
+        judged = read_units(network, found.splits[corpus.eval_split], processor, judged_on, settings.seed)
     return _Measured(network, settings, model, processor, fitted, judged, found.origin)
 
 
 def _rows(measured: _Measured) -> list[Row]:
-    network, settings, model = measured.network, measured.settings, measured.model
+    settings, model = measured.settings, measured.model
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
-    rows, starts = [measured.row("original", model), measured.row("direct", swapped)], {"direct": swapped}
+    rows, networks = [measured.row("original", model), measured.row("direct", swapped)], {"original": model}
     for row, converted in _conversions(measured):
         rows.append(row)
         if converted is not None:
-            starts["converted"] = converted
+            networks["converted"] = converted
     if settings.onnx:
-        networks = {"original": model, **({"converted": starts["converted"]} if "converted" in starts else {})}
         rows = _in_onnxruntime(measured, rows, networks)
-    if settings.finetune_steps and (network.task == "text" or "labels" in measured.fitted[0]):
-        rows += list(_tuned(measured, rows, {**starts, "hardened": copy.deepcopy(model)}))
     return rows
 
 
@@ -258,50 +248,6 @@ def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn
     return rows + added
 
 
-def _tuned(measured: _Measured, rows: list[Row], starts: dict[str, nn.Module]) -> Iterator[Row]:
-    for method, start in starts.items():
-        made = [row for row in rows if row["method"] == method and not row["refusal"]]
-        told = {name: made[-1][name] for name in ("effort", "kept", "width")} if made else {}
-        began = time.perf_counter()
-        _tune(start, measured, harden=method == "hardened")
-        seconds = round(time.perf_counter() - began, 1)
-        steps = measured.settings.finetune_steps
-        yield measured.row(method, start, **told, units=len(measured.fitted), steps=steps, seconds=seconds)
-
-
-def _tune(model: nn.Module, measured: _Measured, *, harden: bool) -> None:
-    """Train in place; with `harden`, λ-gates harden over the steps and ReLU takes their place."""
-    if harden:
-        replace_activations(model)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = LambdaGELUTrainer(
-            model=model,
-            args=_tuning(measured.settings, folder, harden=harden),
-            train_dataset=measured.fitted,
-            data_collator=lambda part: _labelled(joined(part, measured.pad)),
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    model.cpu().eval()
-    if harden:
-        substitute_relu(model)
-
-
-def _tuning(settings: RealSettings, folder: str, *, harden: bool) -> LambdaGELUTrainingArguments:
-    annealing = {"hardening_schedule": "geometric", "hardening_strategy": "steps", "switch_fraction": 0.0}
-    return LambdaGELUTrainingArguments(
-        folder, max_steps=settings.finetune_steps, per_device_train_batch_size=8, learning_rate=5e-5,
-        seed=settings.seed, harden=harden, **(annealing if harden else {}), require_lambda_gelu=harden,
-        log_hardness=False, remove_unused_columns=False,
-        report_to="none", save_strategy="no", logging_strategy="no", disable_tqdm=True,
-        dataloader_pin_memory=torch.accelerator.is_available(),
-    )  # fmt: skip
-
-
-def _labelled(batch: Inputs) -> Inputs:
-    return batch if "labels" in batch else {**batch, "labels": batch["input_ids"]}
-
-
 def find_real(network: RealNetwork, settings: RealSettings, output_dir: str | Path) -> MeasurementRecord | None:
     """The record that `record_real` wrote with these settings; None where there is none.
 
@@ -345,24 +291,3 @@ def record_real(
     )
     write_measurement(record, output_dir)
     return record
-
-
-def _read(network: RealNetwork, split: Any, processor: Any, settings: RealSettings, wanted: int) -> list[Inputs]:
-    import datasets  # takes a second
-
-    corpus = network.corpus
-    if corpus.label is None:  # running text: its paragraphs, or blocks of them
-        texts, labels = paragraphs(split[corpus.column][:]), None
-    else:
-        order = torch.randperm(len(split), generator=torch.Generator().manual_seed(settings.seed))[:wanted].tolist()
-        chosen = split.select(order)
-        if network.task == "speech":  # datasets would decode sounds by a library of its own
-            chosen = chosen.cast_column(corpus.column, datasets.Audio(decode=False))
-        texts, labels = chosen[corpus.column][:], chosen[corpus.label][:]
-    units = TASKS[network.task].units(texts, labels, processor, network.length)
-    if corpus.label is None:
-        order = torch.randperm(len(units), generator=torch.Generator().manual_seed(settings.seed)).tolist()
-        units = [units[index] for index in order]
-    if not units:
-        raise ValueError(f"{corpus.hub_id or corpus.folders[0]} holds nothing that {network.name} could be judged on")
-    return units[:wanted]

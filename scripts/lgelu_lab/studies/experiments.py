@@ -73,6 +73,7 @@ GATE_OPTIONS: dict[tuple[str, str], str] = {
     ("hardening_switch", "plateau"): "plateau",
     ("hardening_rate", "tolerance"): "tolerance",
     ("target_hardness", "measured"): "measured",
+    ("hardening_schedule", "geometric"): "geometric",
 }
 """{(argument, value that is not the paper's): its word in the names of runs}."""
 
@@ -114,7 +115,7 @@ _RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
 
 
 # The gate whose λ = 1 a network's activation is, and the others that were tried in its place.
-_SMOOTH_GATES = {"llama-wikitext2": ("silu", "lambda_silu")}
+_SMOOTH_GATES = {"llama-wikitext2": ("silu", "lambda_silu"), "smollm2": ("silu", "lambda_silu")}
 _OTHER_GATES = {"gpt2-wikitext2": "lambda_gelu_tanh", "llama-wikitext2": "lambda_gelu"}
 _PLATEAU: Configuration = {"hardening_switch": "plateau", "switch_fraction": 0.5}
 """A plateau is looked for until half of training, or nothing would be left to find before the paper's quarter."""
@@ -129,7 +130,7 @@ def _gates(benchmark: str) -> list[Configuration]:
     hardened = {**_HARDENED, "activation": gate}
     options: tuple[Configuration, ...] = (
         _PLATEAU,
-        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron")),
+        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron", "geometric")),
     )
     others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
     return [
@@ -140,6 +141,20 @@ def _gates(benchmark: str) -> list[Configuration]:
         *({**hardened, **option} for option in options),
         *({**hardened, "activation": f"{gate}_relu", "harden": annealed} for annealed in (True, False)),
         *({**hardened, "activation": other} for other in others),
+    ]
+
+
+def _pretrained(benchmark: str) -> list[Configuration]:
+    """The network fine-tuned, hardened by two schedules, swapped early, and swapped before the first step."""
+    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
+    by_step = {"hardening_strategy": "steps"}
+    hardened = {**_HARDENED, "activation": gate, **by_step}
+    return [
+        {"activation": smooth, "save_final_model": True},
+        {**hardened, "save_final_model": True},
+        {"activation": smooth, "relufication": True, **by_step},
+        _RELU,
+        {**hardened, "hardening_schedule": "geometric"},
     ]
 
 
@@ -189,6 +204,20 @@ STUDIES: dict[str, Study] = {
             lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
             folder="downstream",
             arguments={"save_final_model": True},
+        ),
+        Study(
+            "pretrained",
+            "networks that others trained: fine-tuned, hardened, swapped early, and with ReLU from the first step",
+            ("reactions", "smollm2"),
+            _pretrained,
+            folder="pretrained",
+            arguments={
+                "init_hardness": 1.05,
+                "logging_strategy": "steps",
+                "logging_steps": 0.05,
+                "save_strategy": "steps",
+                "save_steps": 0.25,
+            },
         ),
         Study(
             "gates",

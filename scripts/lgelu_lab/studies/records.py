@@ -28,6 +28,9 @@ records lack:
 - versions: {package: version}, and "commit", the last one that changed the sources, with "-dirty" where they differ
   from it (absent earlier, and outside a checkout); hardware: {cpu, cpu_cores, accelerators, processes, platform}
 - weights: {file below the run's folder: SHA-256} of the networks saved with it; empty where none was (absent earlier)
+- rows: {"loss": [...], "correct": [...], "relu_loss": [...], "relu_correct": [...]} of each evaluated row in the last
+  evaluation, of benchmarks that keep them (absent earlier)
+- hardness_path: a list of {step, site: λ} between the evaluations, of runs that log by steps (absent earlier)
 - failure: why the run ended before its time; null for a whole run (absent earlier). A failed run is written as
   failed.json, with the evaluations that it had, and no list of records holds it
 """
@@ -100,6 +103,8 @@ class RunRecord:
     weights: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
     timed_from_step: int | None = None
+    rows: dict[str, list[float]] = field(default_factory=dict)
+    hardness_path: list[dict[str, float]] = field(default_factory=list)
 
     @property
     def whole_seconds(self) -> float | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    EvalPrediction,
     PreTrainedModel,
     PrinterCallback,
     TrainerCallback,
@@ -45,6 +46,7 @@ from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import AugmentationCallback
+from lgelu_lab.benchmarks.metrics import row_scores
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, refuse_data_parallel
@@ -175,20 +177,25 @@ def _build_trainer(
     training.require_lambda_gelu = run.activation in GATES
     callbacks: list[TrainerCallback] = [RunClock(), _RunGuard(run)]
     callbacks += [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
-    callbacks += [RelufyCallback(training.switch_fraction)] if run.relufication else []
-    switch_fraction = training.switch_fraction
-    if run.relufication:  # which LambdaGELUTrainer does not know of, so that it would call the fraction idle
-        training.switch_fraction = LambdaGELUTrainingArguments.switch_fraction
+    switch = {name: getattr(training, name) for name in ("switch_fraction", "hardening_strategy")}
+    if run.relufication:  # which LambdaGELUTrainer does not know of, so that it would call these idle
+        callbacks.append(RelufyCallback(*switch.values()))
+        for name in switch:
+            setattr(training, name, getattr(LambdaGELUTrainingArguments, name))
+    options = benchmark.trainer_options(data)
+    if benchmark.keeps_rows:
+        options["compute_metrics"] = RowKeeper(benchmark.compute_metrics)
     trainer = LambdaGELUTrainer(
         model=model,
         args=training,
         train_dataset=data.train,
         eval_dataset=data.eval,
-        **benchmark.trainer_options(data),
+        **options,
         optimizer_cls_and_kwargs=timm_optimizer(run, training),
         callbacks=callbacks,
     )
-    training.switch_fraction = switch_fraction
+    for name, value in switch.items():
+        setattr(training, name, value)
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
@@ -269,6 +276,26 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
         save_checkpoint(model, folder / RELU_FOLDER, processor)
 
 
+class RowKeeper:
+    """`compute_metrics` that keeps the scores of each row: of an evaluation as it is, then with ReLU."""
+
+    def __init__(self, compute_metrics: Callable[[EvalPrediction], dict[str, float]]) -> None:
+        self.compute_metrics = compute_metrics
+        self.kept: list[dict[str, list[float]]] = []
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.kept.append(row_scores(prediction))
+        return self.compute_metrics(prediction)
+
+    def last(self, both: bool) -> dict[str, list[float]]:
+        """{"loss", "correct", "relu_loss", "relu_correct"} of the last evaluation, with ReLU where it judged `both`."""
+        prefixes = ("", "relu_") if both else ("",)
+        kept = self.kept[-len(prefixes) :]
+        return {
+            f"{prefix}{name}": rows for prefix, each in zip(prefixes, kept, strict=True) for name, rows in each.items()
+        }
+
+
 class _RunGuard(TrainerCallback):
     """Stops a run that would not be what its record says: hard gates or ReLU from the start, scores that are none."""
 
@@ -287,13 +314,13 @@ class _RunGuard(TrainerCallback):
             )
         if not (args.harden or self.run.relufication) or args.switch_fraction == 0:
             return
-        by_step = args.harden and args.hardening_strategy == "steps"  # relufication swaps between epochs
+        by_step = args.hardening_strategy == "steps"
         total, unit = (state.max_steps, "steps") if by_step else (state.num_train_epochs, "epochs")
         if total >= 1 and hardening_progress(1, total, args.switch_fraction) is not None:
-            happens, way_out = "ReLU would be put in at once and the smooth network never be trained", ""
+            happens = "ReLU would be put in at once and the smooth network never be trained"
             if args.harden:
                 happens = "hardening would begin at once and λ never be learned"
-                way_out = "" if by_step else ", harden with --hardening_strategy steps"
+            way_out = "" if by_step else ", take --hardening_strategy steps"
             raise ValueError(
                 f"of {total} {unit} a switch_fraction of {args.switch_fraction:g} is less than one: {happens}. Train "
                 f"at least {math.ceil(1 / args.switch_fraction)} {unit}{way_out}, or ask for it with --switch_fraction "
@@ -411,6 +438,8 @@ def _record(
         versions=software_versions(),
         hardware=hardware(processes),
         failure=failure,
+        rows=_rows(trainer, evaluations),
+        hardness_path=_hardness_path(trainer, initial_hardness),
     )
 
 
@@ -474,3 +503,16 @@ def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRec
         relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
         hardness={site: entry[key] for site, key in keys.items() if key in entry},
     )
+
+
+def _hardness_path(trainer: LambdaGELUTrainer, sites: Iterable[str]) -> list[dict[str, float]]:
+    if trainer.args.logging_strategy != "steps":
+        return []
+    keys = {site: f"hardness/{short}" for site, short in short_names(sites).items()}
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry and entry.keys() >= set(keys.values())]
+    return [{"step": entry["step"], **{site: entry[key] for site, key in keys.items()}} for entry in logs if keys]
+
+
+def _rows(trainer: LambdaGELUTrainer, evaluations: list[dict[str, Any]]) -> dict[str, list[float]]:
+    keeper = trainer.compute_metrics
+    return keeper.last("eval_relu_loss" in evaluations[-1]) if isinstance(keeper, RowKeeper) and keeper.kept else {}

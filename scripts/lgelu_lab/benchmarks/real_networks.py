@@ -16,9 +16,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lgelu_lab.benchmarks import wikitext
-from lgelu_lab.measurements import ctranslate2_whisper
-from lgelu_lab.measurements.real_tasks import Inputs
+from lgelu_lab.benchmarks import ctranslate2_whisper, wikitext
+from lgelu_lab.benchmarks.data import Batch
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class _SmilesTokenizer:
     def __init__(self, vocabulary: Path) -> None:
         self._ids = {token: index for index, token in enumerate(vocabulary.read_text(encoding="utf-8").split("\n"))}
 
-    def __call__(self, text: str, max_length: int, **options: Any) -> Inputs:
+    def __call__(self, text: str, max_length: int, **options: Any) -> Batch:
         unknown = self._ids["[UNK]"]
         inner = [self._ids.get(token, unknown) for token in _SMILES.findall(text)][: max_length - 2]
         ids = torch.tensor([[self._ids["[CLS]"], *inner, self._ids["[SEP]"]]])
