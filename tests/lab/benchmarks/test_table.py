@@ -76,7 +76,7 @@ SCORES = {"accuracy": right_share, "perplexity": perplexity_by_token}
 @pytest.mark.parametrize(
     "name",
     # The ResNet of full size takes longest, and test_cifar_resnet.py has a small one.
-    [pytest.param(name, marks=pytest.mark.slow if name.startswith("resnet18") else ()) for name in BENCHMARKS],
+    [pytest.param(name, marks=pytest.mark.slow if name.startswith("resnet18") else ()) for name in SITES],
 )
 def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
     benchmark = BENCHMARKS[name]

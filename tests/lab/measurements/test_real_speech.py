@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from lgelu_lab.benchmarks.ctranslate2_whisper import load_whisper
+from lgelu_lab.benchmarks.real_inputs import UNITS, joined
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real_tasks
 from lgelu_lab.measurements.conversion import change_of_outputs
-from lgelu_lab.measurements.ctranslate2_whisper import load_whisper
-from lgelu_lab.measurements.real_tasks import TASKS, joined
+from lgelu_lab.measurements.real_tasks import TASKS
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     GenerationConfig,
@@ -128,7 +129,7 @@ def test_a_whisper_is_read_out_of_ctranslate2s_file(tmp_path):
     told = found.generation_config
     assert (told.suppress_tokens, told.begin_suppress_tokens, told.max_length) == ([3], [4], 24)
     assert heard_by.tokenizer(SAID[0])["input_ids"] == processor.tokenizer(SAID[0])["input_ids"]
-    batch = joined(TASKS["speech"].units([sound(), sound(0.3)], SAID[:2], processor, 24), 0)
+    batch = joined(UNITS["speech"]([sound(), sound(0.3)], SAID[:2], processor, 24), 0)
     inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
     torch.testing.assert_close(found.eval()(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
     write_ctranslate2(tmp_path / "model.bin", model)
@@ -141,7 +142,7 @@ def test_a_whisper_is_read_out_of_ctranslate2s_file(tmp_path):
 def test_a_unit_is_a_sound_with_its_text():
     _, processor = a_speaker()
     sounds = [sound(), sound(0.4, 16000, 2, "FLAC"), sound(1.2), sound()]
-    units = TASKS["speech"].units(sounds, [*SAID[:2], "a", " ".join(SAID)], processor, 24)
+    units = UNITS["speech"](sounds, [*SAID[:2], "a", " ".join(SAID)], processor, 24)
     assert len(units) == 2  # the third is too long to be heard, the fourth's text to be written
     start, plain, *words, end = processor.tokenizer(SAID[0])["input_ids"]
     assert units[0]["decoder_input_ids"].tolist() == [[start, plain, *words]]
@@ -150,14 +151,14 @@ def test_a_unit_is_a_sound_with_its_text():
     twice = sound(0.4, 16000)  # nothing to resample, and both channels alike
     samples, _ = soundfile.read(io.BytesIO(twice["bytes"]), dtype="float32")
     features = processor.feature_extractor(samples, sampling_rate=16000, return_tensors="pt")["input_features"]
-    (unit,) = TASKS["speech"].units([twice], SAID[:1], processor, 24)
+    (unit,) = UNITS["speech"]([twice], SAID[:1], processor, 24)
     torch.testing.assert_close(unit["input_features"], features)
 
 
 def test_texts_are_padded_behind_and_padding_is_not_counted():
     model, processor = a_speaker()
     other = speech(1)[0]
-    units = TASKS["speech"].units([sound(0.2), sound(0.4), sound(0.6)], SAID, processor, 24)
+    units = UNITS["speech"]([sound(0.2), sound(0.4), sound(0.6)], SAID, processor, 24)
     batch = joined(units, 7)
     longest = max(unit["labels"].shape[1] for unit in units)
     assert batch["labels"].shape == batch["decoder_input_ids"].shape == (3, longest)
@@ -190,7 +191,7 @@ def errors(spoken, heard):
 
 def test_word_errors_are_those_of_a_plain_recursion_over_all_sounds(monkeypatch):
     model, processor = a_speaker()
-    units = TASKS["speech"].units([sound(0.2), sound(0.4), sound(0.6)], SAID, processor, 24)
+    units = UNITS["speech"]([sound(0.2), sound(0.4), sound(0.6)], SAID, processor, 24)
     heard = {SAID[0]: "The cat, on a mat!", SAID[1]: "one big house", SAID[2]: SAID[2]}
     monkeypatch.setattr(
         real_tasks, "written", lambda network, batch, tokenizer: [heard[text] for text in spoken(batch, tokenizer)]

@@ -19,7 +19,7 @@ def small(activation="gelu"):
     )
 
 
-def trained(model, folder, resume_from_checkpoint=None, switch_fraction=0.25, **options):
+def trained(model, folder, resume_from_checkpoint=None, switch_fraction=0.25, strategy="epoch", **options):
     torch.manual_seed(1)
     rows = FeatureRows(torch.randn(8, 3), torch.randint(0, 2, (8,)))
     arguments = LambdaGELUTrainingArguments(
@@ -31,7 +31,7 @@ def trained(model, folder, resume_from_checkpoint=None, switch_fraction=0.25, **
     )  # fmt: skip
     trainer = LambdaGELUTrainer(
         model=model, args=arguments, train_dataset=rows, eval_dataset=rows, data_collator=collate_rows,
-        callbacks=[RelufyCallback(switch_fraction)],
+        callbacks=[RelufyCallback(switch_fraction, strategy)],
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=resume_from_checkpoint)
     return trainer, rows
@@ -43,10 +43,11 @@ def forward(model, features, gate):
     return model.classifier(features)
 
 
-def test_two_epochs_of_gelu_then_six_of_relu(tmp_path):
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_two_epochs_of_gelu_then_six_of_relu(strategy, tmp_path):
     model = small()
     by_hand = copy.deepcopy(model)
-    trainer, rows = trained(model, tmp_path)
+    trainer, rows = trained(model, tmp_path, strategy=strategy)
     for epoch in range(8):  # one batch of all rows an epoch, so that their order does not matter
         gate = F.gelu if epoch < 2 else F.relu  # ⌊0.25·8⌋ = 2
         loss = F.cross_entropy(forward(by_hand, rows.features, gate), rows.labels)
