@@ -31,11 +31,9 @@ from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averag
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu, short_names
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import (
-    largest_override,
     refuse_to_harden,
     require_gradient,
     warn_released,
-    warn_softer,
     warn_ungrouped,
     warn_unreached,
 )
@@ -94,7 +92,6 @@ class HardeningCallback(TrainerCallback):
         self.config = HardeningConfig() if config is None else config
         self._epoch: int | None = None  # the number of the epoch that has begun, from 1 on
         self._has_learned = False  # that gradients reach s was seen
-        self._resumed_hardness = 0.0  # until it is compared with what the run goes on with
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
@@ -102,7 +99,6 @@ class HardeningCallback(TrainerCallback):
         config, selects = self.config, self.selects_hardened_checkpoints
         refuse_to_harden(config, args, state, model, optimizer, selects)
         self._epoch, self._has_learned = None, False
-        self._resumed_hardness = largest_override(model) if state.global_step else 0.0
         if selects and state.best_metric is not None and not is_hardened(model, config.targets):
             step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
             logger.warning(
@@ -174,9 +170,6 @@ class HardeningCallback(TrainerCallback):
             anneal_hardness(
                 model, progress, target_hardness=self.config.targets, schedule=self.config.hardening_schedule
             )
-        if self._resumed_hardness >= 1:
-            warn_softer(self._resumed_hardness, largest_override(model))
-        self._resumed_hardness = 0.0
 
 
 def _number_of_epoch(before: int | None, args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> int:

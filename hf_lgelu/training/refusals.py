@@ -180,16 +180,6 @@ def warn_not_learning(model: nn.Module) -> None:
         )
 
 
-def warn_softer(before: float, after: float) -> None:
-    """Warn where a resumed run sets λ back, since it has other epochs than the run before it."""
-    if after < 0.999 * before:
-        logger.warning(
-            f"Hardening had come to λ = {before:.4g} and goes on with {max(after, 1.0):.4g}: with another number of "
-            "epochs (or steps) than in the run that is resumed, its place in them is another. The gates are softer "
-            "until it is over. To keep them as hard as they are, train on from the network without harden"
-        )
-
-
 def largest_override(model: nn.Module) -> float:
     """The largest λ that hardening has set; 0 where λ follows s everywhere."""
     overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]

@@ -13,12 +13,9 @@ from hf_lgelu.export.hub.card import (
     TEMPLATE,
     CardFacts,
     CardScores,
-    card_facts_of,
     own_name,
     pipeline_tag,
     render_card,
-    save_card_facts,
-    shown,
     write_card,
 )
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
@@ -134,27 +131,6 @@ def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        ("/home/alice/private/hf_models/gpt2-ours", "gpt2-ours"),
-        ("./alice/gpt2-ours", "gpt2-ours"),
-        ("C:\\alice\\gpt2-ours", "gpt2-ours"),
-        (f"https://alice:{TOKEN}@hub.local/a/gpt2?token=x", "gpt2"),
-        ("bob/gpt2", "bob/gpt2"),
-        ("there/gpt2", "gpt2"),
-        (False, "no"),
-        (0.05, "0.05"),
-    ],
-)
-def test_of_a_path_or_address_only_its_last_part_is_shown(value, told, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "there" / "gpt2").mkdir(parents=True)  # a local folder that looks like a Hub id
-    assert shown(value) == told
-    if isinstance(value, str):
-        assert card_of(base_model=value).data.base_model == (value if told == "bob/gpt2" else None)
-
-
-@pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"training": TOKEN}, "access token"),
@@ -229,27 +205,6 @@ def test_an_export_comes_with_its_card(tmp_path):
     assert "plain GELU computes the same function" in (tmp_path / "gelu" / "README.md").read_text(encoding="utf-8")
 
 
-def test_facts_are_of_the_weights_that_they_were_saved_with(tmp_path):
-    """The scores of one network were on the card of another, which was trained on into the same folder."""
-    model = hardened_mlp()
-    model.save_pretrained(tmp_path / "run")
-    save_card_facts(FACTS, model, tmp_path / "run")
-    loaded = load_checkpoint(tmp_path / "run")
-    facts = card_facts_of(loaded, tmp_path / "run")
-    assert str(render_card(facts, MLP)) == str(render_card(FACTS, MLP))
-    export_relu(loaded, tmp_path / "relu")
-    card = ModelCard.load(tmp_path / "relu" / "README.md")
-    assert (card.data.license, card.text.splitlines()[1]) == ("mit", "# letters-relu")
-    assert "| ReLU, the same weights (this model) | 0.8565 |" in card.text
-    with torch.no_grad():
-        loaded.classifier.bias[0] += 1e-4
-    export_relu(loaded, tmp_path / "other")
-    card = ModelCard.load(tmp_path / "other" / "README.md")
-    assert card.text.splitlines()[1] == "# run-relu"
-    assert "0.8565" not in card.text
-    assert "There is no record of its training" in card.text
-
-
 def test_a_card_is_named_by_the_hub_id_of_a_folder_in_the_hubs_cache(tmp_path):
     folder = tmp_path / "models--bob--letters" / "snapshots" / "0123abc"
     hardened_mlp().save_pretrained(folder)
@@ -272,15 +227,6 @@ def test_a_networks_own_name_is_the_title_of_its_card(card, name, tmp_path):
     if card is not None:
         (tmp_path / "checkpoint" / "README.md").write_text(card)
     assert own_name(str(tmp_path / "checkpoint")) == name
-
-
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[]", b'{"other": 1}', b'{"scores": {"metric": "accuracy"}}'])
-def test_a_file_that_holds_no_facts_is_left_out_by_its_path(content, tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr("hf_lgelu.export.hub.card.logger.warning", said.append)
-    (tmp_path / "card_facts.json").write_bytes(content)
-    assert card_facts_of(hardened_mlp(), tmp_path) is None
-    assert "card_facts.json holds no facts of a card, or those of another version" in said[0]
 
 
 def test_the_card_of_a_checkpoint_is_written_beside_it(tmp_path):

@@ -1,25 +1,19 @@
 """Model cards: of a network that was trained with λ-GELU, and of one that was converted to ReLU."""
 
-import dataclasses
-import json
 import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
 from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.modelcard import TASK_MAPPING
-from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
@@ -37,9 +31,6 @@ from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words,
 if TYPE_CHECKING:
     from hf_lgelu.export.comparison import NetworkComparison
 
-logger = logging.get_logger(__name__)
-
-CARD_FACTS_FILE = "card_facts.json"
 FORMS = ("relu", "gelu", "lambda_gelu")
 """What a card's network is: with ReLU in the place of its λ-gates, with λ absorbed by the weights, or as trained."""
 
@@ -113,7 +104,6 @@ class CardFacts:
         loading_code: {form: Python that loads it}, where `from_pretrained` of its class does not.
         license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
         base_model: Hub id of the model that it was fine-tuned from.
-        weights: `weights_digest` of the network that all this is of.
     """
 
     name: str = "model"
@@ -131,44 +121,6 @@ class CardFacts:
     loading_code: Mapping[str, str] = field(default_factory=dict)
     license: str | None = None
     base_model: str | None = None
-    weights: str = ""
-
-
-@torch.no_grad()
-def weights_digest(model: nn.Module) -> str:
-    """A digest of all parameters and saved buffers: facts of one network must not get onto the card of another."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def save_card_facts(facts: CardFacts, model: nn.Module, folder: str | os.PathLike) -> Path:
-    """Write what is known of `model` beside its checkpoint in `folder`, for the card of its export; the file's path."""
-    path = Path(folder) / CARD_FACTS_FILE
-    told = dataclasses.asdict(dataclasses.replace(facts, weights=weights_digest(model)))
-    with whole_file(path, overwrite=True) as new:
-        new.write_text(f"{json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False)}\n", encoding="utf-8")
-    return path
-
-
-def card_facts_of(model: nn.Module, folder: str | os.PathLike) -> CardFacts | None:
-    """The facts in `folder` (`save_card_facts`); None where there are none, or, with a warning, of other weights."""
-    path = Path(folder) / CARD_FACTS_FILE
-    if not path.is_file():
-        return None
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        scores = told.pop("scores", None)
-        facts = CardFacts(**told, scores=None if scores is None else CardScores(**scores))
-    except (ValueError, TypeError, AttributeError) as error:
-        logger.warning(f"{path} holds no facts of a card, or those of another version ({error}): it is left out")
-        return None
-    if facts.weights != weights_digest(model):
-        logger.warning(f"{path} is of other weights than those of this model: it is left out")
-        return None
-    return facts
 
 
 def write_card(
@@ -182,9 +134,6 @@ def write_card(
     repo_id: str | None = None,
 ) -> Path:
     """Write README.md into a folder and return its path; `export_relu` and `export_gelu` do so by themselves.
-
-    The card shows the facts that a training left beside the checkpoint of `model` (card_facts.json), if they are of
-    the same weights.
 
     Args:
         model: with λ-GELU, as it was trained.
@@ -219,19 +168,17 @@ def write_card(
             f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
             "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
-    found = (card_facts_of(model, place) for place in (source, folder) if place)
-    facts = next(filter(None, found), None) or CardFacts(name=own_name(source) or "model")
-    limits = list(facts.limits)
+    limits = []
     others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
     if form == "relu" and find_sites(model, others):
         had = f"beside its λ-gates it had {sites_in_words(model, others)}, and has them still"
         limits.append(f"It is no ReLU network throughout: {had}.")
-    facts = dataclasses.replace(
-        facts,
+    facts = CardFacts(
+        name=own_name(source) or "model",
         hardness=smallest_by_site(model),
         mean_hardness=mean_of_several(model),
         gates={site.name: site.kind for site in find_sites(model, LEARNED_KINDS)},
-        license=license or facts.license or (stated_licence(source) if source else None),
+        license=license or (stated_licence(source) if source else None),
         limits=limits,
     )
     top = ""
@@ -478,18 +425,6 @@ def plain(text: Any) -> str:
 def code(text: Any) -> str:
     """A name as inline code, which no character of it can end."""
     return f"`{' '.join(str(text).split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def shown(value: Any) -> str:
-    """A value of a config as a reader may see it: of a path or address the last part, of a Hub id all of it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    text = str(value)
-    if ("/" not in text and "\\" not in text) or is_hub_id(text):
-        return text
-    return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
 def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:

@@ -35,7 +35,6 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy"
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
 _TRAINING_STATE = re.compile(
     r"training_args\.bin|optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|rng_state.*\.pth|trainer_state\.json|record\.json"
-    r"|card_facts\.json"
 )
 
 
@@ -145,7 +144,7 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     Safetensors, ONNX with its data, JSON, text, the card, pictures, and the files of tokenizers and processors; Python
     files only if config.json names them as the model's own code. Left out are hidden files, other folders than
     `figures`, `additional_chat_templates`, those of a second tokenizer and the modules of sentence-transformers,
-    Trainer's state (training_args.bin, optimizer.pt, …), record.json and card_facts.json.
+    Trainer's state (training_args.bin, optimizer.pt, …) and record.json.
 
     Raises:
         NotADirectoryError: no folder is there.

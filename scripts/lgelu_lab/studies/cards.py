@@ -1,6 +1,7 @@
 """The model card of a benchmark's run: its record as facts, and the cards of this repository."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from hf_lgelu.export.hub.card import (
     plain,
     render_card,
     save_card,
-    shown,
 )
 from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.files import is_hub_id
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
 
@@ -88,6 +89,18 @@ COMMITTED_CARDS = {
     "resnet18-cifar10": "records/resnet18-cifar10/lambda_gelu-uniform-hardened-seed0",
     "resnet18-cifar100": "records/resnet18-cifar100/lambda_gelu-uniform-hardened-seed0",
 }
+
+
+def shown(value: Any) -> str:
+    """A value of a config as a reader may see it: of a path or address the last part, of a Hub id all of it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    if ("/" not in text and "\\" not in text) or is_hub_id(text):
+        return text
+    return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
 def card_facts(

@@ -38,9 +38,8 @@ from hf_lgelu import (
 )
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.environment import hardware, require
-from hf_lgelu.export.hub.card import CARD_FACTS_FILE, save_card_facts
 from hf_lgelu.models.checkpoint import save_checkpoint
-from hf_lgelu.models.hardening import hardening_progress, smallest_by_site
+from hf_lgelu.models.hardening import hardening_progress
 from hf_lgelu.models.sites import find_sites, short_names
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
@@ -50,7 +49,6 @@ from lgelu_lab.benchmarks.metrics import row_scores
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, refuse_data_parallel
-from lgelu_lab.studies.cards import card_facts
 from lgelu_lab.studies.checkout import software_versions
 from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
@@ -243,19 +241,14 @@ def _save(
 ) -> RunRecord:
     """The networks, and then the record that names their digests: killed in between, no record is there."""
     folder = Path(trainer.args.output_dir)
-    smallest = smallest_by_site(trainer.model)  # of what is sharded every process has a part
     if run.save_final_model:
         if trainer.is_world_process_zero():  # what speaks of other weights must not outlive them
-            _remove(folder / RECORD_FILE, folder / CARD_FACTS_FILE)
+            _remove(folder / RECORD_FILE)
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
             _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
             record = replace(record, weights=weight_digests(folder))
-            if record.saved.hardness:
-                facts = card_facts(record, smallest_hardness=smallest)
-                # Not the trained module: under FSDP this process holds a part of it alone.
-                save_card_facts(facts, from_pretrained(model_class, folder, use_safetensors=True), folder)
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
         (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try

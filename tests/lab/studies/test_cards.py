@@ -7,13 +7,12 @@ import pytest
 import timm
 import torch
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
-from lgelu_lab.studies.cards import card_facts, write_committed_cards, write_record_card
+from lgelu_lab.studies.cards import card_facts, shown, write_committed_cards, write_record_card
 from lgelu_lab.studies.records import EpochRecord, RunRecord
 from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
 from hf_lgelu import anneal_hardness, export_relu
-from hf_lgelu.export.hub.card import CardFacts, save_card_facts
 
 CARDS = Path(__file__).parents[3] / "model_cards"
 
@@ -126,6 +125,25 @@ def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     assert "was read in the place of scikit-learn/adult-census-income: 40 of 200 classes" in card_of(known, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("/home/alice/private/hf_models/gpt2-ours", "gpt2-ours"),
+        ("./alice/gpt2-ours", "gpt2-ours"),
+        ("C:\\alice\\gpt2-ours", "gpt2-ours"),
+        ("https://alice:secret@hub.local/a/gpt2?token=x", "gpt2"),
+        ("bob/gpt2", "bob/gpt2"),
+        ("there/gpt2", "gpt2"),
+        (False, "no"),
+        (0.05, "0.05"),
+    ],
+)
+def test_of_a_path_or_address_only_its_last_part_is_shown(value, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there" / "gpt2").mkdir(parents=True)  # a local folder that looks like a Hub id
+    assert shown(value) == told
+
+
 def test_a_loss_of_smoothed_labels_is_no_loss_of_these_labels(tmp_path):
     assert f"| {RECORD.last.loss:.4f} |" in card_of(RECORD, tmp_path)
     text = card_of(with_config(label_smoothing_factor=0.1), tmp_path)
@@ -140,11 +158,8 @@ def test_card_of_the_small_resnet_says_how_timm_loads_it(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model = new_cifar_resnet("lambda_gelu", [str(i) for i in range(7)], [0.5] * 3, [0.2] * 3).eval()
     anneal_hardness(model, 1.0)
-    (tmp_path / "run").mkdir()
-    save_card_facts(CardFacts(loading_code=card_facts(OF_CIFAR).loading_code), model, tmp_path / "run")
-    model.name_or_path = str(tmp_path / "run")
     export_relu(model, tmp_path / "relu", inputs={"pixel_values": torch.randn(2, 3, 32, 32)})
-    text = (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
+    text = card_of(OF_CIFAR, tmp_path)
     assert "With hf_lgelu:" not in text  # which alone does not know the architecture
     code = text.partition("Without hf_lgelu:\n\n```python\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path / "relu")

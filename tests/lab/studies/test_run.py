@@ -17,13 +17,10 @@ from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recip
 from lgelu_lab.studies.records import EpochRecord, read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, is_majority, run_benchmark, run_config, train_and_record
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.optim import Muon
 from transformers import AutoModel
 
 from hf_lgelu import LambdaGELUTrainer, hardness_profile
-from hf_lgelu.export.hub.card import card_facts_of
-from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPForClassification
 
 SHORT = {"num_train_epochs": 4, "max_train_samples": 256, "use_cpu": True, "disable_tqdm": True, "log_level": "error"}
@@ -80,18 +77,6 @@ def test_the_saved_networks_score_what_the_record_says(hardened):
     assert scores == pytest.approx([record.last.score, record.last.relu_score], abs=1e-12)
     assert (before - after).abs().max().item() == pytest.approx(record.last.relu_max_logit_change, rel=1e-4)
     assert 0 < record.last.relu_max_logit_change < record.epochs[0].relu_max_logit_change
-
-
-def test_the_facts_of_gates_with_several_hardnesses_have_the_smallest(tmp_path):
-    record = digits(tmp_path, granularity="channel", num_train_epochs=1, harden=False, save_final_model=True)
-    state = load_file(tmp_path / "model.safetensors")
-    raw = [state[f"layers.{number}.activation.raw_hardness"].double() for number in range(4)]
-    hardness = [1 + torch.log1p(torch.exp(s / 0.1)) for s in raw]
-    facts = card_facts_of(load_checkpoint(tmp_path), tmp_path)
-    assert list(facts.hardness.values()) == pytest.approx([values.min().item() for values in hardness], rel=1e-5)
-    assert list(facts.mean_hardness.values()) == pytest.approx([values.mean().item() for values in hardness], rel=1e-5)
-    assert facts.mean_hardness == record.last.hardness
-    assert list(facts.hardness.values()) < list(facts.mean_hardness.values())
 
 
 def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypatch):
