@@ -1,6 +1,5 @@
 """What a training says, or refuses, where λ or a gate would not be what one thinks."""
 
-import json
 import logging
 
 import pytest
@@ -202,17 +201,6 @@ def test_of_gates_that_learn_or_are_hard_nothing_is_said(ready, tmp_path, said):
     ready(model)
     trainer(model, tmp_path, num_train_epochs=1).train()
     assert "set by hardening" not in said()
-
-
-def test_a_run_that_is_resumed_with_more_epochs_says_that_its_gates_are_softer(tmp_path, said):
-    options = {"harden": True, "save_strategy": "epoch"}
-    trainer(mlp(), tmp_path, num_train_epochs=4, **options).train()
-    steps = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())["global_step"]
-    assert steps == 8
-    trainer(mlp(), tmp_path, num_train_epochs=4, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
-    assert "goes on with" not in said()
-    trainer(mlp(), tmp_path, num_train_epochs=8, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
-    assert "Hardening had come to λ = 159.6 and goes on with 80.31" in said()
 
 
 def test_gates_that_do_not_learn_are_named(tmp_path, said):

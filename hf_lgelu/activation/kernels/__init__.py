@@ -40,10 +40,6 @@ class Kernel:
     unavailable: Callable[[], str | None] = lambda: None
 
 
-def _never(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
-    return None
-
-
 def _triton_failure() -> str | None:
     """Why Triton cannot be had, or None. Asked for only where there is a device: others need not have it."""
     if find_spec("triton") is None:
@@ -117,7 +113,7 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             plain.lambda_gate,
-            refusal=_never,
+            refusal=lambda x, hardness, gate=DEFAULT_GATE: None,
         ),
     )
 }

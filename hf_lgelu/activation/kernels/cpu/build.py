@@ -1,9 +1,8 @@
 """Compiling the C++ source for this processor, once a gate, into a folder of the user's own in the cache.
 
-A library is loaded only if it is this user's, nobody else may write it, and its digest is that in the file beside it.
+A library is loaded only if it is this user's and nobody else may write it.
 """
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -12,7 +11,6 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("gate.cpp")
@@ -36,8 +34,8 @@ _FLAGS = (
 def build_library(gate: str, cache: Path | None = None) -> Path:
     """The shared library of a gate for this processor, compiled unless the cache has it whole.
 
-    Of several processes that need one, one compiles and the others wait. A file is put in its place whole; one that is
-    damaged, or whose mode lets others write it, is built anew, and what an interrupted build left is swept.
+    A file is put in its place whole, by each of several processes that need one. A file that others may write is built
+    anew.
 
     Args:
         gate: a struct of formulas.h.
@@ -48,15 +46,27 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
             written; the message says which, with the compiler's own words.
     """
     command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={gate}", *_processor_flags()]
-    folder = _own_folder(cache_folder() if cache is None else cache)
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    # The cache may be shared by several users; none of them can put a library there for another.
+    folder = (cache_folder() if cache is None else cache) / f"kernels-{user}"
     library = folder / f"{gate}-{_fingerprint(command)}.so"
     try:
-        _make_private(folder)
-        if not _is_whole(library):
-            with _locked(folder):
-                if not _is_whole(library):
-                    _sweep(folder)
-                    _build(command, library)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
+            raise RuntimeError(
+                f"{folder} is no folder of this user's; remove it, or set {CACHE_VARIABLE} to another place"
+            )
+        if found.st_mode & 0o022:
+            folder.chmod(0o700)
+        if not _is_own(library, user):
+            with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
+                fresh = Path(building) / library.name
+                _compile([*command, str(SOURCE), "-o", str(fresh)])
+                fresh.chmod(0o700)
+                with fresh.open("rb") as file:
+                    os.fsync(file.fileno())
+                os.replace(fresh, library)
     except OSError as error:
         raise RuntimeError(
             f"the compiled kernel cannot be kept in {folder} ({error}); "
@@ -88,85 +98,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lgelu"
 
 
-def _own_folder(cache: Path) -> Path:
-    # The cache may be shared by several users; none of them can put a library there for another.
-    return cache / f"kernels-{_user()}"
-
-
-def _user() -> int:
-    return os.getuid() if hasattr(os, "getuid") else 0
-
-
-def _make_private(folder: Path) -> None:
-    """Make the folder, for this user alone; raise RuntimeError where it is another's."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
-        raise RuntimeError(f"{folder} is no folder of this user's; remove it, or set {CACHE_VARIABLE} to another place")
-    if found.st_mode & 0o022:
-        folder.chmod(0o700)
-
-
-def _is_whole(library: Path) -> bool:
-    """Whether it is there, this user's alone to write, and as it was written."""
+def _is_own(library: Path, user: int) -> bool:
+    """Whether it is there, and this user's alone to write."""
     try:
         found = library.lstat()
-        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == _user() and not found.st_mode & 0o022
-        return is_own and _digest_file(library).read_text(encoding="ascii") == _digest(library)
-    except (FileNotFoundError, UnicodeDecodeError):
+    except FileNotFoundError:
         return False
-
-
-def _digest_file(library: Path) -> Path:
-    return library.with_suffix(".sha256")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Only one process of those that share the folder is inside; the lock ends with its process."""
-    try:
-        import fcntl
-    except ImportError:  # no POSIX system
-        yield
-        return
-    with (folder / "lock").open("w") as file:
-        # A file system without locks lets several build; each puts a whole file in place.
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what builds left that were killed; the lock is held, so none is under way."""
-    for left in folder.glob("building-*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def _build(command: list[str], library: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="building-", dir=library.parent) as folder:
-        fresh = Path(folder) / library.name
-        _compile([*command, str(SOURCE), "-o", str(fresh)])
-        fresh.chmod(0o700)
-        digest = _digest_file(fresh)
-        digest.write_text(_digest(fresh), encoding="ascii")
-        # Killed between the two, the library has another's digest or none, and is built again.
-        for path in (fresh, digest):
-            _flush(path)
-            os.replace(path, library.with_name(path.name))
-    _flush(library.parent)
-
-
-def _flush(path: Path) -> None:
-    """See to it that the disk has the file, or the names in the folder."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return stat.S_ISREG(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
 
 
 def _compile(command: list[str]) -> None:

@@ -8,7 +8,6 @@ import ctypes
 import functools
 import logging
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,32 +94,16 @@ class Library:
             ) from error
 
 
-_lock = threading.Lock()
-_libraries: dict[str, Library | str] = {}
-"""Gate → its library, or why there is none."""
-
-
+@functools.cache
 def load_library(gate: str) -> Library | str:
     """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
-    found = _libraries.get(gate)
-    if found is None:
-        with _lock:
-            found = _libraries.get(gate)
-            if found is None:
-                found = _libraries[gate] = _try_to_load(gate)
-    return found
-
-
-def _try_to_load(gate: str) -> Library | str:
     try:
         return Library.load(build_library(gate))
     except RuntimeError as error:
-        # Another gate fails for the same reason, which has been told.
-        if not any(isinstance(found, str) for found in _libraries.values()):
-            logger.warning(
-                "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
-                str(error).splitlines()[0],
-            )
+        logger.warning(
+            "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
+            str(error).splitlines()[0],
+        )
         return str(error)
 
 
