@@ -15,6 +15,7 @@ from torch import Tensor, library, nn
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.example_run import (
@@ -155,7 +156,7 @@ def export_sites(
     network = _OutputTensors(model, outputs)
     reached: set[int] = set()
     try:
-        with _markers(sites, reached), torch.no_grad(), evaluation_mode(model), same_randomness():
+        with _markers(sites, reached), _masks_unread(), torch.no_grad(), evaluation_mode(model), same_randomness():
             program = torch.export.export(network, args, kwargs, strict=False, dynamic_shapes=sizes)
     except NOT_TAKEN as error:
         raise ValueError(
@@ -197,6 +198,17 @@ def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[Non
     finally:
         for site in sites:
             site.put(site.module)
+
+
+@contextmanager
+def _masks_unread() -> Iterator[None]:
+    """A block in which torch's transformers apply a mask and do not ask whether its values are a causal one's."""
+    kept = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = kept
 
 
 class _OutputTensors(nn.Module):

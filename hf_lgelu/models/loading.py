@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import ModelHubMixin, try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
@@ -31,6 +31,7 @@ from transformers.utils import CONFIG_NAME, logging
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import (
+    EXCHANGED,
     activation_strings,
     apply_changes,
     config_entries,
@@ -94,6 +95,7 @@ def extend_from_pretrained() -> None:
         ("get_expanded_tied_weights_keys", _keep_gates_untied),
     ):
         _extend(PreTrainedModel, name, extension)
+    _extend(ModelHubMixin, "save_pretrained", _tell_gates_of_code)
 
 
 def extend_from_config() -> None:
@@ -180,6 +182,17 @@ def _keep_records_true(original: Any, model: PreTrainedModel, /, *args: Any, **k
     renew_records(model)
     require_own_record(model)
     require_whole_config(model)
+    return original(model, *args, **kwargs)
+
+
+def _tell_gates_of_code(original: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:
+    name = type(model).__name__
+    if hasattr(model, EXCHANGED):
+        logger.warning(
+            f"{name}.save_pretrained saves weights, and not the gates that hf_lgelu has exchanged: "
+            f"{name}.from_pretrained builds those of the code, another network, without an error. Write the new gates "
+            "into the code before you load the folder, or pickle the model"
+        )
     return original(model, *args, **kwargs)
 
 

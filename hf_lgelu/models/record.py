@@ -130,14 +130,16 @@ def describe_sites(
 def _said(entry: Mapping[str, Any]) -> str | None:
     """The activation string that says the gate of an entry, or None for several λ and for a slope of its own."""
     if "activation" in entry:
-        return entry["activation"] if entry.get("negative_slope") in (None, nn.LeakyReLU().negative_slope) else None
+        has_own_slope = entry.get("negative_slope") not in (None, nn.LeakyReLU().negative_slope)
+        return None if has_own_slope or entry["activation"] not in ACT2FN else entry["activation"]
     return entry.get("gate", DEFAULT_GATE) if entry["raw_shape"] == [1] else None
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
-    """The entry of a plain activation in a record: its name in transformers, and a LeakyReLU's slope."""
-    if isinstance(module, nn.LeakyReLU):
-        return {"activation": "leaky_relu", "negative_slope": module.negative_slope}
+    """The entry of a plain activation in a record: its name, and the arguments of a row of `_WITH_ARGUMENTS`."""
+    for name, kind in _WITH_ARGUMENTS.items():
+        if type(module) is kind:
+            return {"activation": name, **{key: getattr(module, key) for key in _arguments(kind)}}
     x = torch.linspace(-8, 8, 129)
     # Several classes compute the same function; only the module's own gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
@@ -146,6 +148,16 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return {"activation": name}
     raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")
+
+
+_WITH_ARGUMENTS: dict[str, Any] = {
+    "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "selu": nn.SELU, "celu": nn.CELU, "softplus": nn.Softplus,
+}  # fmt: skip
+"""Activations of torch that transformers has no name for, or none for each slope."""
+
+
+def _arguments(kind: Any) -> list[str]:
+    return [name for name in kind.__constants__ if name != "inplace"]
 
 
 def plain_sites(record: SiteRecord) -> list[str]:
@@ -249,10 +261,13 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             )
         placed += 1
         if "activation" in entry:
-            plain, slope = entry["activation"], entry.get("negative_slope")
-            if not isinstance(plain, str) or plain not in ACT2FN or not isinstance(slope, int | float | None):
+            plain = entry["activation"]
+            kind = _WITH_ARGUMENTS.get(str(plain))
+            given = {} if kind is None else {key: entry[key] for key in _arguments(kind) if key in entry}
+            is_known = kind is not None or (isinstance(plain, str) and plain in ACT2FN)
+            if not is_known or not all(isinstance(value, int | float) for value in given.values()):
                 raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
-            place(parent, attribute, ACT2FN[plain] if slope is None else nn.LeakyReLU(slope))
+            place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
             raise ValueError(
                 f"the gate at {name} is one that this version of hf_lgelu has no more; load the checkpoint with "

@@ -12,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 import torch
 from accelerate.utils import has_offloaded_params
+from huggingface_hub import ModelHubMixin
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -21,6 +22,7 @@ from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERAT
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
+    EXCHANGED,
     ConfigChange,
     UnsupportedConfigError,
     forget_checkpoint,
@@ -405,6 +407,8 @@ def exchange_activations(
     before = {id(parameter): parameter for parameter in model.parameters()}
     replaced = put_modules(sites, modules)
     forget_checkpoint(model)
+    for mixin in (module for module in model.modules() if isinstance(module, ModelHubMixin)):
+        setattr(mixin, EXCHANGED, True)
     if change is not None:
         after = {id(parameter): parameter for parameter in model.parameters()}
         change.carry_out(

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 from torch.nn import functional as F
 
@@ -221,6 +222,17 @@ def test_a_saved_model_loads_with_the_gates_in_the_place_of_its_calls(tmp_path, 
     loaded = hf_lgelu.from_pretrained(OwnModel, tmp_path).eval()
     torch.testing.assert_close(loaded(x), converted(x))
     assert not find_smooth_calls(loaded, {"x": x[:2]})
+
+
+class OwnMixin(Gated, PyTorchModelHubMixin):
+    pass
+
+
+def test_a_mixin_of_the_hub_says_that_it_saves_no_gates(tmp_path, x, caplog):
+    OwnMixin().save_pretrained(tmp_path)
+    assert not caplog.records
+    hf_lgelu.convert_to_relu(OwnMixin(), x).model.save_pretrained(tmp_path)
+    assert "OwnMixin.from_pretrained builds those of the code, another network" in caplog.text
 
 
 def test_onnx_has_relu_in_the_place_of_the_calls(tmp_path, x):

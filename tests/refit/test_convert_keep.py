@@ -203,6 +203,17 @@ def test_a_slope_is_saved_with_the_gates(tmp_path):
             convert_to_relu(model, inputs, target=wrong)
 
 
+@pytest.mark.parametrize("gate", [nn.ELU(0.7), nn.Softplus(2.0, 15.0)], ids=repr)
+def test_a_kept_gate_of_torch_comes_back_with_its_arguments(tmp_path, gate):
+    model = mlp(hidden_act="silu")
+    model.layers[1].activation = gate
+    converted, _ = convert_with(model, rows(), keep=["layers.1.activation"], max_kl=None)
+    converted.save_pretrained(tmp_path)
+    again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path).eval()
+    assert repr(again.layers[1].activation) == repr(gate)
+    assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
+
+
 def test_a_gate_that_computes_the_target_stays():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 16), nn.LeakyReLU(0.1), nn.Linear(16, 3))

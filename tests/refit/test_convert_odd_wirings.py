@@ -470,3 +470,22 @@ def test_experts_that_are_given_the_tokens_that_choose_them_are_left_in_words():
     except ConversionRefusedError as error:  # no nearer than the swap, with such experts left as they are
         report = error.report
     assert any("as many rows as values behind a gate decide (tokens" in warning for warning in report.warnings)
+
+
+class Causal(nn.Module):
+    """torch's decoder with a mask that is causal, which torch finds out from the mask's values."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(8, 2, 12, activation="gelu", batch_first=True)
+        self.decoder, self.head = nn.TransformerDecoder(layer, 1), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
+        return {"values": self.head(self.decoder(x, x, tgt_mask=mask))}
+
+
+def test_a_decoder_of_torch_with_a_causal_mask_is_refitted():
+    torch.manual_seed(0)
+    report = convert_to_relu(drawn(Causal()), {"x": rows(48, 5, 8)}).report
+    assert report.held_out.refitted.distance < 0.5 * report.held_out.direct.distance
