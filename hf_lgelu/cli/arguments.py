@@ -1,4 +1,4 @@
-"""What each command of `hf-lgelu` takes: one dataclass a command, and the table COMMANDS.
+"""What each command of `hf-lgelu` takes: one dataclass a command, and the tables EXPORT_TARGETS and COMMANDS.
 
 A new command is a dataclass, a row and a module with its function. An option without a default is required; of these
 the command's words are given without a name. Nothing here imports torch.
@@ -7,6 +7,7 @@ the command's words are given without a name. Nothing here imports torch.
 import dataclasses
 import inspect
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,53 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
 _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
 _AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """A form that `hf-lgelu export --to` writes.
+
+    Args:
+        name: after `hf-lgelu export --to`.
+        description: for that command's help.
+        run: "module:function", called with the model and a folder that is there; `source` is where a tokenizer or
+            processor is that goes along, `inputs` are rows to compare on, None for random ones. Gives a dataclass
+            that can be printed, with the `folder` of a checkpoint or the `path` of a file.
+        is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
+            forms are files, of any network as it is.
+        is_relu: gates become ReLU, soft ones with `allow_soft=True` alone.
+    """
+
+    name: str
+    description: str
+    run: str
+    is_checkpoint: bool = True
+    is_relu: bool = False
+
+    def export(self, *arguments: Any, **options: Any) -> Any:
+        """The report of `run`."""
+        return pkgutil.resolve_name(self.run)(*arguments, **options)
+
+
+EXPORT_TARGETS: dict[str, ExportTarget] = {
+    target.name: target
+    for target in (
+        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.plain:save_relu", is_relu=True),
+        ExportTarget("gelu", "GELU, with λ absorbed by the weights, exactly", "hf_lgelu.export.plain:save_gelu"),
+        ExportTarget(
+            "onnx",
+            "the model as it is, whatever its gates, for onnxruntime",
+            "hf_lgelu.export.onnx.onnx_export:save_onnx",
+            is_checkpoint=False,
+        ),
+    )
+}
+
+
 _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
 
 

@@ -1,11 +1,9 @@
 """`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what stands in the way. Nothing is written."""
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +34,6 @@ from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
 
 _EXAMPLE_ROWS = 8
@@ -99,7 +96,6 @@ def check(arguments: CheckArguments) -> None:
             ("Is it piecewise linear?", _linearity(examined)),
             ("What would ReLU in the place of its gates cost?", _swap(examined)),
             ("Can it be converted without training?", _conversion(examined)),
-            ("How it was converted", _earlier_conversion(given)),
             ("Before anything is written", _notes(examined)),
             ("What to do", _advice(examined)),
         ):
@@ -223,18 +219,6 @@ def _dearest(examined: Examined) -> Iterator[str]:
     yield f"Swapped alone, these gates cost most, {ranked}.{way}"
 
 
-def _earlier_conversion(given: GivenCheckpoint) -> Iterator[str]:
-    """What the report of a conversion says that lies in the checkpoint's folder."""
-    path = Path(given.name) / REPORT_FILE
-    if not path.is_file():
-        return
-    try:
-        report = ConversionReport.from_dict(json.loads(path.read_text(encoding="utf-8"))["report"])
-    except (ValueError, TypeError, KeyError, AttributeError, OSError):
-        return  # some other report, or one of another version
-    yield from (line.strip() for line in str(report).splitlines())
-
-
 def _shortened(lines: list[str]) -> list[str]:
     more = len(lines) - _LONGEST_LIST
     return lines if more <= 1 else [*lines[:_LONGEST_LIST], f"- and {more} more"]
@@ -247,9 +231,6 @@ def _notes(examined: Examined) -> Iterator[str]:
             "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `export` makes checkpoints "
             "that need nothing of it."
         )
-        raw = [tensor for name, tensor in given.model.named_parameters() if name.endswith("raw_hardness")]
-        if not all(tensor.requires_grad for tensor in raw):
-            yield "- Its hardness takes no gradient (frozen by an adapter, or by hand): trained on, λ would stay."
     if given.sentences is not None:
         yield (
             f"- A {given.sentences.network_class} of sentence-transformers: the modules behind its encoder go along "
@@ -265,11 +246,6 @@ def _notes(examined: Examined) -> Iterator[str]:
         yield (
             f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
             "--outputs names others."
-        )
-    if examined.sites and given.model.main_input_name == "input_ids":
-        yield (
-            "- Before int8 (quantize_onnx), give inputs with padded rows too: only such rows show what int8 changes at "
-            "masked positions."
         )
 
 

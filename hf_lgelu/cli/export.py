@@ -4,13 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.cli.arguments import ExportArguments
+from hf_lgelu.cli.arguments import EXPORT_TARGETS, ExportArguments
 from hf_lgelu.cli.checkpoint import push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import print_table
 from hf_lgelu.cli.inputs import evaluation_set
 from hf_lgelu.export.hub.card import write_card
-from hf_lgelu.export.targets import EXPORT_TARGETS
 from hf_lgelu.files import whole_folder
 
 _EXAMPLE_ROWS = 64

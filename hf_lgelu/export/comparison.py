@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from timeit import Timer
 from typing import Any
 
 import numpy as np
@@ -296,27 +297,21 @@ def _bytes_of(network: nn.Module) -> int:
 
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, float, float]]:
     """The quartiles of the processor time of each call, in milliseconds, on one thread of torch."""
-
-    def seconds(call: Callable[[], Any], repeats: int) -> float:
-        began = time.process_time()
-        for _ in range(repeats):
-            call()
-        return (time.process_time() - began) / repeats
-
+    timers = [Timer(call, timer=time.process_time) for call in calls]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for call in calls:
             call()  # the first allocates
         # The seconds of one call are 0 where the processor's clock ticks.
-        repeats = [max(1, math.ceil(_ROUND_SECONDS / max(seconds(call, 1), 1e-5))) for call in calls]
+        repeats = [max(1, math.ceil(_ROUND_SECONDS / max(timer.timeit(1), 1e-5))) for timer in timers]
         times: list[list[float]] = [[] for _ in calls]
         began = time.monotonic()
         for number in range(_ROUNDS):
             if number >= _FEWEST_ROUNDS and time.monotonic() - began > _MOST_SECONDS:
                 break
             for place in sorted(range(len(calls)), reverse=number % 2 == 1):
-                times[place].append(1e3 * seconds(calls[place], repeats[place]))
+                times[place].append(1e3 * timers[place].timeit(repeats[place]) / repeats[place])
     finally:
         torch.set_num_threads(threads)
     quartiles = np.quantile(times, (0.25, 0.5, 0.75), axis=1).T

@@ -8,7 +8,6 @@ loss, the mean loss over several processes counts the samples that fill up a las
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -173,12 +172,11 @@ def metrics_of_module(
 
 def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]:
     """Trainer's own objective of a search, without the metrics of the substitution on these evaluation sets."""
-    names = eval_dataset if isinstance(eval_dataset, dict) else ()
-    return partial(_without, ("eval_relu_", *(f"eval_{name}_relu_" for name in names)))
-
-
-def _without(prefixes: tuple[str, ...], metrics: dict[str, float]) -> float:
-    return default_compute_objective({name: value for name, value in metrics.items() if not name.startswith(prefixes)})
+    sets = eval_dataset if isinstance(eval_dataset, dict) else ()
+    left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
+    return lambda metrics: default_compute_objective(
+        {name: value for name, value in metrics.items() if not name.startswith(left_out)}
+    )
 
 
 def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:

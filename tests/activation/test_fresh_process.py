@@ -61,7 +61,7 @@ def test_a_new_process(tmp_path, monkeypatch):
     assert "choice: eager (use_kernel or LGELU_KERNEL)" in said["named"]
     assert said["automatic"] == "None"
     assert [round(float(word), 4) for word in said["built"].split()] == [0.8413] * 3  # Φ(1)
-    assert sorted(name.partition("-")[0] for name in said["kept"].split()) == ["lambda_gelu", "lambda_gelu", "lock"]
+    assert sorted(name.partition("-")[0] for name in said["kept"].split()) == ["lambda_gelu"]
     assert said["triton's"] == "False"  # imported where there is a device
     assert said["missing"].startswith("Triton is not installed (pip install triton")
     assert said["broken"] == "Triton cannot be imported (libtriton.so: no such file)"

@@ -202,7 +202,7 @@ def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, cal
         assert f"| `layers.1.activation` | 100 | 100 | {hard:.2g} |" in text
 
 
-def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tmp_path, call):
+def test_the_dearest_gates_are_said(place, call):
     rows = place / "rows.csv"
     status, said, _ = call("check", place / "gelu", "--evaluation", rows, "--disable_tqdm")
     assert status == 0
@@ -210,13 +210,3 @@ def test_the_dearest_gates_and_how_a_checkpoint_was_converted_are_said(place, tm
     assert line.endswith("--keep 1 leaves 1 smooth.")  # of two gates; the third of --keep 3 is not there
     assert "layers.0.activation" in line
     assert "layers.1.activation" in line
-    assert "How it was converted" not in said
-    words = ("convert", place / "gelu", "--data", rows, "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert call(*words)[0] == 0
-    _, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
-    part = said[said.index("How it was converted") :]
-    assert "2 gates (GELUActivation) became ReLU" in part
-    assert "The next rung, `place` (effort, --effort), may bring the network nearer." in part
-    (tmp_path / "relu" / "report.json").write_text('{"report": {"model": "other"}}')
-    status, said, _ = call("check", tmp_path / "relu", "--disable_tqdm")
-    assert (status, "How it was converted" in said) == (0, False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.gates import Gate
-from hf_lgelu.activation.kernels.plain import internal_dtype
+from hf_lgelu.activation.kernels.plain import internal_dtype, laid_as
 
 CHUNK = 262_144
 """Elements of a piece per thread, 1 MiB in float32: a call of torch's GELU costs as much as 20,000 elements more, so
@@ -54,7 +54,7 @@ def backward(
     Pieces are added up in float64 and in order: the same bits in each run with as many threads.
     """
     x = _dense(x)
-    delta = _in_layout_of(x, delta)
+    delta = laid_as(x, delta)
     dtype = internal_dtype(x)
     limit = gate.limit(dtype) / gate.scale
     is_wide = x.dtype == dtype
@@ -93,12 +93,6 @@ def _dense(x: Tensor) -> Tensor:
     if x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride():
         return x
     return x.contiguous()
-
-
-def _in_layout_of(x: Tensor, delta: Tensor) -> Tensor:
-    if delta.stride() == x.stride() or (delta.is_contiguous() and x.is_contiguous()):
-        return delta
-    return torch.empty_like(x).copy_(delta)
 
 
 def _chunk(x: Tensor) -> int:

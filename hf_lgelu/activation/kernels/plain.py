@@ -159,6 +159,13 @@ def is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _PLAIN
 
 
+def laid_as(dense: Tensor, tensor: Tensor) -> Tensor:
+    """`tensor` in the memory order of `dense`, which has no gaps."""
+    if tensor.stride() == dense.stride() or (tensor.is_contiguous() and dense.is_contiguous()):
+        return tensor
+    return torch.empty_like(dense).copy_(tensor)
+
+
 def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
     """Why torch has to see the operations inside, or None if a kernel may read and write the memory itself."""
     if torch.compiler.is_compiling():

@@ -162,7 +162,7 @@ class _LambdaGate(torch.autograd.Function):
         if x.numel():
             state, programs = (hardness, temperature, override), triton.cdiv(x.numel(), BLOCK)
             with torch.cuda.device_of(x):
-                _forward[(programs,)](_laid_as(y, x), y, *state, x.numel(), block=BLOCK, gate=gate, **_OPTIONS)
+                _forward[(programs,)](plain.laid_as(y, x), y, *state, x.numel(), block=BLOCK, gate=gate, **_OPTIONS)
         return y
 
     @staticmethod
@@ -177,18 +177,13 @@ class _LambdaGate(torch.autograd.Function):
             return dense if needs_x else None, torch.zeros_like(hardness) if needs_hardness else None, None, None, None
         programs = triton.cdiv(x.numel(), BLOCK)
         partial = x.new_empty(programs, dtype=torch.float32) if needs_hardness else None
-        operands = _laid_as(dense, x), _laid_as(dense, delta), dense if needs_x else None, partial
+        operands = plain.laid_as(dense, x), plain.laid_as(dense, delta), dense if needs_x else None, partial
         with torch.cuda.device_of(x):
             _backward[(programs,)](*operands, *state, x.numel(), block=BLOCK, gate=ctx.gate, **_OPTIONS)
             if partial is not None:
                 total = torch.empty_like(hardness)
                 _finish[(1,)](partial, total, *state, programs, block=2 * BLOCK, **_OPTIONS)
         return operands[2], None if partial is None else total, None, None, None
-
-
-def _laid_as(dense: Tensor, tensor: Tensor) -> Tensor:
-    """`tensor` in the memory order of `dense`, which has no gaps."""
-    return tensor if tensor.stride() == dense.stride() else torch.empty_like(dense).copy_(tensor)
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:

@@ -46,16 +46,7 @@ _SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 
 
 class NotAbsorbableError(ValueError):
-    """Why the layers around a site cannot absorb λ; `absorb_hardness` names all these sites in one ValueError.
-
-    Example:
-        >>> import torch
-        >>> from hf_lgelu import LambdaGELU, absorb_hardness
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), LambdaGELU())  # no layer behind it
-        >>> absorb_hardness(model, torch.randn(2, 3))
-        Traceback (most recent call last):
-        ValueError: Sequential cannot become ...
-    """
+    """Why the layers around a site cannot absorb λ; `absorb_hardness` names all these sites in one ValueError."""
 
 
 def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> list[tuple[AffineOperation, int | None]]:

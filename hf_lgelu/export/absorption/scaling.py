@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +11,7 @@ from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, layer_afte
 from hf_lgelu.models.dataflow import AffineOperation, DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.operable import require_own_memory
-from hf_lgelu.models.outputs import agree, named_tensors, predicted_outputs
-
-_FLIPPED = 0.01  # of the codes that a model gives, those that rounding may tip over
+from hf_lgelu.models.outputs import agree, predicted_outputs
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,6 @@ def scale_parameters(
 ) -> None:
     """Multiply parameters by their factors, in float64, rounded once to the parameter's dtype; the outputs stay.
 
-    A model whose outputs differ from call to call by themselves, by random numbers that are not torch's, cannot be held
-    to them, and is changed all the same.
-
     Args:
         factors: by parameter name, each broadcastable to the parameter.
         inputs: on which the outputs before and after are compared.
@@ -120,36 +114,14 @@ def scale_parameters(
     except BaseException:  # also of memory, or of who waits
         write(old, put_back)
         raise
-    if _agree(before, after, allowed):
+    if agree(*(list(predicted_outputs(output).values()) for output in (before, after)), allowed):
         return
     write(old, put_back)
-    if not _agree(before, run_example(model, inputs), allowed):
-        write(new, put)
-        return
     raise ValueError(
         f"{changed} {type(model).__name__} gives other outputs, and it is as it was. What it computes with may lie in "
         "the memory of one of its weights without being registered: make it a parameter or a buffer. Or numbers inside "
         "leave the range of their dtype: give the model in a wider one (model.float())"
     )
-
-
-def _agree(before: Any, after: Any, allowed: Callable[[Tensor], float]) -> bool:
-    """Whether two outputs agree up to rounding: of new weights, and of kernels that sum in another order."""
-    (numbers, codes), (new_numbers, new_codes) = map(_numbers_and_codes, (before, after))
-    return (
-        agree(numbers, new_numbers, allowed)
-        and [code.shape for code in codes] == [code.shape for code in new_codes]
-        and all(
-            int((one != other).sum()) <= _FLIPPED * one.numel() for one, other in zip(codes, new_codes, strict=True)
-        )
-    )
-
-
-def _numbers_and_codes(output: Any) -> tuple[list[Tensor], list[Tensor]]:
-    tensors = [tensor for _, tensor in named_tensors(output)]
-    pairs = [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors if tensor.is_complex()]
-    codes = [tensor for tensor in tensors if not (tensor.is_floating_point() or tensor.is_complex())]
-    return [*predicted_outputs(output).values(), *pairs], codes
 
 
 @dataclass

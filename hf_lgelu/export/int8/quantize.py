@@ -1,4 +1,4 @@
-"""Static int8 of an ONNX file by onnxruntime, what becomes of its activations, and how far it is from float32.
+"""Static int8 of an ONNX file by onnxruntime, and how far it is from float32.
 
 Activations are unsigned (u8), weights signed (s8) with a scale for each output channel, both by the range that
 calibration sees (MinMax). With unsigned activations a ReLU costs nothing: it is where the quantizer clips. A smooth
@@ -15,8 +15,7 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 
 import functools
 import os
-import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,7 @@ import torch
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_inputs import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
-    CLIPS,
-    INTEGER_ACTIVATIONS,
-    INTEGER_LAYERS,
     OnnxModel,
-    all_nodes,
-    count_operations,
-    find_activations,
     read_onnx,
     runtime_errors,
     silence_python,
@@ -71,11 +64,6 @@ class Int8Report:
 
     `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen by the graph.
 
-    `activations` are those of the float file, each of which is one of three: `vanished_activations` are where another
-    operation's integers are clipped, `integer_activations` have an operation on integers of their own, and
-    `float_activations` still are computed in float. `counts` is {operation: nodes} of the graph that onnxruntime makes
-    of the file and runs on this CPU.
-
     `change` compares the first outputs. `relative_error` is Σ(int8 − float)² / Σ(float − mean)², the share of squares
     that a conversion's report names too, the largest of all outputs; the mean is of rows and positions. 0 is no error,
     and 1 that of a file that gives the mean for every row. Positions that an attention_mask of zeros marks as padding
@@ -89,23 +77,12 @@ class Int8Report:
     file_bytes: int
     float_file_bytes: int
     calibration_rows: int
-    activations: int
-    float_activations: int
-    integer_activations: int
-    vanished_activations: int
-    counts: Mapping[str, int]
     change: OutputChange
     relative_error: float
     large_number_operations: int
     weight_bits: int
 
-    @property
-    def integer_layers(self) -> int:
-        """The nodes that multiply integers."""
-        return integer_layers(self.counts)
-
     def __str__(self) -> str:
-        quantize, dequantize = (self.counts.get(f"{name}Linear", 0) for name in ("Quantize", "Dequantize"))
         left = self.large_number_operations
         large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
         seven = ", weights of 7 bits" if self.weight_bits == 7 else ""
@@ -114,11 +91,6 @@ class Int8Report:
             f"{self.calibration_rows:,} rows, operations {self.operations!r}{seven}",
             f"  on these rows, against float32: relative error (share of squares) {self.relative_error:.3g}, "
             f"{self.change}",
-            f"  {self.integer_layers} layers in integers, {quantize} steps from float to integers and {dequantize} "
-            "back",
-            f"  of {self.activations} activations, {self.vanished_activations} are part of another integer operation, "
-            f"{self.integer_activations} are integer operations themselves and {self.float_activations} are computed "
-            "in float",
             *([large] if left else []),
         ]
         return "\n".join(lines)
@@ -171,8 +143,8 @@ def quantize_onnx(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = export_onnx(model, f"{folder}/float.onnx", rows)
         ...     report = quantize_onnx(f"{folder}/float.onnx", f"{folder}/int8.onnx", rows)
-        >>> report.vanished_activations, report.relative_error < 0.05
-        (1, True)
+        >>> report.operations, report.relative_error < 0.05
+        ('all', True)
     """
     if operations is not None and operations not in QUANTIZED_OPERATIONS:
         raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
@@ -181,7 +153,7 @@ def quantize_onnx(
     require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
     float_model, float_graph = OnnxModel(path), read_onnx(path)
-    if count_operations(float_graph)["QuantizeLinear"]:
+    if any(node.op_type == "QuantizeLinear" for node in float_graph.graph.node):
         raise ValueError(f"{path} is quantized already; give the float32 file")
     operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")
     batches = read_onnx_batches(data, float_model.input_names)
@@ -196,14 +168,6 @@ def quantize_onnx(
                 f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows like those that "
                 "the network will see; or go on with max_relative_error"
             )
-        # Activations of the float file are looked for in the graph that runs: several operations may run for one there.
-        counts, running = count_optimized(file)
-        activations = find_activations(float_graph)
-        in_float = {
-            name for node in all_nodes(running.graph) if node.op_type != "DequantizeLinear" for name in node.output
-        }
-        clipped = sum(node.op_type in CLIPS and in_float.isdisjoint(node.output) for node in activations)
-        integer = sum(counts.get(operation, 0) for operation in INTEGER_ACTIVATIONS)
         size = file.stat().st_size
     return Int8Report(
         path=Path(output_path),
@@ -211,11 +175,6 @@ def quantize_onnx(
         file_bytes=size,
         float_file_bytes=Path(path).stat().st_size,
         calibration_rows=sum(len(next(iter(batch.values()))) for batch in batches),
-        activations=len(activations),
-        float_activations=len(activations) - integer - clipped,
-        integer_activations=integer,
-        vanished_activations=clipped,
-        counts=counts,
         change=change,
         relative_error=error,
         large_number_operations=large,
@@ -262,20 +221,6 @@ def products_saturate() -> bool:
     session = runtime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     (product,) = session.run(None, {"x": np.full((2, 64), 255, np.uint8)})
     return bool((product != 255 * 127 * 64).any())
-
-
-def count_optimized(path: str | os.PathLike) -> tuple[dict[str, int], Any]:
-    """{operation: nodes} of the graph that onnxruntime optimizes and runs on this CPU, and that graph."""
-    with tempfile.TemporaryDirectory() as folder:
-        graph = Path(folder) / "optimized.onnx"
-        OnnxModel(path, optimized_path=graph)
-        running = read_onnx(graph)
-    return dict(sorted(count_operations(running).items())), running
-
-
-def integer_layers(counts: Mapping[str, int]) -> int:
-    """Of {operation: nodes} those that multiply integers."""
-    return sum(count for operation, count in counts.items() if operation in INTEGER_LAYERS)
 
 
 def _quantize(

@@ -16,7 +16,6 @@ from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
-    find_activations,
     read_onnx,
     require_parity,
     silence_python,
@@ -63,8 +62,7 @@ class OnnxReport:
     `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
     between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
     batches of other sizes, `other_shapes`, each {axis: size}. `largest_output` is the largest |output| of torch on
-    the example inputs. `activations` counts the nodes that stand for an activation, one each (Relu, Gelu, a Clip from 0
-    on, or Erf for λ-GELU).
+    the example inputs.
     """
 
     path: Path
@@ -76,13 +74,12 @@ class OnnxReport:
     other_shapes_max_abs_difference: float
     other_shapes: tuple[dict[str, int], ...]
     largest_output: float
-    activations: int
 
     def __str__(self) -> str:
         inputs = ", ".join(f"{name} ({', '.join(map(str, shape))})" for name, shape in self.inputs.items())
         sizes = [", ".join(f"{axis} {size}" for axis, size in others.items()) for others in self.other_shapes]
         lines = [
-            f"{self.path}: ONNX opset {self.opset}, {self.file_bytes:,} bytes, {self.activations} activations",
+            f"{self.path}: ONNX opset {self.opset}, {self.file_bytes:,} bytes",
             f"  {inputs} → {', '.join(self.outputs)}",
             f"  onnxruntime differs from torch by at most {self.max_abs_difference:.3g} of outputs up to "
             f"{self.largest_output:.3g} on the example inputs",
@@ -170,7 +167,7 @@ def export_onnx(
         _write(network, inputs, outputs, axes, opset, file)
         others = other_sizes(axis_sizes(inputs, axes))
         example, resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
-        activations, file_bytes = len(find_activations(read_onnx(file))), file.stat().st_size
+        file_bytes = file.stat().st_size
     return OnnxReport(
         path=Path(path),
         file_bytes=file_bytes,
@@ -181,7 +178,6 @@ def export_onnx(
         other_shapes_max_abs_difference=max((change.max_change for _, change in resized), default=0.0),
         other_shapes=tuple(sizes for sizes, _ in resized),
         largest_output=example.largest_output,
-        activations=activations,
     )
 
 

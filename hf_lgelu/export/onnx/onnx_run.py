@@ -1,11 +1,10 @@
-"""ONNX files: run by onnxruntime, compared with torch, read as graphs, stripped of what tells where they were made."""
+"""ONNX files: run by onnxruntime, compared with torch, stripped of what tells where they were made."""
 
 import contextlib
 import io
 import logging
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,49 +18,20 @@ from hf_lgelu.environment import require
 from hf_lgelu.models.batches import counted_rows
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
 
-CLIPS = frozenset({"Relu", "Clip"})
-"""Activations that a quantizer to unsigned integers does by clipping: nothing is left of them."""
-
-ACTIVATION_OPERATIONS = CLIPS | {
-    *("LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "HardSwish", "HardSigmoid", "Mish"),
-    *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Erf", "Tanh", "Sigmoid", "Softplus", "Swish"),
-}
-"""One node of these in an activation's place: Erf stands for a λ-GELU, Tanh for GELU's tanh form."""
-
-INTEGER_ACTIVATIONS = frozenset({"QLinearLeakyRelu", "QLinearSigmoid"})
-"""Activations for which onnxruntime has an operation on integers."""
-
-INTEGER_LAYERS = frozenset(
-    {
-        *("QGemm", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
-        *("DynamicQuantizeMatMul", "QAttention"),
-    }
-)
-"""Operations that multiply integer weights with integer activations."""
-
-_CONSTANT = ("Constant", "value")
-
 
 class OnnxModel:
     """One ONNX file in onnxruntime on one thread of the CPU: a mapping of named arrays in, arrays out.
-
-    Args:
-        path: of the file.
-        optimized_path: where to keep the graph that onnxruntime makes of the file and really runs.
 
     Raises ImportError that names the extra [onnx], FileNotFoundError for a path that is no file, ValueError for a file
     that onnxruntime cannot read or run.
     """
 
-    def __init__(self, path: str | os.PathLike, *, optimized_path: str | os.PathLike | None = None) -> None:
+    def __init__(self, path: str | os.PathLike) -> None:
         runtime = require("onnxruntime", "onnx")
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path} is no file")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # starts none
-        options.log_severity_level = 3  # it warns that a saved optimized graph is for this kind of CPU
-        if optimized_path is not None:
-            options.optimized_model_filepath = os.fspath(optimized_path)
         try:
             self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
         except runtime_errors() as error:
@@ -93,41 +63,6 @@ def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
 
-def count_operations(model: Any) -> Counter[str]:
-    """{operation: nodes} of an ONNX model's graph, its inner graphs included."""
-    return Counter(node.op_type for node in all_nodes(model.graph))
-
-
-def find_activations(model: Any) -> list[Any]:
-    """The nodes of an ONNX model that stand for an activation, one each, fused into another node or not.
-
-    Of λ-GELU, which has no operation of its own, that is the Erf; of a squared ReLU the square. A Clip is one where it
-    begins at 0. What is computed of constants (λ of its parameter) is none.
-    """
-    nodes = all_nodes(model.graph)
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    constants |= {node.output[0]: a.t for node in nodes for a in node.attribute if (node.op_type, a.name) == _CONSTANT}
-    relus = {node.output[0] for node in nodes if node.op_type == "Relu"}
-    squares = [node for node in nodes if node.op_type == "Pow" and node.input[0] in relus]
-    squared = {node.input[0] for node in squares}
-    found = [
-        node
-        for node in nodes
-        if (
-            node.op_type in ACTIVATION_OPERATIONS
-            and not constants.keys() >= set(node.input)
-            and (node.op_type != "Clip" or _begins_at_zero(node, constants))
-        )
-        or any(attribute.name == "activation" and attribute.s for attribute in node.attribute)
-    ]
-    return [node for node in found if not squared.intersection(node.output)] + squares
-
-
-def _begins_at_zero(clip: Any, constants: Mapping[str, Any]) -> bool:
-    low = constants.get(clip.input[1]) if len(clip.input) > 1 else None
-    return low is not None and not require("onnx", "onnx").numpy_helper.to_array(low).any()
-
-
 def strip_metadata(message: Any) -> None:
     """Remove documentation and metadata from an ONNX model in place, wherever it holds some.
 
@@ -148,16 +83,6 @@ def read_onnx(path: str | os.PathLike) -> Any:
         return onnx.load(os.fspath(path))
     except message.DecodeError as error:
         raise ValueError(f"{path} holds no ONNX graph, or not all of one: {error}") from error
-
-
-def all_nodes(graph: Any) -> list[Any]:
-    """The nodes of an ONNX graph, those of its inner graphs behind."""
-    nodes = list(graph.node)
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
-                nodes += all_nodes(inner)
-    return nodes
 
 
 def require_parity(

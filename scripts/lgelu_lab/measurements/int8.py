@@ -4,6 +4,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from torch import Tensor, nn
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS, count_optimized, integer_layers
+from hf_lgelu.environment import require
+from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.outputs import OutputComparison
+from hf_lgelu.models.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, Rows
 from lgelu_lab.measurements.measurement import Measurement
@@ -25,6 +28,13 @@ from lgelu_lab.measurements.networks import TrainedModel, training_batches
 from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
+
+# Of the benchmarks' networks; where onnxruntime has one on integers, or clips, none of these is left.
+_FLOAT_ACTIVATIONS = ("Relu", "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Erf", "Tanh", "Sigmoid")
+_INTEGER_LAYERS = (
+    *("QGemm", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
+    *("DynamicQuantizeMatMul", "QAttention"),
+)
 
 PRECISIONS: tuple[str, ...] = (FLOAT32, *(f"int8-{operations}" for operations in QUANTIZED_OPERATIONS))
 """float32; int8-all: every operation that onnxruntime can; int8-layers: convolutions and matrix products alone."""
@@ -127,29 +137,41 @@ def _variants(
     example = {key: torch.from_numpy(array[:4]) for key, array in calibration[0].items()}
     exported = export_onnx(network, file, example)
     shared = {"export_difference": max(exported.max_abs_difference, exported.other_shapes_max_abs_difference)}
+    activations = len(find_sites(network)) + len(find_relu_sites(network))
     made = []
     for precision in settings.precisions:
         if precision == FLOAT32:
-            path, rows, counts = file, None, count_optimized(file)[0]
-            in_float, vanished = exported.activations, 0
+            path, rows, counts = file, None, _count_operations(file, folder)
+            in_float, vanished = activations, 0
         else:
             path = folder / f"{name}-{precision}.onnx"
             quantized = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
-            rows, counts = quantized.calibration_rows, quantized.counts
-            in_float, vanished = quantized.float_activations, quantized.vanished_activations
+            rows, counts = quantized.calibration_rows, _count_operations(path, folder)
+            in_float = sum(counts[operation] for operation in _FLOAT_ACTIVATIONS)
+            vanished = activations - in_float
         facts = {
             **shared,
             "file_bytes": path.stat().st_size,
             "calibration_rows": rows,
-            "activations": exported.activations,
+            "activations": activations,
             "float_activations": in_float,
             "vanished_activations": vanished,
-            "integer_layers": integer_layers(counts),
-            "quantize_nodes": counts.get("QuantizeLinear", 0),
-            "dequantize_nodes": counts.get("DequantizeLinear", 0),
+            "integer_layers": sum(counts[operation] for operation in _INTEGER_LAYERS),
+            "quantize_nodes": counts["QuantizeLinear"],
+            "dequantize_nodes": counts["DequantizeLinear"],
         }
         made.append(_Variant(name, precision, OnnxModel(path), facts))
     return made
+
+
+def _count_operations(path: Path, folder: Path) -> Counter[str]:
+    """{operation: nodes} of the graph that onnxruntime makes of a file and runs on this CPU."""
+    onnx, runtime = require("onnx", "onnx"), require("onnxruntime", "onnx")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # it warns that the saved graph is for this kind of CPU
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return Counter(node.op_type for node in onnx.load(folder / "optimized.onnx").graph.node)
 
 
 @torch.no_grad()

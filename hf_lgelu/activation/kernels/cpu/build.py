@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("gate.cpp")
-HEADERS = tuple(SOURCE.with_name(name) for name in ("formulas.h", "loops.h"))
+HEADER = SOURCE.with_name("formulas.h")
 
 CACHE_VARIABLE = "LGELU_CACHE_DIR"
 """Environment variable with the folder for compiled kernels; the default is ~/.cache/hf_lgelu (XDG_CACHE_HOME)."""
@@ -134,7 +134,7 @@ def _fingerprint(command: list[str]) -> str:
     """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
     compiler = Path(shutil.which(command[0]) or command[0]).resolve()
     try:
-        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, *HEADERS)]
+        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
         changed = compiler.stat().st_mtime_ns
     except OSError as error:  # as in a package that is run from an archive
         raise RuntimeError(f"the kernel's source or the compiler cannot be read ({error})") from error

@@ -32,7 +32,7 @@ inline float load(bfloat16 value) { return bits_to_float(static_cast<uint32_t>(v
 inline void store(float& target, float value) { target = value; }
 inline void store(bfloat16& target, float value) {
   // To nearest, ties to even. A NaN stays one: the last 16 bits of any NaN here are 0, since x and δ have none
-  // and λ's NaN is the ordinary one (passes.py), so that the sum carries nothing over.
+  // and λ's NaN is the ordinary one (function.py), so that the sum carries nothing over.
   const uint32_t bits = float_to_bits(value);
   target.bits = static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }

@@ -1,7 +1,7 @@
 """The λ-gates through the compiled kernel, which `build` compiles.
 
-From top to bottom: its library in the process, the two passes over tensors of any strides, and the autograd function,
-which saves only x and the hardness.
+From top to bottom: its library in the process, the two passes, and the autograd function, which saves only x and the
+hardness.
 """
 
 import ctypes
@@ -19,12 +19,10 @@ from torch import Tensor
 from hf_lgelu.activation.gates import DEFAULT_GATE
 from hf_lgelu.activation.kernels import aten
 from hf_lgelu.activation.kernels.cpu.build import build_library
-from hf_lgelu.activation.kernels.plain import is_visible_backward, opaque_refusal
+from hf_lgelu.activation.kernels.plain import is_visible_backward, laid_as, opaque_refusal
 
 logger = logging.getLogger(__name__)
 
-MAX_AXES = 8
-_MAX_OPERANDS = 4
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
 """The structs of formulas.h."""
@@ -37,26 +35,8 @@ _ALONE = 32768
 _SHORTEST_RUN = 8
 
 
-class LoopsArgument(ctypes.Structure):
-    """Nested loops over the elements of several operands of one shape, as the C++ side reads them."""
-
-    _fields_ = (
-        ("axes", ctypes.c_int64),
-        ("sizes", ctypes.c_int64 * MAX_AXES),
-        ("strides", (ctypes.c_int64 * MAX_AXES) * _MAX_OPERANDS),
-    )
-
-    @classmethod
-    def of(cls, sizes: tuple[int, ...], strides: tuple[tuple[int, ...], ...]) -> "LoopsArgument":
-        """Of the sizes of the loops, the innermost last, and each operand's steps per loop in elements."""
-        argument = cls(axes=len(sizes))
-        argument.sizes[: len(sizes)] = sizes
-        for row, steps in zip(argument.strides, strides, strict=False):
-            row[: len(steps)] = steps
-        return argument
-
-
-_pointer, _loops = ctypes.c_void_p, ctypes.POINTER(LoopsArgument)
+_pointer = ctypes.c_void_p
+_sizes = (ctypes.c_int64,) * 3
 
 
 @dataclass(frozen=True)
@@ -65,9 +45,9 @@ class Library:
 
     Attributes:
         path: the shared library.
-        forward: (loops over x, λ, y; x, λ, y; threads).
-        backward: (loops over x, δ, λ, dx; the axis along which λ varies or -1; x, δ, λ, dx, sums; threads),
-            with dx or the sums 0 where they are not wanted.
+        forward: (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, of which λ varies
+            along `count`.
+        backward: (outer, count, inner; x, δ, λ, dx, sums; threads), with dx or the sums None where they are not wanted.
     """
 
     path: Path
@@ -86,8 +66,8 @@ class Library:
                     function.argtypes, function.restype = (*arguments, ctypes.c_int), None
                 return found
 
-            forward = functions("forward", _loops, *(_pointer,) * 3)
-            return cls(path, forward, functions("backward", _loops, ctypes.c_int64, *(_pointer,) * 5))
+            forward = functions("forward", *_sizes, *(_pointer,) * 3)
+            return cls(path, forward, functions("backward", *_sizes, *(_pointer,) * 5))
         except (OSError, AttributeError) as error:
             raise RuntimeError(
                 f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
@@ -115,9 +95,9 @@ class One:
         self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
         self.address = ctypes.addressof(self._hardness)
 
-    def strides(self, shape: torch.Size) -> tuple[int, ...]:
-        """λ's strides over x's shape."""
-        return (0,) * len(shape)
+    def sizes(self, x: Tensor) -> tuple[int, int, int]:
+        """How λ lies along the memory of x: (outer, count, inner)."""
+        return 1, 1, x.numel()
 
     @staticmethod
     def new_sums() -> ctypes.c_double:
@@ -138,9 +118,12 @@ class Several:
         self._hardness = hardness.nan_to_num(math.nan, math.inf, -math.inf)
         self.address = self._hardness.data_ptr()
 
-    def strides(self, shape: torch.Size) -> tuple[int, ...]:
-        """λ's strides over x's shape."""
-        return _broadcast_strides(self._hardness, shape)
+    def sizes(self, x: Tensor) -> tuple[int, int, int]:
+        """How λ lies along the memory of x: (outer, count, inner)."""
+        sizes = _sizes_around(x.shape, x.stride(), self._hardness.shape)
+        if sizes is None:
+            raise RuntimeError(f"λ, {tuple(self._hardness.shape)}, changes along several axes of x, {tuple(x.shape)}")
+        return sizes
 
     def new_sums(self) -> ctypes.Array:
         """Room for Σ δ·u²g(u) of each λ."""
@@ -155,27 +138,33 @@ class Several:
 
 
 def can_walk(x: Tensor, hardness: Tensor) -> bool:
-    """Whether several λ vary along one axis of x's memory at most, neighbouring axes taken as one, in no short runs."""
+    """Whether several λ vary along neighbouring axes of x's memory, in their own order and in no short runs."""
     if x.numel() == 0:
         return True
-    dense = torch.empty_like(x, device="meta").stride()
-    plan = _plan(x.shape, (dense, _broadcast_strides(hardness.detach().contiguous(), x.shape), dense), 1)
-    return plan is not None and plan.loops.sizes[plan.loops.axes - 1] >= _SHORTEST_RUN
+    sizes = _sizes_around(x.shape, torch.empty_like(x, device="meta").stride(), hardness.shape)
+    return sizes is not None and (sizes[2] if sizes[2] > 1 else sizes[1]) >= _SHORTEST_RUN
+
+
+@functools.lru_cache(maxsize=4096)
+def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torch.Size) -> tuple[int, int, int] | None:
+    """(outer, count, inner) of a tensor without gaps, of which several λ vary along `count`; None where they do not."""
+    order = sorted((axis for axis, size in enumerate(shape) if size != 1), key=lambda axis: -strides[axis])
+    missing = len(shape) - len(of_hardness)
+    along = [axis for axis in order if axis >= missing and of_hardness[axis - missing] != 1]
+    first = order.index(along[0])
+    if order[first : first + len(along)] != sorted(along):
+        return None
+    parts = order[:first], along, order[first + len(along) :]
+    outer, count, inner = (math.prod(shape[axis] for axis in part) for part in parts)
+    return outer, count, inner
 
 
 def forward_pass(x: Tensor, hardness: One | Several, gate: str) -> Tensor:
     """x·G(λx), in the layout that torch's own activations give it."""
     y = torch.empty_like(x)
-    if x.numel() == 0:
-        return y
-    if isinstance(hardness, One) and x.is_contiguous():
-        plan = _flat_plan(x.numel(), 3, 1)
-    else:
-        found = _plan(x.shape, (x.stride(), hardness.strides(x.shape), y.stride()), 1)
-        if found is None:
-            return forward_pass(y.copy_(x), hardness, gate)
-        plan = found
-    _loaded(gate).forward[x.dtype](plan.loops, x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
+    if x.numel():
+        x = laid_as(y, x)
+        _loaded(gate).forward[x.dtype](*hardness.sizes(x), x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
     return y
 
 
@@ -188,88 +177,16 @@ def backward_pass(
     sums: ctypes.c_double | ctypes.Array | None,
 ) -> Tensor | None:
     """∂x if it is needed; Σ δ·u²g(u) per λ is written to `sums` if they are given."""
-    grad_x = torch.empty_like(x) if needs_x else None
-    if x.numel() == 0 or (grad_x is None and sums is None):
-        return grad_x
-    if isinstance(hardness, One) and x.is_contiguous() and delta.is_contiguous():
-        plan = _flat_plan(x.numel(), 4, 2)
-    else:
-        out_strides = x.stride() if grad_x is None else grad_x.stride()
-        found = _plan(x.shape, (x.stride(), delta.stride(), hardness.strides(x.shape), out_strides), 2)
-        if found is None:
-            # δ, or x too, lies in an order in which λ changes along several axes: bring both into the result's.
-            dense_x = torch.empty_like(x).copy_(x)
-            return backward_pass(dense_x, torch.empty_like(dense_x).copy_(delta), hardness, gate, needs_x, sums)
-        plan = found
-    _loaded(gate).backward[x.dtype](
-        *(plan.loops, plan.hardness_axis, x.data_ptr(), delta.data_ptr(), hardness.address),
-        None if grad_x is None else grad_x.data_ptr(),
-        None if sums is None else ctypes.addressof(sums),
-        _threads(x),
-    )
-    return grad_x
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """How one call walks over its operands."""
-
-    loops: LoopsArgument
-    hardness_axis: int  # of the loops; -1 where one λ serves all
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(shape: torch.Size, strides: tuple[tuple[int, ...], ...], hardness: int) -> _Plan | None:
-    """None where the operands cannot be walked over together; `hardness` is the position of λ among them."""
-    sizes, steps = _merged_loops(shape, strides)
-    axes = [axis for axis, step in enumerate(steps[hardness]) if step != 0]  # along which λ varies
-    if len(sizes) > MAX_AXES or len(axes) > 1:
-        return None
-    return _Plan(LoopsArgument.of(sizes, steps), axes[0] if axes else -1)
-
-
-def _merged_loops(
-    shape: torch.Size, strides: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Loops over operands of `shape` with `strides`: (their sizes, the innermost last; the steps of each operand).
-
-    They are as few as the strides allow, in the memory order of the first operand. Axes of size 1 vanish, and
-    neighbours merge where every operand steps through both as through one.
-    """
-    axes = [axis for axis, size in enumerate(shape) if size != 1]
-    # Stable, so that axes along which the first operand is broadcast keep their order.
-    axes.sort(key=lambda axis: -abs(strides[0][axis]))
-    sizes: list[int] = []
-    steps: list[list[int]] = [[] for _ in strides]
-    for axis in axes:
-        if sizes and all(s[-1] == stride[axis] * shape[axis] for s, stride in zip(steps, strides, strict=True)):
-            sizes[-1] *= shape[axis]
-            for s, stride in zip(steps, strides, strict=True):
-                s[-1] = stride[axis]
-        else:
-            sizes.append(shape[axis])
-            for s, stride in zip(steps, strides, strict=True):
-                s.append(stride[axis])
-    if not sizes:
-        return (1,), tuple((0,) for _ in strides)
-    return tuple(sizes), tuple(tuple(s) for s in steps)
-
-
-def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> tuple[int, ...]:
-    """The strides of `tensor` expanded to `shape`."""
-    if tensor.numel() == 1:
-        return (0,) * len(shape)
-    missing = len(shape) - tensor.dim()
-    return (0,) * missing + tuple(
-        0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _flat_plan(size: int, operands: int, hardness: int) -> _Plan:
-    """For contiguous operands and one λ."""
-    strides = tuple((0,) if position == hardness else (1,) for position in range(operands))
-    return _Plan(LoopsArgument.of((size,), strides), -1)
+    out = torch.empty_like(x)
+    if x.numel() and (needs_x or sums is not None):
+        x, delta = laid_as(out, x), laid_as(out, delta)
+        _loaded(gate).backward[x.dtype](
+            *(*hardness.sizes(x), x.data_ptr(), delta.data_ptr(), hardness.address),
+            out.data_ptr() if needs_x else None,
+            None if sums is None else ctypes.addressof(sums),
+            _threads(x),
+        )
+    return out if needs_x else None
 
 
 def _loaded(gate: str) -> Library:

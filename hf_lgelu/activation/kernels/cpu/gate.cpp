@@ -2,7 +2,10 @@
 // formulas.h: each gate is a library of its own, built when it is first used.
 //
 // Plain C++17 and OpenMP, without torch's headers, so that it builds in two seconds and serves any version of
-// torch. `library.py` describes the functions at the end of this file to Python.
+// torch. `function.py` describes the functions at the end of this file to Python.
+//
+// All operands fill their memory in one order. In that order x is (outer, count, inner), and λ varies along `count`
+// alone; one λ is (1, 1, n).
 //
 // Sums do not depend on the number of threads: work is cut into units by the sizes alone, a unit is added up
 // by one thread, and units are added up in their order, in double precision.
@@ -12,59 +15,43 @@
 #include <vector>
 
 #include "formulas.h"
-#include "loops.h"
 
 namespace {
 
 using Gate = LGELU_GATE;
 
-// ---------------------------------------------------------------------------------------------------------
-// Runs: the inner loops. A stride of 1 reads memory as it lies; any other is gathered into a buffer first. λ is
-// contiguous, so its stride is 1 where it varies along the run, and 0 where it does not.
-
-template <class T>
-struct Operand {
-  T* start;
-  int64_t stride;
+struct Sizes {
+  int64_t outer, count, inner;
 };
 
-template <class T>
-inline const float* gathered(const Operand<const T>& from, int64_t n, float* buffer) {
-  for (int64_t i = 0; i < n; ++i) buffer[i] = load(from.start[i * from.stride]);
-  return buffer;
-}
+// A run is what one call of the inner loop takes: short enough that its float32 sum is exact to 1e-6.
+constexpr int64_t kRun = 2048;
+constexpr int64_t kUnit = 16384;  // elements that one thread takes at a time
 
-template <class In, class Out>
-void forward_dense(const In* __restrict x, const float* __restrict hardness, bool one_hardness,
-                   Out* __restrict y, int64_t n) {
-  if (one_hardness) {
-    const float scaled = Gate::kScale * *hardness;
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ---------------------------------------------------------------------------------------------------------
+// The inner loops, with one λ or one for each element.
+
+template <class T>
+void forward_run(const T* __restrict x, float hardness, T* __restrict y, int64_t n) {
+  const float scaled = Gate::kScale * hardness;
 #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), scaled));
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), Gate::kScale * hardness[i]));
-  }
+  for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), scaled));
 }
 
 template <class T>
-void forward_run(Operand<const T> x, Operand<const float> hardness, Operand<T> y, int64_t n) {
-  const float* lambda = hardness.start;
-  const bool one = hardness.stride == 0;
-  if (x.stride == 1 && y.stride == 1) return forward_dense(x.start, lambda, one, y.start, n);
-  float buffer[kRun];
-  T out[kRun];
-  forward_dense(gathered(x, n, buffer), lambda, one, out, n);
-  for (int64_t i = 0; i < n; ++i) y.start[i * y.stride] = out[i];
+void forward_run_each(const T* __restrict x, const float* __restrict hardness, T* __restrict y, int64_t n) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) store(y[i], value<Gate>(load(x[i]), Gate::kScale * hardness[i]));
 }
 
 // Which of the two derivatives is written: ∂x to dx, δ·u²g(u)/Gate::kRate to the sums. One λ gives one sum, a λ per
 // element adds to a sum per element.
 enum Wanted { kInput = 1, kHardness = 2, kBoth = 3 };
 
-template <int wanted, class In, class Out>
-float backward_dense(const In* __restrict x, const In* __restrict delta, float hardness, Out* __restrict dx,
-                     int64_t n) {
+template <int wanted, class T>
+float backward_run(const T* __restrict x, const T* __restrict delta, float hardness, T* __restrict dx, int64_t n) {
   const float scaled = Gate::kScale * hardness;
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
@@ -77,9 +64,9 @@ float backward_dense(const In* __restrict x, const In* __restrict delta, float h
   return sum;
 }
 
-template <int wanted, class In, class Out>
-void backward_dense_each(const In* __restrict x, const In* __restrict delta, const float* __restrict hardness,
-                         Out* __restrict dx, float* __restrict sums, int64_t n) {
+template <int wanted, class T>
+void backward_run_each(const T* __restrict x, const T* __restrict delta, const float* __restrict hardness,
+                       T* __restrict dx, float* __restrict sums, int64_t n) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     const Slopes s = slopes<Gate>(load(x[i]), Gate::kScale * hardness[i]);
@@ -89,78 +76,44 @@ void backward_dense_each(const In* __restrict x, const In* __restrict delta, con
   }
 }
 
+// dx may be null: not wanted.
 template <class T>
-struct BackwardOperands {
-  Operand<const T> x, delta;
-  Operand<const float> hardness;
-  Operand<T> dx;
-};
-
-// Returns the sum where one λ serves the whole run; else adds to sums[0..n).
-template <int wanted, class T>
-float backward_run(const BackwardOperands<T>& run, float* sums, int64_t n) {
-  const float* lambda = run.hardness.start;
-  const bool one = run.hardness.stride == 0;
-  const bool dense = run.x.stride == 1 && run.delta.stride == 1 && (!(wanted & kInput) || run.dx.stride == 1);
-  if (dense) {
-    if (one) return backward_dense<wanted>(run.x.start, run.delta.start, *lambda, run.dx.start, n);
-    backward_dense_each<wanted>(run.x.start, run.delta.start, lambda, run.dx.start, sums, n);
-    return 0.0f;
-  }
-  float x_buffer[kRun], delta_buffer[kRun];
-  T out[kRun];
-  const float* x = gathered(run.x, n, x_buffer);
-  const float* delta = gathered(run.delta, n, delta_buffer);
-  float sum = 0.0f;
-  if (one) {
-    sum = backward_dense<wanted>(x, delta, *lambda, out, n);
-  } else {
-    backward_dense_each<wanted>(x, delta, lambda, out, sums, n);
-  }
-  if (wanted & kInput) {
-    for (int64_t i = 0; i < n; ++i) run.dx.start[i * run.dx.stride] = out[i];
-  }
-  return sum;
-}
-
-template <class T>
-Operand<T> at(T* start, const Loops& loops, int operand, int64_t offset, int64_t position) {
-  const int64_t stride = loops.strides[operand][loops.axes - 1];
-  return {start + (start ? offset + position * stride : 0), stride};
+T* at(T* start, int64_t offset) {
+  return start ? start + offset : nullptr;
 }
 
 // ---------------------------------------------------------------------------------------------------------
-// The two passes. Backward cuts its sums up in one of three ways, by where λ varies
+// The two passes, each in one of three ways, by where λ varies.
 
-// Operands: x, λ, y.
 template <class T>
-void forward(const Loops& loops, const T* x, const float* hardness, T* y, int threads) {
-  for_each_run(loops, Units(loops), threads, [&](int64_t, const int64_t* offset, int64_t start, int64_t n) {
-    forward_run<T>(at(x, loops, 0, offset[0], start), at(hardness, loops, 1, offset[1], start),
-                   at(y, loops, 2, offset[2], start), n);
-  });
+void forward(Sizes sizes, const T* x, const float* hardness, T* y, int threads) {
+  const int64_t outer = sizes.outer, count = sizes.count, inner = sizes.inner;
+  if (count > 1 && inner == 1) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < outer; ++row) forward_run_each(x + row * count, hardness, y + row * count, count);
+    return;
+  }
+  const int64_t per_row = ceil_div(inner, kUnit);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t unit = 0; unit < outer * count * per_row; ++unit) {
+    const int64_t row = unit / per_row, start = unit % per_row * kUnit, offset = row * inner + start;
+    forward_run(x + offset, hardness[row % count], y + offset, std::min(kUnit, inner - start));
+  }
 }
 
-// Operands: x, δ, λ, dx.
-template <class T>
-BackwardOperands<T> operands(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx,
-                             const int64_t* offset, int64_t start) {
-  return {at(x, loops, 0, offset[0], start), at(delta, loops, 1, offset[1], start),
-          at(hardness, loops, 2, offset[2], start), at(dx, loops, 3, offset[3], start)};
-}
-
-// One λ for all elements, or no ∂λ wanted: a sum per unit.
+// One λ for all elements: a sum per unit.
 template <int wanted, class T>
-void backward_flat(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
-                   int threads) {
-  const Units units(loops);
-  std::vector<double> sums(wanted & kHardness ? units.count : 0);
-  for_each_run(loops, units, threads, [&](int64_t unit, const int64_t* offset, int64_t start, int64_t n) {
-    float unused[kRun];
-    const auto where = operands(loops, x, delta, hardness, dx, offset, start);
-    const float sum = backward_run<wanted>(where, unused, n);
-    if (wanted & kHardness) sums[unit] += sum;
-  });
+void backward_one(Sizes sizes, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+                  int threads) {
+  const int64_t n = sizes.inner, units = ceil_div(n, kUnit);
+  std::vector<double> sums(units);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int64_t unit = 0; unit < units; ++unit) {
+    const int64_t end = std::min(n, (unit + 1) * kUnit);
+    for (int64_t start = unit * kUnit; start < end; start += kRun) {
+      sums[unit] += backward_run<wanted>(x + start, delta + start, *hardness, at(dx, start), std::min(kRun, end - start));
+    }
+  }
   if (wanted & kHardness) {
     *dhardness = 0.0;
     for (const double sum : sums) *dhardness += Gate::kRate * sum;
@@ -169,28 +122,19 @@ void backward_flat(const Loops& loops, const T* x, const T* delta, const float* 
 
 // λ varies along an outer axis: a unit is one λ, with all rows that use it.
 template <int wanted, class T>
-void backward_outer(const Loops& loops, int64_t axis, const T* x, const T* delta, const float* hardness, T* dx,
-                    double* dhardness, int threads) {
-  Loops rest = loops;
-  for (int64_t i = axis; i + 1 < loops.axes; ++i) {
-    rest.sizes[i] = loops.sizes[i + 1];
-    for (auto& strides : rest.strides) strides[i] = strides[i + 1];
-  }
-  rest.axes -= 1;
-  const int64_t inner = rest.sizes[rest.axes - 1], rows = rows_of(rest);
+void backward_outer(Sizes sizes, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+                    int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t unit = 0; unit < loops.sizes[axis]; ++unit) {
-    Walk walk(rest, 0);
-    for (int k = 0; k < kMaxOperands; ++k) walk.offset[k] += unit * loops.strides[k][axis];
+  for (int64_t unit = 0; unit < sizes.count; ++unit) {
     double sum = 0.0;
-    float unused[kRun];
-    for (int64_t row = 0; row < rows; ++row, walk.next()) {
-      for (int64_t start = 0; start < inner; start += kRun) {
-        const auto where = operands(rest, x, delta, hardness, dx, walk.offset, start);
-        sum += backward_run<wanted>(where, unused, std::min(kRun, inner - start));
+    for (int64_t row = 0; row < sizes.outer; ++row) {
+      const int64_t first = (row * sizes.count + unit) * sizes.inner;
+      for (int64_t start = first; start < first + sizes.inner; start += kRun) {
+        const int64_t n = std::min(kRun, first + sizes.inner - start);
+        sum += backward_run<wanted>(x + start, delta + start, hardness[unit], at(dx, start), n);
       }
     }
-    dhardness[unit] = Gate::kRate * sum;
+    if (wanted & kHardness) dhardness[unit] = Gate::kRate * sum;
   }
 }
 
@@ -200,73 +144,76 @@ constexpr int64_t kUnitsWanted = 32;      // to share among threads; fixed, so t
 constexpr int64_t kRowsPerFloatSum = 64;  // rows added in float32 before they go into double
 
 template <int wanted, class T>
-void backward_inner(const Loops& loops, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+void backward_inner(Sizes sizes, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
                     int threads) {
-  const int64_t inner = loops.sizes[loops.axes - 1], rows = rows_of(loops);
-  const int64_t stretches = ceil_div(inner, kStretch);
+  const int64_t count = sizes.count, rows = sizes.outer;
+  const int64_t stretches = ceil_div(count, kStretch);
   const int64_t groups = std::min(rows, std::max<int64_t>(1, kUnitsWanted / stretches));
-  std::vector<double> sums(groups * inner);
+  std::vector<double> sums(groups * count);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t unit = 0; unit < groups * stretches; ++unit) {
     const int64_t group = unit / stretches, start = unit % stretches * kStretch;
-    const int64_t n = std::min(kStretch, inner - start);
+    const int64_t n = std::min(kStretch, count - start);
     const int64_t first = rows * group / groups, last = rows * (group + 1) / groups;
-    double* totals = sums.data() + group * inner + start;
-    Walk walk(loops, first);
+    double* totals = sums.data() + group * count + start;
     for (int64_t row = first; row < last;) {
       float partial[kStretch] = {};
-      for (const int64_t stop = std::min(last, row + kRowsPerFloatSum); row < stop; ++row, walk.next()) {
-        backward_run<wanted>(operands(loops, x, delta, hardness, dx, walk.offset, start), partial, n);
+      for (const int64_t stop = std::min(last, row + kRowsPerFloatSum); row < stop; ++row) {
+        const int64_t offset = row * count + start;
+        backward_run_each<wanted>(x + offset, delta + offset, hardness + start, at(dx, offset), partial, n);
       }
       for (int64_t i = 0; i < n; ++i) totals[i] += partial[i];
     }
   }
-  std::fill(dhardness, dhardness + inner, 0.0);
-  for (int64_t group = 0; group < groups; ++group) {
-    for (int64_t i = 0; i < inner; ++i) dhardness[i] += Gate::kRate * sums[group * inner + i];
+  if (wanted & kHardness) {
+    std::fill(dhardness, dhardness + count, 0.0);
+    for (int64_t group = 0; group < groups; ++group) {
+      for (int64_t i = 0; i < count; ++i) dhardness[i] += Gate::kRate * sums[group * count + i];
+    }
   }
 }
 
-// `axis` is the one along which λ varies, −1 for none. dx or dhardness may be null: not wanted.
+template <int wanted, class T>
+void backward_wanted(Sizes sizes, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness,
+                     int threads) {
+  const auto pass = sizes.count == 1  ? backward_one<wanted, T>
+                    : sizes.inner > 1 ? backward_outer<wanted, T>
+                                      : backward_inner<wanted, T>;
+  pass(sizes, x, delta, hardness, dx, dhardness, threads);
+}
+
+// dx or dhardness may be null: not wanted.
 template <class T>
-void backward(const Loops& loops, int64_t axis, const T* x, const T* delta, const float* hardness, T* dx,
-              double* dhardness, int threads) {
-  if (!dhardness) return backward_flat<kInput>(loops, x, delta, hardness, dx, dhardness, threads);
-  const bool inner = axis == loops.axes - 1;
-  if (dx) {
-    if (axis < 0) return backward_flat<kBoth>(loops, x, delta, hardness, dx, dhardness, threads);
-    if (inner) return backward_inner<kBoth>(loops, x, delta, hardness, dx, dhardness, threads);
-    return backward_outer<kBoth>(loops, axis, x, delta, hardness, dx, dhardness, threads);
-  }
-  if (axis < 0) return backward_flat<kHardness>(loops, x, delta, hardness, dx, dhardness, threads);
-  if (inner) return backward_inner<kHardness>(loops, x, delta, hardness, dx, dhardness, threads);
-  return backward_outer<kHardness>(loops, axis, x, delta, hardness, dx, dhardness, threads);
+void backward(Sizes sizes, const T* x, const T* delta, const float* hardness, T* dx, double* dhardness, int threads) {
+  const auto pass = !dhardness ? backward_wanted<kInput, T> : dx ? backward_wanted<kBoth, T> : backward_wanted<kHardness, T>;
+  pass(sizes, x, delta, hardness, dx, dhardness, threads);
 }
 
 }  // namespace
 
 // ---------------------------------------------------------------------------------------------------------
-// What Python calls. dhardness receives Σ δ·u²g(u) per λ, in the order of the axis along which λ varies; the
-// caller divides by λ².
+// What Python calls. dhardness receives Σ δ·u²g(u) per λ; the caller divides by λ².
 
 extern "C" {
 
-void lambda_gate_forward_float32(const Loops* loops, const float* x, const float* hardness, float* y, int threads) {
-  forward(*loops, x, hardness, y, threads);
+void lambda_gate_forward_float32(int64_t outer, int64_t count, int64_t inner, const float* x, const float* hardness,
+                                 float* y, int threads) {
+  forward({outer, count, inner}, x, hardness, y, threads);
 }
 
-void lambda_gate_forward_bfloat16(const Loops* loops, const void* x, const float* hardness, void* y, int threads) {
-  forward(*loops, static_cast<const bfloat16*>(x), hardness, static_cast<bfloat16*>(y), threads);
+void lambda_gate_forward_bfloat16(int64_t outer, int64_t count, int64_t inner, const void* x, const float* hardness,
+                                  void* y, int threads) {
+  forward({outer, count, inner}, static_cast<const bfloat16*>(x), hardness, static_cast<bfloat16*>(y), threads);
 }
 
-void lambda_gate_backward_float32(const Loops* loops, int64_t axis, const float* x, const float* delta,
+void lambda_gate_backward_float32(int64_t outer, int64_t count, int64_t inner, const float* x, const float* delta,
                                   const float* hardness, float* dx, double* dhardness, int threads) {
-  backward(*loops, axis, x, delta, hardness, dx, dhardness, threads);
+  backward({outer, count, inner}, x, delta, hardness, dx, dhardness, threads);
 }
 
-void lambda_gate_backward_bfloat16(const Loops* loops, int64_t axis, const void* x, const void* delta,
+void lambda_gate_backward_bfloat16(int64_t outer, int64_t count, int64_t inner, const void* x, const void* delta,
                                    const float* hardness, void* dx, double* dhardness, int threads) {
-  backward(*loops, axis, static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(delta), hardness,
+  backward({outer, count, inner}, static_cast<const bfloat16*>(x), static_cast<const bfloat16*>(delta), hardness,
            static_cast<bfloat16*>(dx), dhardness, threads);
 }
 
