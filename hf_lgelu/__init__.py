@@ -7,10 +7,13 @@ when either library is imported, before or after. Everything else is loaded on f
 """
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hf_lgelu.host_imports import when_imported
 from hf_lgelu.version import __version__
 
 if TYPE_CHECKING:
@@ -138,8 +141,36 @@ _REGISTRATIONS = (
 )
 
 
-def _deferred(home: str, name: str) -> Callable[[], None]:
-    return lambda: getattr(importlib.import_module(f"hf_lgelu.{home}"), name)()
+def _act(module: str) -> None:
+    """Do what has to be done to an imported module; again where it is reloaded."""
+    for awaited, home, function in _REGISTRATIONS:
+        if awaited == module:
+            getattr(importlib.import_module(f"hf_lgelu.{home}"), function)()
+
+
+class _Watch(MetaPathFinder):
+    """A finder that takes a spec from the other finders, and has the loader of an awaited module act at its end.
+
+    So the additions are in place before a library builds a model, and no library is imported ahead of its user.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if all(awaited != fullname for awaited, _, _ in _REGISTRATIONS):
+            return None
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((spec for spec in found if spec is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                _act(fullname)
+
+            loader.exec_module = exec_module
+        return spec
 
 
 def __getattr__(name: str) -> Any:
@@ -154,5 +185,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_HOME})
 
 
-for _module, _home, _function in _REGISTRATIONS:
-    when_imported(_module, _deferred(_home, _function))
+sys.meta_path[:] = [_Watch(), *(finder for finder in sys.meta_path if type(finder).__module__ != __name__)]
+for _module in dict.fromkeys(awaited for awaited, _, _ in _REGISTRATIONS):
+    if _module in sys.modules:
+        importlib.import_module(_module)  # waits for another thread that is just importing it
+        _act(_module)

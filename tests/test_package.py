@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from fresh_process import run_fresh
 
 import hf_lgelu
-from hf_lgelu import host_imports
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,7 +27,6 @@ importlib.machinery.PathFinder.find_spec = classmethod(
     lambda cls, name, *args: None if name.split(".")[0] in absent else find(name, *args)
 )
 import hf_lgelu
-from hf_lgelu import host_imports
 from hf_lgelu.activation.hardness import hardness_for_tolerance
 print("transformers" in sys.modules)
 from transformers import LlamaConfig  # a family's config, whose validators import the activations half made
@@ -138,18 +137,12 @@ def test_an_action_follows_each_import_of_its_module(tmp_path, monkeypatch):
     (tmp_path / "awaited_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen = []
-
-    def act():
-        seen.append(sys.modules["awaited_module"].value)
-
-    monkeypatch.setattr(host_imports, "_actions", dict(host_imports._actions))
-    host_imports.when_imported("awaited_module", act)
-    assert seen == []
+    home = types.SimpleNamespace(act=lambda: seen.append(sys.modules["awaited_module"].value))
+    monkeypatch.setitem(sys.modules, "hf_lgelu.home", home)
+    monkeypatch.setattr(hf_lgelu, "_REGISTRATIONS", (("awaited_module", "home", "act"),))
     import awaited_module
 
     assert seen == [1]
     importlib.reload(awaited_module)
     assert seen == [1, 1]
-    host_imports.when_imported("awaited_module", act)
-    assert seen == [1, 1, 1]
     monkeypatch.delitem(sys.modules, "awaited_module")

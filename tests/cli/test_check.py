@@ -74,7 +74,6 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     assert "bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
     assert "- With ReLU in its config: llama.cpp ignores the activation that the config of a bert names" in said
     assert "1 of 1 gates can be" in said
-    assert "Before int8 (quantize_onnx), give inputs with padded rows" in said
     twice = {**SIZES, "num_hidden_layers": 2}  # one layer
     albert = AlbertForSequenceClassification(AlbertConfig(vocab_size=20, embedding_size=8, **twice))
     albert.save_pretrained(tmp_path / "albert")
