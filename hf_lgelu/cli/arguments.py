@@ -193,7 +193,12 @@ class OutputArguments(InputArguments):
 class ConvertArguments(OutputArguments):
     """Of `hf-lgelu convert`, as `convert_to_relu` names them."""
 
-    data: str = _input(f"Unlabelled inputs like those the model meets: {_DATA}.", reads="dataset")
+    data: str | None = _input(
+        f"Unlabelled inputs like those the model meets: {_DATA}. Default: text that a language model samples itself, "
+        "8,192 tokens; other models need inputs.",
+        None,
+        reads="dataset",
+    )
     data_split: str = _input("Which split of it. Default: train.", "train")
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_samples: int | None = _input(

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -30,7 +31,7 @@ from hf_lgelu.refit.page import draw_conversion, render_markdown
 from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
-from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.verdict import ConversionRefusedError, own_text_warning
 
 if TYPE_CHECKING:
     from hf_lgelu.export.int8.equalize import EqualizedLayer
@@ -66,7 +67,11 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
-            data = data_set(arguments, given)
+            begun = time.perf_counter()
+            data, made = data_set(arguments, given), ()
+            if arguments.data is None:
+                made = (own_text_warning(data.first(len(data))["input_ids"], time.perf_counter() - begun),)
+                tell(made[0])
             evaluation = evaluation_set(arguments, given)
         try:
             converted, report = convert_to_relu(
@@ -80,7 +85,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             if error.report is not None:
                 tell(str(error.report))
             raise
-        report = replace(report, model=given.kind)
+        report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
         tell(str(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:

@@ -36,6 +36,7 @@ from hf_lgelu.formats import counted
 from hf_lgelu.models.batches import TRIED
 from hf_lgelu.models.example_run import require_taken
 from hf_lgelu.models.outputs import is_causal
+from hf_lgelu.refit.samples import TEXTS, sampled_text
 
 logger = logging.get_logger(__name__)
 
@@ -49,12 +50,15 @@ _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types o
 
 
 def data_set(arguments: ConvertArguments | CompareArguments, given: GivenCheckpoint) -> InputSet:
-    """The inputs that --data names, made by the checkpoint's tokenizer or image processor.
+    """The inputs that --data names, made by the checkpoint's tokenizer or image processor; without --data, own text.
 
     Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
     there is none.
     """
     name, config = arguments.data, arguments.data_config
+    if name is None:
+        text = sampled_text(given.network, arguments.max_samples or TEXTS)
+        return InputSet(TensorRows({"input_ids": text}), f"{text.numel():,} tokens that the model sampled itself")
     splits = load_splits(name, config, progress=arguments.progress)
     split = arguments.data_split or _second_split(list(splits))
     if split is None:
@@ -67,7 +71,7 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
 
     Raises as `data_set`, and ValueError where it would be the rows of --data once more.
     """
-    of_data = arguments if isinstance(arguments, ConvertArguments) else None
+    of_data = arguments if isinstance(arguments, ConvertArguments) and arguments.data is not None else None
     name, config = arguments.evaluation, arguments.evaluation_config
     if name is None and of_data is not None:
         name, config = of_data.data, config or of_data.data_config

@@ -5,19 +5,21 @@ tanh are no modules, so the operations themselves are watched here.
 """
 
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.called import Called, ids_of, line_of, running
 from hf_lgelu.models.elementwise import is_piecewise_linear, module_values
-from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.example_run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
 from hf_lgelu.models.operable import uncompiled
+from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, is_activation, kind_of
 
 # erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
@@ -77,7 +79,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     Raises TypeError for example inputs of another kind than `Inputs`.
 
     >>> import torch, hf_lgelu
-    >>> from torch import nn
+    >>> from torch import Tensor, nn
     >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
     ...     print(call)
     0 (GELU): gelu × 1, activation module
@@ -110,6 +112,33 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
         role = "call" if is_called else "function" if name is None else role
         calls.append(SmoothCall(name, type(module).__name__, operation, role, count, line))
     return calls
+
+
+def unused_modules(
+    model: nn.Module, inputs: Inputs, names: Collection[str], outputs: Sequence[str] | None = None
+) -> set[str]:
+    """Those of the modules on whose outputs no output that counts depends, such as the pooler of an encoder.
+
+    Gradients tell. Where there are none, every module counts as used.
+    """
+    modules = {module: name for name, module in model.named_modules() if name in names}
+    seen: list[tuple[str, Tensor]] = []
+
+    def see(module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            seen.append((modules[module], output if output.requires_grad else output.requires_grad_()))
+
+    try:
+        with torch.enable_grad(), evaluation_mode(model), forward_hooks(modules, see):
+            counted = task_outputs(call_alike(model, inputs), outputs).values()
+            gradients = torch.autograd.grad(
+                [value.float().sum() for value in counted if value.requires_grad],
+                [output for _, output in seen], allow_unused=True,
+            )  # fmt: skip
+    except (RuntimeError, ValueError):
+        return set()
+    used = {name for (name, _), gradient in zip(seen, gradients, strict=True) if gradient is not None}
+    return {name for name, _ in seen} - used
 
 
 class _Watch(TorchDispatchMode):

@@ -150,7 +150,7 @@ def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -
     some = [fold[place * len(fold) // count] for fold, count in zip(folds.folds, counts, strict=True)
             for place in range(count)]  # fmt: skip
     fitted = gather_inputs(model, lacking, some)
-    judged = gather_inputs(model, lacking, folds.held_out)
+    judged = gather_inputs(model, lacking, folds.choosing)
     found = {unit.site: constant_direction(fitted[unit.site], judged[unit.site]) for unit in lacking}
     return {site: direction for site, direction in found.items() if direction is not None}
 

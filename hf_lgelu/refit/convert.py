@@ -6,9 +6,10 @@ Every smooth gate becomes ReLU. The linear maps behind the gates are refitted, l
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import RLock
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -18,8 +19,7 @@ from hf_lgelu.models.called import CALLED_KINDS, gates_as_modules
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
 from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
-from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, can_be_wider, climb, next_rung, possible_rungs
@@ -28,10 +28,12 @@ from hf_lgelu.refit.plan import plan_exchange
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import work_in
+from hf_lgelu.refit.samples import TEXTS, sampled_text
 from hf_lgelu.refit.verdict import (
     called_warnings,
     config_warnings,
     conversion_warnings,
+    own_text_warning,
     require_comparable,
     require_gates,
     require_good,
@@ -55,9 +57,29 @@ class Conversion(NamedTuple):
     report: ConversionReport
 
 
+_UNDER_WAY: dict[nn.Module, object] = {}
+_ONE_AT_A_TIME = RLock()
+
+
+@contextmanager
+def _alone_with(model: nn.Module) -> Iterator[None]:
+    """No other thread converts inside the block; one that wants to convert the same model is refused.
+
+    A conversion runs other gates in its model for a while, and torch.export changes what all threads share.
+    """
+    own = object()
+    if _UNDER_WAY.setdefault(model, own) is not own:
+        raise RuntimeError(f"another thread converts this {type(model).__name__}: wait for it, or convert a copy")
+    try:
+        with _ONE_AT_A_TIME:
+            yield
+    finally:
+        del _UNDER_WAY[model]
+
+
 def convert_to_relu(
     model: nn.Module,
-    data: Any,
+    data: Any = None,
     *,
     effort: str | None = None,
     width: float | None = None,
@@ -85,7 +107,8 @@ def convert_to_relu(
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.models.batches.read_batches`). Labels only go into the metrics of the report. Of several processes
             each may have all of it, or a share. Sequences of different lengths need an attention mask; they are padded
-            as the config says, where the model's outputs bear it, else no further than the others of their batch.
+            as the config says, where the model's outputs bear it, else no further than the others of their batch. None
+            for a causal language model: it samples 8,192 tokens of text itself.
         effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
         width: so many times the hidden units in every block; the larger, the nearer. 1 by default.
         target: what the gates become, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
@@ -122,15 +145,30 @@ def convert_to_relu(
     )
     model = operable_module(model)
     require_refittable(model, config)
-    processes = known_processes()
+    processes, made = known_processes(), ()
+    shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
+    if data is None:
+        data = {"input_ids": sampled_text(model, config.max_samples or TEXTS)}
+        made = (own_text_warning(data["input_ids"], time.perf_counter() - started),)
+        if shown:
+            print(made[0], file=sys.stderr, flush=True)
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
-    with looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
-        folds = deal_folds(batches, batch_size=config.batch_size, model=model, outputs=config.outputs)
+    with (
+        _alone_with(model),
+        looked_at(model),
+        functions_as_modules(model, config.kinds or SMOOTH_KINDS),
+        ExitStack() as stack,
+    ):
+        folds = deal_folds(
+            batches, batch_size=config.batch_size, model=model, outputs=config.outputs,
+            is_choice=len(config.rungs) > 1,
+        )  # fmt: skip
         first = folds.first.load()
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
-        stack.enter_context(gates_as_modules(model, first[:TRIED].inputs, config.kinds or CALLED_KINDS))
-        require_gates(model, first[:TRIED].inputs, config)
+        few = first[:TRIED].inputs
+        stack.enter_context(gates_as_modules(model, few, config.kinds or CALLED_KINDS))
+        require_gates(model, few, config)
         second = None
         if evaluation_data is not None:
             second = SecondSet(model, evaluation_data, folds, **read)
@@ -138,21 +176,27 @@ def convert_to_relu(
         plan = plan_exchange(model, folds, config)
 
         with work_in(model, folds, plan, config) as work:
-            shown = sys.stderr.isatty() if progress is None else progress
-            task = Task(model, folds, plan, config, work, shown and processes.is_main_process)
-            best, steps = climb(build_rungs(task), config, model)
+            task = Task(model, folds, plan, config, work, shown)
+            best, steps = climb(build_rungs(task), config, model, started)
 
+        calls = find_smooth_calls(best.model, few)
+        unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
+        warnings = made + warnings
         if not config.outputs:
             warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
-        evaluation = None
+        evaluation, held_out, choosing = None, best.held_out, 0
+        if folds.choosing is not folds.held_out:  # other samples than chose the network
+            held_out, _ = task.evaluate(best.model, (batch.load() for batch in folds.held_out))
+            choosing = sum(map(len, folds.choosing_together))
         if second is not None:
-            evaluation, _ = evaluate_conversion(model, best.model, plan.plain_swap(model), second, config.outputs)
+            evaluation, _ = task.evaluate(best.model, second)
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: site.module._get_name() for site in plan.sites(model)},
             kept={name: model.get_submodule(name)._get_name() for name in plan.keep},
             layers=best.layers,
-            held_out=best.held_out,
+            held_out=held_out,
+            choosing_samples=choosing,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
             samples=folds.samples.given,
@@ -162,9 +206,10 @@ def convert_to_relu(
             seconds=time.perf_counter() - started,
             outputs=outputs,
             config_changes=best.config_changes,
-            smooth_calls=tuple(map(str, find_smooth_calls(best.model, first[:TRIED].inputs))),
+            smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
             steps=steps,
             width_share=best.width_share,
+            can_be_wider=config.width == 1 and bool(best.fitted) and can_be_wider(task),
             target=plan.target.title,
             next_step=next_rung(steps, possible_rungs(task)) if best.fitted else None,
             config=config.to_dict(),
@@ -173,5 +218,5 @@ def convert_to_relu(
     warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
     warnings += tuple(called_warnings(best.model))
     report = replace(report, warnings=warnings)
-    require_good(report, best.model, config, lambda: can_be_wider(task))
+    require_good(report, best.model, config)
     return Conversion(best.model, report)

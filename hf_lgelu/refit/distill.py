@@ -32,7 +32,7 @@ from hf_lgelu.models.outputs import compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import find_gate_units
-from hf_lgelu.refit.layerwise import Student, Task
+from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 
@@ -65,19 +65,22 @@ class Distill:
             return best
         student = independent_copy(best.model)
         # The best rung and the number of steps may differ from call to call.
-        work = task.work.rung(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
+        work = task.work(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
         if work.done:
             work.restore(0, student)
         else:
+            left = task.seconds_until(deadline)
+            if left <= 0:
+                raise OutOfTimeError
             work.begin(student)
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
                 task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)],
                 steps=config.distill_steps,
                 bf16=config.bf16,
-                max_seconds=None if deadline == math.inf else max(1e-9, deadline - time.perf_counter()),
+                max_seconds=None if left == math.inf else left,
             )  # fmt: skip
-            if time.perf_counter() < deadline:  # else the time ran out, and another call may have more time
+            if task.seconds_until(deadline) > 0:  # else the time ran out, and another call may have more time
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps)
@@ -203,7 +206,7 @@ class _Distillation:
         some = next((batch for batch in self._batches if batch.weight), self._batches[0])
         are_logits = main_decides(compared_outputs(original, some.load().inputs, outputs).are_logits)
         self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
-        watched = _spread(folds.held_out_together, _MOST_WATCHED)
+        watched = _spread(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         with self._judging():
@@ -222,6 +225,8 @@ class _Distillation:
         """The best state of a long descent at the rate whose trial came nearest; `steps` as in `distill`."""
         trial = _TRIAL if steps is None else min(_TRIAL, steps)
         tried = [self._descent(rate, trial, looks=1).loss for rate in _RATES]
+        if min(tried) >= self.start.loss:  # no rate pays
+            return self.start
         if steps is None:
             steps = _STEPS * (_LONGER if min(tried) < _FAR_FROM_DONE * self.start.loss else 1)
         return self._descent(_RATES[tried.index(min(tried))], steps, _LOOKS)

@@ -45,6 +45,7 @@ def deal_folds(
     batch_size: int | None = None,
     model: nn.Module | None = None,
     outputs: Sequence[str] | None = None,
+    is_choice: bool = False,
 ) -> "Folds":
     """The distinct samples in four folds and a part that is held out.
 
@@ -53,6 +54,8 @@ def deal_folds(
         batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
         model: takes the batches, and says how sequences of different lengths are padded.
         outputs: names of the model's outputs that count.
+        is_choice: whether one of several networks will be taken by the samples held out. Where there are enough, half
+            of them choose, and the other half measure the network taken.
 
     Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
     """
@@ -82,10 +85,12 @@ def deal_folds(
     if sum(short.values()) >= _WORTH_A_TRACE * sum(long.values()):
         middle, long = 0, samples.longest(itertools.chain(*dealt))
     parts: list[_Part] = [[(fold[:middle], short), (fold[middle:], long)] for fold in dealt]
-    parts.append([(samples.short_first(held_out), None)])  # nothing is traced there
-    *folds, apart = (tuple(_batches(samples, part, size, samples.run_here)) for part in parts)
-    *of_all, apart_of_all = (tuple(_batches(samples, part, size)) for part in parts)
-    return Folds(samples, tuple(folds), apart, len(held_out), tuple(itertools.chain(*of_all)), apart_of_all)
+    held_out, apart = samples.short_first(held_out), 1 + (is_choice and len(held_out) >= 2 * LEAST_SAMPLES_TO_HOLD_OUT)
+    parts += [[(held_out[start::apart], None)] for start in range(apart)]  # nothing is traced there
+    own = [tuple(_batches(samples, part, size, samples.run_here)) for part in parts]
+    of_all = [tuple(_batches(samples, part, size)) for part in parts]
+    together = tuple(itertools.chain(*of_all[:-apart]))
+    return Folds(samples, tuple(own[:-apart]), own[-1], own[-apart], len(held_out), together, of_all[-apart])
 
 
 def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
@@ -204,18 +209,20 @@ class Folds:
 
     Args:
         folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
-        held_out: the batches held out that this process runs; () under 64 rows.
+        held_out: the batches held out that this process runs, for the distance that is reported; () under 64 rows.
+        choosing: those by which one of several networks is taken; the same where few are held out.
         held_out_samples: how many samples all processes hold out.
         together: the batches of all folds as a single process would run them, whichever process has the samples.
-        held_out_together: the batches held out, likewise.
+        choosing_together: the batches of `choosing`, likewise.
     """
 
     samples: Samples
     folds: tuple[tuple[FoldBatch, ...], ...]
     held_out: tuple[FoldBatch, ...]
+    choosing: tuple[FoldBatch, ...]
     held_out_samples: int
     together: tuple[FoldBatch, ...]
-    held_out_together: tuple[FoldBatch, ...]
+    choosing_together: tuple[FoldBatch, ...]
 
     @property
     def rows(self) -> int:

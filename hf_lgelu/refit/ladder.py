@@ -20,12 +20,15 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
+from hf_lgelu.refit.always_on import find_directions
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
+from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.verdict import ConversionRefusedError, can_take_steps
+from hf_lgelu.refit.widen import has_biases
 
 
 class Maker(Protocol):
@@ -51,13 +54,16 @@ def possible_rungs(task: Task) -> list[str]:
 
 def can_be_wider(task: Task) -> bool:
     """Whether the blocks can have more units: plain linear layers, and a config with a key for the width."""
+    if "place" not in possible_rungs(task):
+        return False
     try:
-        pkgutil.resolve_name(RUNGS["place"].made_by)(
-            replace(task, config=replace(task.config, effort="place", width=2.0))
+        place = pkgutil.resolve_name(RUNGS["place"].made_by)(
+            replace(task, config=replace(task.config, effort="place", width=1.25))
         )
     except (ConversionRefusedError, ValueError):  # ValueError: gates that are no ReLU
         return False
-    return True
+    units = find_gate_units(task.programs.of(task.folds.first))
+    return has_biases(place.original, units) or bool(find_directions(task.model, units, task.folds))
 
 
 def build_rungs(task: Task) -> list[Maker]:
@@ -72,16 +78,17 @@ def build_rungs(task: Task) -> list[Maker]:
 
 
 def climb(
-    rungs: Sequence[Maker], config: ConversionConfig, original: nn.Module
+    rungs: Sequence[Maker], config: ConversionConfig, original: nn.Module, started: float | None = None
 ) -> tuple[Student, tuple[StepTaken, ...]]:
     """The nearest student, and what each rung came to.
 
     Rungs are tried in turn, from the lowest, until the tolerance is reached or the time is up: no further rung is begun
-    after `max_seconds`, nor one that makes all layers anew when less is left than the first rung took. The lowest rung
-    takes what it takes.
+    `max_seconds` after `started`, nor one that makes all layers anew when less is left than the first rung took. The
+    lowest rung takes what it takes.
     """
     metric = None if config.metric is None else Metric(config.metric, original)
-    deadline = math.inf if config.max_seconds is None else time.perf_counter() + config.max_seconds
+    started = time.perf_counter() if started is None else started
+    deadline = math.inf if config.max_seconds is None else started + config.max_seconds
     best: Student | None = None
     kept: StepTaken | None = None
     steps: list[StepTaken] = []

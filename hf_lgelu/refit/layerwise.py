@@ -10,12 +10,13 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from hf_lgelu.formats import counted, significant
+from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import independent_copy
@@ -50,6 +51,7 @@ class Task:
     config: ConversionConfig
     work: Work
     progress: bool = False
+    _compared: list[float] = field(default_factory=list)  # seconds
 
     def tell(self, line: str) -> None:
         """Print a line on stderr, where progress is to be shown."""
@@ -67,10 +69,21 @@ class Task:
         return Programs(model, self.plan.sites(model), outputs_of)
 
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """Original, plain swap and student on the samples held out, and the student's distance on each of them."""
-        batches = (batch.load() for batch in self.folds.held_out)
-        swap = self.plan.plain_swap(self.model)
-        return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
+        """Original, plain swap and student on the samples that choose, and the student's distance on each of them."""
+        begun = time.perf_counter()
+        found = self.evaluate(student, (batch.load() for batch in self.folds.choosing))
+        self._compared.append(time.perf_counter() - begun)
+        return found
+
+    def evaluate(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """The same on other batches."""
+        return evaluate_conversion(self.model, student, self.plan.plain_swap(self.model), batches, self.config.outputs)
+
+    def seconds_until(self, deadline: float) -> float:
+        """The time that a rung may take: its last look, and two comparisons behind it, have to end by `deadline`."""
+        if deadline == math.inf:
+            return math.inf
+        return main_decides(deadline - time.perf_counter() - 3 * max(self._compared, default=0.0))
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class Refit:
     def make(self, best: Student | None, deadline: float) -> Student:
         """A new student, made from the original; `best` is the nearest one so far.
 
-        Raises OutOfTimeError where layers are left when time.perf_counter() is at `deadline`.
+        Raises OutOfTimeError where a layer that takes as long as the longest before would not end by `deadline`.
         """
         # The student: the original, or its wider copy, with the new gates.
         task, original = self.task, self.original
@@ -139,15 +152,16 @@ class Refit:
                 "what is behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
             )
         self.prepare(programs, program, found)
-        work = task.work.rung(self.effort)
+        work = task.work(self.effort)
         done = [*_without_refit(found, names)]
         task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
         with carrier:
             self.write_first(student)
             work.begin(student)
             begun = last = time.perf_counter()
+            longest = 0.0
             for index, layer in enumerate(found.layers):
-                if deadline < math.inf and main_decides(time.perf_counter() > deadline):
+                if task.seconds_until(deadline) < longest:
                     raise OutOfTimeError
                 if index < work.done:  # an earlier call has fitted the layer
                     done += filter(None, [work.restore(index, student)])
@@ -164,6 +178,7 @@ class Refit:
                 done.append(_described(layer, fit, total, names, carrier.note(index), self.note(layer)))
                 work.save(index, student, done[-1])
                 before, last = last, time.perf_counter()
+                longest = max(longest, last - before)
                 left = (last - begun) / (index + 1 - work.done) * (len(found.layers) - index - 1)
                 task.tell(
                     f"{index + 1}/{len(found.layers)} {layer.maps[0].name}  error {significant(fit.error_before)} → "

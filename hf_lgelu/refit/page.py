@@ -4,13 +4,11 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, quoted, score, significant
 from hf_lgelu.refit.report import (
     ConversionReport,
-    Evaluation,
     LayerRefit,
     NetChange,
     evaluations,
@@ -18,9 +16,6 @@ from hf_lgelu.refit.report import (
     rest_of_the_distance,
     what_was_done,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
@@ -45,7 +40,7 @@ def render_markdown(report: ConversionReport, *, figure: str | None = None) -> s
         parts += ["## Warnings", bullets(report.warnings)]
     parts += ["## The whole network", whole_network(report), "## The refitted layers"]
     if figure is not None:
-        parts.append(f"![Error of each layer, and original, plain swap and refitted network]({figure})")
+        parts.append(f"![Error of each layer]({figure})")
     parts += [layer_table(report.layers), LAYER_NOTE]
     rest = rest_of_the_distance(report)
     parts += ["## The rest of the distance", bullets(rest)] if rest else []
@@ -116,82 +111,30 @@ def layer_table(layers: Sequence[LayerRefit]) -> str:
 
 
 def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
-    """Write a PNG of two panels and return its path.
-
-    Left, each layer's relative error on rows that it was not fitted on, with its weights kept and as chosen, on a
-    logarithmic axis. Right, on the second set or else the inputs held out, the first metric of original, plain swap
-    and refitted network, or where there is none how far the latter two are from the original.
-    """
+    """The path of a PNG: each layer's relative error on rows that it was not fitted on, with its weights kept and as
+    chosen, on a logarithmic axis."""
     from matplotlib.figure import Figure  # not with the package: it takes half a second
 
-    figure = Figure(figsize=(9.6, 3.4), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    _draw_layers(left, report.layers)
-    measured = evaluations(report)
-    if measured:
-        _draw_networks(right, *measured[-1])
-    else:
-        right.set_title("Whole network", fontsize=10, loc="left", pad=20)
-        _write(right, "not measured:\nno inputs were held out")
-    return save_picture(figure, path, _DOTS_PER_INCH)
-
-
-def _draw_layers(axis: "Axes", layers: Sequence[LayerRefit]) -> None:
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axis = figure.subplots()
     axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
     before, after = (
         [error if error is not None and 0 < error < math.inf else math.nan for error in errors]
-        for errors in ([layer.error_before for layer in layers], [layer.error_after for layer in layers])
+        for errors in ([layer.error_before for layer in report.layers], [layer.error_after for layer in report.layers])
     )
-    if not any(map(math.isfinite, [*before, *after])):
-        _write(axis, "not measured:\ntoo few inputs for cross-validation")
-        return
-    places = list(range(1, len(layers) + 1))
-    axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)
-    axis.plot(places, before, "o", color=_KEPT, markerfacecolor="white", markersize=6, label="weights kept")
-    axis.plot(places, after, "o", color=_CHOSEN, markersize=5, label="as chosen")
-    axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
-    axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
-    _finish(axis)
-
-
-def _draw_networks(axis: "Axes", title: str, evaluation: Evaluation) -> None:
-    what, values = _values(evaluation)
-    names = ("original", "plain swap", "refitted")[-len(values) :]  # a distance has no value for the original
-    axis.set_title(f"Whole network: {what}", fontsize=10, loc="left", pad=20)
-    places = list(reversed(range(len(names))))
-    axis.plot(values, places, "o", color=_CHOSEN, markersize=6, label=title)
-    for value, place in zip(values, places, strict=True):
-        if math.isfinite(value):  # else there is no place for it
-            text = score(what, value) if len(names) == 3 else significant(value)
-            axis.annotate(text, (value, place), xytext=(6, 0), textcoords="offset points", fontsize=8, va="center")
-    axis.set_yticks(places, names)
-    axis.set_ylim(-0.6, len(names) - 0.4)
-    axis.margins(x=0.45)  # room for the numbers beside the marks
-    if len(names) < 3 and min(values) > 0:
-        axis.set_xscale("log")
-    _finish(axis)
-
-
-def _values(evaluation: Evaluation) -> tuple[str, list[float]]:
-    """(what is drawn, its values): a metric of original, plain swap and refitted, or a distance of the latter two."""
-    direct, refitted = evaluation.direct, evaluation.refitted
-    for name, original in evaluation.original_metrics.items():
-        if name in direct.metrics and name in refitted.metrics:
-            return name, [original, direct.metrics[name], refitted.metrics[name]]
-    if direct.kl is not None and refitted.kl is not None:
-        return "KL to the original (nats)", [direct.kl, refitted.kl]
-    if direct.embedding:
-        return "1 − cosine to the original", [1 - change.embedding["cosine"] for change in (direct, refitted)]
-    return "relative error (share of squares)", [direct.relative_error, refitted.relative_error]
-
-
-def _write(axis: "Axes", text: str) -> None:
-    axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#666666", style="italic")
-    axis.set_axis_off()
-
-
-def _finish(axis: "Axes") -> None:
-    axis.grid(alpha=0.3)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)
+    if any(map(math.isfinite, [*before, *after])):
+        places = list(range(1, len(before) + 1))
+        axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)
+        axis.plot(places, before, "o", color=_KEPT, markerfacecolor="white", markersize=6, label="weights kept")
+        axis.plot(places, after, "o", color=_CHOSEN, markersize=5, label="as chosen")
+        axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
+        axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
+        axis.grid(alpha=0.3)
+        axis.set_axisbelow(True)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)
+    else:
+        text = "not measured:\ntoo few inputs for cross-validation"
+        axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#666666", style="italic")
+        axis.set_axis_off()
+    return save_picture(figure, path, _DOTS_PER_INCH)

@@ -1,16 +1,17 @@
 """The finished layers of a conversion on disk: a killed conversion goes on behind its last whole layer.
 
 The folder holds the mark of the conversion, and a file for each layer that is done: the tensors that the layer changed,
-and its row of the report. Values carried from layer to layer are not written: a forward pass of both networks gives the
-same bits again. The network of "distill" is written after its last step.
+its row of the report, and the digest of the mark. Values carried from layer to layer are not written: a forward pass of
+both networks gives the same bits again. The network of "distill" is written after its last step.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
     folder that is in use.
     """
     if config.checkpoint_dir is None:
-        yield Work()
+        yield RungWork
         return
     path, mark, refusal = Path(config.checkpoint_dir), _mark(model, folds, plan, config), None
     with ExitStack() as lock:
@@ -65,7 +66,7 @@ def work_in(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
                 f"checkpoint_dir: the processes do not see the same files in {path}, and all must share it; give a "
                 "folder that they do, or try again where they get to see files late"
             )
-        yield Work(path, views[0])
+        yield partial(RungWork, folder=path, there=views[0], fingerprint=mark["fingerprint"])
 
 
 def forget_work(folder: str | os.PathLike) -> None:
@@ -74,22 +75,17 @@ def forget_work(folder: str | os.PathLike) -> None:
         shutil.rmtree(folder)
 
 
-class Work:
-    """The rungs of one conversion in a folder, which held the files `there` before; without one, nothing is kept."""
-
-    def __init__(self, folder: Path | None = None, there: Set[str] = frozenset()) -> None:
-        self._folder, self._there = folder, there
-
-    def rung(self, effort: str) -> "RungWork":
-        """The finished layers of a rung."""
-        return RungWork(effort, self._folder, self._there)
+Work = Callable[[str], "RungWork"]
+"""The finished layers of a rung, by its name."""
 
 
 class RungWork:
     """The finished layers of a rung: `done` of them when the rung begins, then each layer that is saved."""
 
-    def __init__(self, effort: str, folder: Path | None = None, there: Set[str] = frozenset()) -> None:
-        self._effort, self._folder = effort, folder
+    def __init__(
+        self, effort: str, folder: Path | None = None, there: Set[str] = frozenset(), fingerprint: str = ""
+    ) -> None:
+        self._effort, self._folder, self._fingerprint = effort, folder, fingerprint
         self._versions: dict[str, int] = {}
         self.done = 0
         while self._name(self.done) in there:
@@ -111,20 +107,18 @@ class RungWork:
                 for name, tensor in _tensors(converted).items()
                 if self._versions[name] != before.get(name)  # torch counts the changes in place, also through views
             }
-            told = {"layer": json.dumps(None if layer is None else asdict(layer))}
+            row = json.dumps(None if layer is None else asdict(layer))
+            told = {"layer": row, "fingerprint": self._fingerprint}
             _write(self._folder / self._name(index), save(changed, told))
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """The report's row of a finished layer, whose tensors are written into `converted` in place."""
         path, held = Path(self._folder or "", self._name(index)), _tensors(converted)
-        try:
-            with safe_open(path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 (it is no mapping)
-                    held[name].copy_(file.get_tensor(name))
-                layer = json.loads(file.metadata()["layer"])
-        except SafetensorError as error:
-            raise ValueError(f"checkpoint_dir: {path} is damaged; delete it and try again") from error
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (it is no mapping)
+                held[name].copy_(file.get_tensor(name))
+            layer = json.loads(file.metadata()["layer"])
         self.begin(converted)
         return None if layer is None else LayerRefit.from_dict(layer)
 
@@ -148,6 +142,14 @@ def _open(path: Path, mark: dict[str, Any], lock: ExitStack) -> None:
             f"arguments, or of another number of processes than {PartialState().num_processes}; give another "
             "folder, or delete it"
         )
+    for file in path.glob("*.safetensors"):
+        try:
+            with safe_open(file, "pt") as layer:
+                told = layer.metadata() or {}
+        except SafetensorError as error:
+            raise ValueError(f"checkpoint_dir: {file} is damaged; delete it and try again") from error
+        if told.get("fingerprint") != mark["fingerprint"]:
+            raise ValueError(f"checkpoint_dir: {file} is a layer of another conversion; give another folder")
     _write(path / _MARK, json.dumps(mark).encode())
 
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from transformers import GenerationConfig, PreTrainedModel
 
 from hf_lgelu.models.batches import LABELS, Batch, frames_of_sound, is_of_sound, nothing_given, pad_tokens
-from hf_lgelu.models.example_run import NOT_TAKEN, structure_kept
-from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs
+from hf_lgelu.models.example_run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs, is_causal
 from hf_lgelu.refit.processes import each_has, known_processes
 
 _KEY_BYTES = 16
@@ -122,6 +123,36 @@ class Samples:
     def alone(self, number: int) -> Batch:
         """A single sample of this process, in its own length."""
         return self.take([number], self.lengths[number])
+
+
+TEXTS, TEXT_TOKENS = 64, 128
+"""How much text a language model samples for want of data."""
+
+
+def sampled_text(model: nn.Module, texts: int = TEXTS) -> Tensor:
+    """(texts, tokens): what a causal language model writes itself behind its start token, at temperature 1.
+
+    The same model gives the same text. Raises ValueError of another model.
+    """
+    text = model.config.get_text_config() if isinstance(model, PreTrainedModel) and is_causal(model) else None
+    known = (getattr(text, name, None) for name in ("bos_token_id", "eos_token_id"))
+    start = next((token for token in known if isinstance(token, int) and token < text.vocab_size), None)
+    if start is None or not model.can_generate():
+        raise ValueError(
+            "without data, a causal language model of transformers that has a start token samples text, and "
+            f"{type(model).__name__} is none: give inputs (data, --data)"
+        )
+    length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
+    # What the model's own generation config says otherwise (top_p, a penalty) must not narrow the text.
+    settings = GenerationConfig(
+        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, num_beams=1, use_cache=True,
+        min_new_tokens=length - 1, max_new_tokens=length - 1, pad_token_id=start, eos_token_id=text.eos_token_id,
+    )  # fmt: skip
+    found = []
+    with evaluation_mode(model), same_randomness():
+        for begin in torch.full((texts, 1), start, device=model.device).split(TEXTS):
+            found.append(model.generate(begin, attention_mask=torch.ones_like(begin), generation_config=settings).cpu())
+    return torch.cat(found)
 
 
 class _Share(NamedTuple):

@@ -1,12 +1,12 @@
 """When a conversion is refused: before the work, and by its result; and what its report warns of."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from hf_lgelu.formats import quoted, significant
+from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
@@ -17,7 +17,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.compare import labels_fit
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
-from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
+from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import (
@@ -33,7 +33,7 @@ from hf_lgelu.refit.report import (
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.registry import refuse_guarded
 
-_ENOUGH_TO_JUDGE = 64  # inputs held out; over fewer, distillation has passed that was further off elsewhere
+_ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
 
@@ -127,9 +127,7 @@ def require_comparable(
     return tuple(tensors), (unread,)
 
 
-def require_good(
-    report: ConversionReport, model: nn.Module, config: ConversionConfig, can_be_wider: Callable[[], bool]
-) -> None:
+def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
     """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for.
 
     The first of: outputs not finite, no nearer than the plain swap, `tolerance` not reached, beyond `max_kl`.
@@ -141,7 +139,7 @@ def require_good(
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
     elif config.tolerance is not None and (best is None or best.gap is None or not best.gap <= config.tolerance):
-        reason = _not_reached(report, best, config, can_be_wider)
+        reason = _not_reached(report, best, config)
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
         bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
         reason = (
@@ -166,9 +164,7 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
     )
 
 
-def _not_reached(
-    report: ConversionReport, best: StepTaken | None, config: ConversionConfig, can_be_wider: Callable[[], bool]
-) -> str:
+def _not_reached(report: ConversionReport, best: StepTaken | None, config: ConversionConfig) -> str:
     """How near the nearest rung came, and what else these options allow."""
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
@@ -176,7 +172,7 @@ def _not_reached(
     advice = ["more inputs"]
     if report.width_share != 1:
         advice.append("a larger width")
-    elif can_be_wider():
+    elif report.can_be_wider:
         advice.append("a width above 1")
     untried = set(config.rungs) - {step.effort for step in report.steps}
     if any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried):
@@ -251,12 +247,11 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
             f"held out: only {report.held_out.size_in_words}, too few to trust the distance to the original; give more "
             "inputs (an eighth is held out), or a second set (evaluation_data, --evaluation)"
         )
-    chosen = [step.effort for step in report.steps if step.is_kept and RUNGS[step.effort].standard_errors]
-    if chosen and report.evaluation is None and report.held_out.samples < _ENOUGH_TO_JUDGE:
+    if len(report.steps) > 1 and not report.choosing_samples and report.evaluation is None:
         yield (
-            f"the network of {chosen[-1]!r} was chosen and judged on {report.held_out.samples} inputs held out: the "
-            "mean over so few can improve while other inputs become worse; give more (an eighth is held out), "
-            "or a second set (evaluation_data, --evaluation)"
+            f"held out were only {counted(report.held_out.samples, 'input')}: the same inputs chose the rung and "
+            f"measured the distance, and other inputs are probably further away; give {_ENOUGH_TO_SPLIT} or more (an "
+            "eighth is held out), or a second set (evaluation_data, --evaluation)"
         )
 
 
@@ -282,6 +277,14 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
             "outputs did not count: what that gives now was not measured. Name its output (outputs=), or leave it "
             "(keep=)"
         )
+
+
+def own_text_warning(text: Tensor, seconds: float) -> str:
+    """That a language model was given no data, and sampled the text itself."""
+    return (
+        f"no data were given: the model sampled {text.numel():,} tokens of text itself in {seconds:.0f} s, and all is "
+        "fitted and measured on these. Text from where the model is used tells more (evaluation_data, --evaluation)"
+    )
 
 
 def called_warnings(model: nn.Module) -> Iterator[str]:

@@ -111,6 +111,13 @@ def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], 
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
+def has_biases(wide: WiderOriginal, units: Sequence[GateUnit]) -> bool:
+    """Whether a wider block has a bias before its gate; where none has, kinks need a direction (`find_directions`)."""
+    owners = [wide.model.get_submodule(unit.before.weight_name.rpartition(".")[0]) for unit in units
+              if wide.extra.get(unit.site)]  # fmt: skip
+    return any(getattr(owner, "bias", None) is not None for owner in owners)
+
+
 def padded(
     model: nn.Module, blocks: Sequence[Block], extra: Mapping[int, int], *, biases: bool = True
 ) -> tuple[nn.Module, tuple[ConfigChange, ...]]:

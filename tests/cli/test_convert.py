@@ -345,6 +345,20 @@ def language_model(tmp_path_factory):
     return folder / "gpt2", folder / "texts"
 
 
+def test_a_language_model_without_data_samples_text(language_model, tmp_path, call):
+    folder = tmp_path / "gpt2"
+    shutil.copytree(language_model[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": 1, "eos_token_id": 2}))
+    status, said, errors = call("convert", folder, "--max_samples", 40, "--output_dir", tmp_path / "relu")
+    assert status == 0, errors
+    assert said.count("no data were given: the model sampled 640 tokens of text itself") == 2  # when made, and reported
+    assert report_of(tmp_path / "relu")["provenance"]["data"] == "640 tokens that the model sampled itself"
+    status, _, errors = call("convert", language_model[0], "--output_dir", tmp_path / "none")  # no start token
+    assert status != 0
+    assert "give inputs (data, --data)" in errors
+
+
 def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, call, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     model, texts = language_model

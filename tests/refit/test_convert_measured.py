@@ -1,0 +1,192 @@
+"""What a conversion says of itself: distances on samples that chose nothing, time, and where its inputs come from."""
+
+import copy
+import threading
+import time
+
+import pytest
+import torch
+from networks import bert, convert_with, gpt2, llama, mlp
+from torch import nn
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.models.batches import Batch
+from hf_lgelu.refit import convert, distill, layerwise
+from hf_lgelu.refit.distill import output_loss
+from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import sampled_text
+
+
+def rows(count, seed=0):
+    return torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return mlp().eval()
+
+
+def rows_in(*parts):
+    return sorted(tuple(row) for part in parts for batch in part for row in batch.load().inputs.tolist())
+
+
+@pytest.mark.parametrize("count", [400, 200, 60])
+def test_of_many_samples_held_out_half_choose_and_half_measure(count):
+    batches = [Batch(rows(count))]
+    whole, split = deal_folds(batches), deal_folds(batches, is_choice=True)
+    assert whole.choosing is whole.held_out
+    assert [rows_in(fold) for fold in whole.folds] == [rows_in(fold) for fold in split.folds]
+    assert whole.held_out_samples == split.held_out_samples
+    if split.held_out_samples < 32:
+        assert split.choosing is split.held_out
+        return
+    assert rows_in(split.choosing, split.held_out) == rows_in(whole.held_out)
+    assert abs(len(rows_in(split.choosing)) - len(rows_in(split.held_out))) <= 1
+
+
+def test_the_distance_is_that_of_samples_that_chose_nothing(model):
+    data = rows(600)
+    converted, report = convert_with(model, data, effort="place")
+    folds = deal_folds([Batch(data)], is_choice=True)
+    for part, said in ((folds.held_out, report.held_out.refitted.kl), (folds.choosing, report.steps[-1].distance)):
+        x = torch.cat([batch.load().inputs for batch in part])
+        p, q = (network(x).double().log_softmax(-1).detach() for network in (model, converted))
+        if part is folds.held_out or report.steps[-1].is_kept:
+            assert said == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-4)
+    assert report.choosing_samples + report.held_out.samples == folds.held_out_samples
+    assert f"{report.choosing_samples} to choose the rung" in str(report)
+    few = convert_with(model, rows(200), effort="place", max_kl=None).report
+    assert few.choosing_samples == 0
+    assert any("the same inputs chose the rung and measured the distance" in line for line in few.warnings)
+
+
+@pytest.mark.parametrize("seconds", [130, 210, 1000])
+def test_no_layer_is_begun_that_would_not_end_in_time(seconds, model, monkeypatch):
+    """By a clock on which a layer takes 30 seconds, and a comparison 10."""
+    now = [0.0]
+
+    def slow(function, costs):
+        def called(*given, **options):
+            now[0] += costs
+            return function(*given, **options)
+
+        return called
+
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: now[0])
+        patch.setattr(layerwise, "fit_ridge", slow(layerwise.fit_ridge, 30))
+        patch.setattr(layerwise, "evaluate_conversion", slow(layerwise.evaluate_conversion, 10))
+        report = convert_with(model, rows(600), effort="place", max_seconds=seconds).report
+    layers = len(report.layers)
+    assert [step.distance is not None for step in report.steps] == [True, *([seconds > 200] * (len(report.steps) - 1))]
+    assert now[0] <= seconds
+    assert layers == 2
+
+
+def test_steps_end_with_the_trials_where_none_comes_nearer(monkeypatch):
+    torch.manual_seed(0)
+    original, steps = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), []
+
+    def counted(*given, **options):
+        steps.extend([1] * torch.is_grad_enabled())
+        return output_loss(*given, **options)
+
+    monkeypatch.setattr(distill, "output_loss", counted)
+    monkeypatch.setattr(distill, "_RATES", (1e3, 1e4, 1e5))  # far too high
+    other = copy.deepcopy(original)
+    other[2].bias.data[0] += 0.01
+    distill.distill(original, other, deal_folds([Batch(torch.randn(200, 4))]), names=["2.weight"])
+    assert len(steps) == 3 * 16
+
+
+def test_a_model_that_another_thread_converts_is_refused(model, monkeypatch):
+    """And the thread that was first ends as it would alone; two models are converted at once."""
+    data, inside, go_on, found = rows(200), threading.Event(), threading.Event(), {}
+    deal = convert.deal_folds
+
+    def waiting(*given, **options):
+        if threading.current_thread().name == "first":
+            inside.set()
+            go_on.wait(60)
+        return deal(*given, **options)
+
+    monkeypatch.setattr(convert, "deal_folds", waiting)
+    first = threading.Thread(target=lambda: found.update(first=convert_to_relu(model, data).model), name="first")
+    first.start()
+    inside.wait(60)
+    with pytest.raises(RuntimeError, match="another thread converts this Sequential"):
+        convert_to_relu(model, data)
+    go_on.set()
+    alone = convert_to_relu(copy.deepcopy(model), data).model
+    first.join()
+    for name, value in alone.state_dict().items():
+        assert torch.equal(found["first"].state_dict()[name], value)
+
+
+def test_layers_of_another_conversion_are_refused(tmp_path, model):
+    """However they came into the folder."""
+    for name, data in (("one", rows(200)), ("other", rows(200, seed=1))):
+        convert_with(model, data, checkpoint_dir=tmp_path / name)
+    file = "refit-00001.safetensors"
+    (tmp_path / "one" / file).write_bytes((tmp_path / "other" / file).read_bytes())
+    with pytest.raises(ValueError, match=rf"{file} is a layer of another conversion"):
+        convert_with(model, rows(200), checkpoint_dir=tmp_path / "one")
+
+
+class WithPooler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.pooler, self.head = nn.Sequential(nn.Linear(6, 12), nn.GELU()), nn.Tanh(), nn.Linear(12, 4)
+
+    def forward(self, x, use=False):
+        found = self.net(x)
+        self.seen = self.pooler(found)
+        return {"logits": self.head(self.seen if self.use else found)}
+
+    use = False
+
+
+@pytest.mark.parametrize("use", [False, True])
+def test_what_no_output_uses_is_not_listed_as_smooth(use):
+    torch.manual_seed(0)
+    network = WithPooler()
+    network.use = use
+    listed = convert_to_relu(network, rows(200)).report.smooth_calls
+    assert [call.partition(" ")[0] for call in listed] == ["pooler"] * use
+
+
+def test_more_units_are_named_with_their_price_where_they_can_be_had(model):
+    report = convert_to_relu(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 4)), rows(200)).report
+    assert report.can_be_wider
+    assert "`width=1.25` (--width 1.25) for a quarter more in each block, and about three times" in str(report)
+
+
+@pytest.mark.parametrize("family", [gpt2, llama])
+def test_a_language_model_without_data_samples_text(family):
+    torch.manual_seed(0)
+    network = family().train()
+    state = torch.get_rng_state()
+    network.generation_config.top_k = network.generation_config.repetition_penalty = 1  # narrow no text
+    text = sampled_text(network, 70)
+    assert torch.equal(state, torch.get_rng_state())
+    assert network.training
+    assert text.shape == (70, 16)
+    assert len({tuple(row) for row in text.tolist()}) > 60
+    # The tokens are drawn from the model's own probabilities: their mean surprise is its entropy.
+    scores = network.eval()(text).logits[:, :-1].detach().log_softmax(-1)
+    scores = scores.masked_fill(torch.arange(40) == network.config.eos_token_id, -torch.inf).log_softmax(-1)
+    surprise = -scores.gather(2, text[:, 1:, None]).mean()
+    entropy = -(scores.exp() * scores.clamp(min=-99)).sum(-1).mean()
+    assert surprise == pytest.approx(float(entropy), rel=0.05)
+    if family is gpt2:
+        _, report = convert_with(network, None, max_samples=70, max_kl=None)
+        assert (report.samples, report.rows) == (70, len({tuple(row) for row in text.tolist()}) * 16)
+        told = "no data were given: the model sampled 1,120 tokens of text itself"
+        assert any(told in warning for warning in report.warnings)
+
+
+def test_without_data_other_models_are_refused(model):
+    for network in (model, bert()):
+        with pytest.raises(ValueError, match="without data, a causal language model of transformers"):
+            convert_to_relu(network)
