@@ -146,20 +146,17 @@ class Score:
         labels = labels.to(output.device, torch.long)
         if counted is not None:
             labels = labels.masked_fill(~counted, IGNORED_LABEL)
-            if is_causal:  # nor what is predicted from padding: the first token behind it
-                labels[..., 1:] = labels[..., 1:].masked_fill(~counted[..., :-1], IGNORED_LABEL)
+        if is_causal:  # a token is predicted at the position before, unless that is padding
+            labels = F.pad(labels[..., 1:], (0, 1), value=IGNORED_LABEL)
+            labels = labels if counted is None else labels.masked_fill(~counted, IGNORED_LABEL)
+        valid = labels != IGNORED_LABEL
         if not is_causal:
-            valid = labels != IGNORED_LABEL
             return cls(correct=int((output.argmax(-1) == labels)[valid].sum()), labelled=int(valid.sum()))
-        loss, predicted = 0.0, 0
+        loss = 0.0
         for logits, tokens in zip(output, labels, strict=True):  # a sequence at a time: vocabularies are large
-            following = tokens[1:]
-            valid = int((following != IGNORED_LABEL).sum())
-            if valid:
-                summed = F.cross_entropy(logits[:-1].float(), following, ignore_index=IGNORED_LABEL, reduction="none")
-                loss += summed.sum(dtype=torch.float64 if summed.device.type != "mps" else None).item()
-                predicted += valid
-        return cls(loss=loss, predicted=predicted)
+            losses = F.cross_entropy(logits.float(), tokens, ignore_index=IGNORED_LABEL, reduction="none")
+            loss += losses.cpu().double().sum().item()
+        return cls(loss=loss, predicted=int(valid.sum()))
 
     @property
     def values(self) -> dict[str, float]:

@@ -30,7 +30,6 @@ from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.samples import TEXTS, sampled_text
 from hf_lgelu.refit.verdict import (
-    called_warnings,
     config_warnings,
     conversion_warnings,
     own_text_warning,
@@ -216,7 +215,6 @@ def convert_to_relu(
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
-    warnings += tuple(called_warnings(best.model))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)

@@ -287,17 +287,6 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
     )
 
 
-def called_warnings(model: nn.Module) -> Iterator[str]:
-    """Where the code of a converted model still calls the old gates: what to write there."""
-    lines = settle(model)
-    if lines:
-        yield (
-            f"the code still calls the old gates: {'; '.join(lines)}. This copy, and what hf_lgelu loads of it, runs "
-            "the new gates instead. Before you load the state dict into the code yourself, write the new gate there "
-            "(torch.nn.functional.relu for ReLU): code without this edit computes the old gates, without an error"
-        )
-
-
 def uncounted_warnings(
     model: nn.Module, sites: Sequence[ActivationSite], batch: Batch, layers: Sequence[LayerRefit]
 ) -> Iterator[str]:
@@ -329,7 +318,7 @@ def uncounted_warnings(
 
 
 def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
-    """Programs that ignore the config of the result, and a config that was not rewritten."""
+    """Programs that ignore the config of the result, a config that was not rewritten, and code with the old gates."""
     if changes:
         yield from runtime_warnings(getattr(model, "config", None))
     for _, root in pretrained_roots(model):
@@ -345,3 +334,10 @@ def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bo
                 "loaded by it, these stand before the refitted weights, another network, without an error; load the "
                 "weights into a model that has been given the gates of this one"
             )
+    lines = settle(model)
+    if lines:
+        yield (
+            f"the code still calls the old gates: {'; '.join(lines)}. This copy, and what hf_lgelu loads of it, runs "
+            "the new gates instead. Before you load the state dict into the code yourself, write the new gate there "
+            "(torch.nn.functional.relu for ReLU): code without this edit computes the old gates, without an error"
+        )

@@ -169,8 +169,7 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
         assert len(kept) > 1
         assert kept[-1] < 0.9 * kept[0]
         assert report.held_out.refitted.kl == pytest.approx(kept[-1])
-        is_distilled = report.steps[-1].effort == "distill" and report.steps[-1].is_kept
-        assert any("judged on 16 inputs held out" in warning for warning in report.warnings) == is_distilled
+        assert any("the same inputs chose the rung" in warning for warning in report.warnings)
         folder = tmp_path / build.__name__
         converted.save_pretrained(folder)
         with torch.no_grad():

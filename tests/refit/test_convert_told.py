@@ -311,7 +311,7 @@ def test_more_units_are_not_advised_where_they_would_be_refused():
 
 def test_of_a_chain_of_layers_the_first_block_is_widened():
     """The maps behind are each behind a gate and before another."""
-    report = convert_with(scores().eval(), torch.randn(400, 8), width=2.0, max_kl=None).report
+    report = convert_with(scores().eval(), torch.randn(1600, 8), width=2.0, max_kl=None).report
     first, second = report.layers
     assert "as many units as before" not in (first.note or "")
     assert "as many units as before" in second.note
