@@ -18,7 +18,6 @@ class TargetGate:
         name: a key of ACT2FN.
         title: what it is called.
         tag: of a model card.
-        formula: what it computes.
         torch_module: the call of torch.nn that builds it; "" where torch has none.
         can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
             it must be ReLU up to what is linear, and have no upper end.
@@ -29,7 +28,6 @@ class TargetGate:
     name: str
     title: str
     tag: str
-    formula: str
     torch_module: str = ""
     can_be_placed: bool = False
     has_zeros: bool = False
@@ -39,11 +37,11 @@ class TargetGate:
 TARGETS = {
     gate.name: gate
     for gate in (
-        TargetGate("relu", "ReLU", "relu", "max(z, 0)", "ReLU()", can_be_placed=True, has_zeros=True),
-        TargetGate("relu6", "ReLU6", "relu6", "min(max(z, 0), 6)", "ReLU6()", has_zeros=True),
-        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "max(z, 0) + 0.01·min(z, 0)", "LeakyReLU()"),
-        TargetGate("hardswish", "HardSwish", "hardswish", "z·min(max(z + 3, 0), 6)/6", "Hardswish()"),
-        TargetGate("relu2", "squared ReLU", "squared-relu", "max(z, 0)²", has_zeros=True),
+        TargetGate("relu", "ReLU", "relu", "ReLU()", can_be_placed=True, has_zeros=True),
+        TargetGate("relu6", "ReLU6", "relu6", "ReLU6()", has_zeros=True),
+        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "LeakyReLU()"),
+        TargetGate("hardswish", "HardSwish", "hardswish", "Hardswish()"),
+        TargetGate("relu2", "squared ReLU", "squared-relu", has_zeros=True),
     )
 }
 
@@ -62,7 +60,7 @@ def read_target(name: str) -> TargetGate:
         slope = math.nan
     if kind == "leaky_relu" and 0 <= slope < 1:
         title = f"LeakyReLU({slope:g})" + ("" if slope else " = ReLU")
-        return replace(TARGETS[kind], title=title, formula=f"max(z, 0) + {slope:g}·min(z, 0)", slope=slope)
+        return replace(TARGETS[kind], title=title, slope=slope)
     raise ValueError(
         f"target must be one of {', '.join(TARGETS)}, or leaky_relu:SLOPE with a slope from 0 to below 1, got {name!r}"
     )
@@ -74,11 +72,10 @@ class Rung:
 
     Args:
         effort: its word among the options.
-        change: what it changes.
         made_by: "module:class" whose `make` gives its network, loaded when the rung is tried.
         moves_kinks: whether it needs a target whose kinks can be placed.
-        starts_from_best: whether it begins with the nearest network so far, where others make all layers anew.
-        takes_steps: whether it takes steps of Adam, which are not finite in float16.
+        takes_steps: whether it takes steps of Adam from the nearest network so far, where others make all layers anew.
+            Steps are not finite in float16.
         standard_errors: by so many of them its network has to be nearer on the samples held out to be kept: 0 where
             these samples had no part in making it.
         on_the_card: what a model card says of it.
@@ -87,10 +84,8 @@ class Rung:
     """
 
     effort: str
-    change: str
     made_by: str
     moves_kinks: bool = False
-    starts_from_best: bool = False
     takes_steps: bool = False
     standard_errors: float = 0.0
     on_the_card: str = ""
@@ -99,16 +94,13 @@ class Rung:
 RUNGS = {
     rung.effort: rung
     for rung in (
-        Rung("refit", "the maps behind the gates, by ridge", "hf_lgelu.refit.layerwise:Refit"),
+        Rung("refit", "hf_lgelu.refit.layerwise:Refit"),
         Rung(
-            "place", "before that, each ReLU's kink and slope, and in a wider network what the units added are for",
-            "hf_lgelu.refit.place:Place", moves_kinks=True,
+            "place", "hf_lgelu.refit.place:Place", moves_kinks=True,
             on_the_card="the maps before the gates got the kink and the slope of each ReLU",
         ),
         Rung(
-            "distill", "at last all blocks together, by Adam on the whole network's outputs",
-            "hf_lgelu.refit.distill:Distill", starts_from_best=True, takes_steps=True,
-            standard_errors=2.0,
+            "distill", "hf_lgelu.refit.distill:Distill", takes_steps=True, standard_errors=2.0,
             on_the_card="these and the maps before the gates also took steps of Adam towards its outputs",
         ),
     )

@@ -9,7 +9,7 @@ The same inputs always make the same folds, on any number of processes: `Samples
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -265,19 +265,14 @@ class Folds:
 class SecondSet:
     """This process's batches of `evaluation_data`, read once; `first` is the first batch of all processes."""
 
-    def __init__(
-        self, model: nn.Module, data: Any, folds: Folds, *, batch_size: int | None = None,
-        data_collator: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`data` as for `read_batches`. Raises ValueError where the model does not take it."""
-        batches = read_batches(
-            data, model=model, what="evaluation_data", batch_size=batch_size, data_collator=data_collator
-        )
+    def __init__(self, model: nn.Module, data: Any, folds: Folds, **read: Any) -> None:
+        """`data` and options as for `read_batches`. Raises ValueError where the model does not take it."""
+        batches = read_batches(data, model=model, what="evaluation_data", **read)
         first = next(batches, None)
         if first is None:
             raise nothing_given("evaluation_data")
         self.first = first
-        every = cut_batches(itertools.chain([self.first], batches), batch_size)
+        every = cut_batches(itertools.chain([self.first], batches), read.get("batch_size"))
         processes = known_processes()
         self._batches = itertools.islice(every, processes.process_index, None, processes.num_processes)
         self._known, self._repeated = frozenset(folds.samples.keys), 0

@@ -98,7 +98,7 @@ def climb(
             left, first = main_decides((deadline - begun, steps[0].seconds))
             if left <= 0:
                 break
-            if first > left and not RUNGS[rung.effort].starts_from_best:
+            if first > left and not RUNGS[rung.effort].takes_steps:
                 continue
         try:
             student = rung.make(best, deadline if steps else math.inf)
