@@ -6,8 +6,8 @@ Every smooth gate becomes ReLU. The linear maps behind the gates are refitted, l
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from threading import RLock
 from typing import Any, NamedTuple
@@ -56,24 +56,8 @@ class Conversion(NamedTuple):
     report: ConversionReport
 
 
-_UNDER_WAY: dict[nn.Module, object] = {}
-_ONE_AT_A_TIME = RLock()
-
-
-@contextmanager
-def _alone_with(model: nn.Module) -> Iterator[None]:
-    """No other thread converts inside the block; one that wants to convert the same model is refused.
-
-    A conversion runs other gates in its model for a while, and torch.export changes what all threads share.
-    """
-    own = object()
-    if _UNDER_WAY.setdefault(model, own) is not own:
-        raise RuntimeError(f"another thread converts this {type(model).__name__}: wait for it, or convert a copy")
-    try:
-        with _ONE_AT_A_TIME:
-            yield
-    finally:
-        del _UNDER_WAY[model]
+# A conversion runs other gates in its model for a while, and torch.export changes what all threads share.
+_ALONE = RLock()
 
 
 def convert_to_relu(
@@ -138,7 +122,6 @@ def convert_to_relu(
     >>> report.held_out.refitted.kl < report.held_out.direct.kl
     True
     """
-    started = time.perf_counter()
     config = (options or ConversionConfig()).with_given(
         effort=effort, width=width, target=target, keep=keep, tolerance=tolerance
     )
@@ -146,19 +129,15 @@ def convert_to_relu(
     require_refittable(model, config)
     processes, made = known_processes(), ()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
-    if data is None:
-        data = {"input_ids": sampled_text(model, config.max_samples or TEXTS)}
-        made = (own_text_warning(data["input_ids"], time.perf_counter() - started),)
-        if shown:
-            print(made[0], file=sys.stderr, flush=True)
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
-    batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
-    with (
-        _alone_with(model),
-        looked_at(model),
-        functions_as_modules(model, config.kinds or SMOOTH_KINDS),
-        ExitStack() as stack,
-    ):
+    with _ALONE, looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
+        started = time.perf_counter()
+        if data is None:
+            data = {"input_ids": sampled_text(model, config.max_samples or TEXTS)}
+            made = (own_text_warning(data["input_ids"], time.perf_counter() - started),)
+            if shown:
+                print(made[0], file=sys.stderr, flush=True)
+        batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
         folds = deal_folds(
             batches, batch_size=config.batch_size, model=model, outputs=config.outputs,
             is_choice=len(config.rungs) > 1,
