@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,8 @@ from transformers import PreTrainedConfig
 from hf_lgelu.models.example_run import NOT_TAKEN, in_words, require_plain, require_taken, run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, named_tensors
 
-LABEL_KEYS = ("labels", "label")
-"""Taken out of a mapping of inputs: the refit needs no labels, only the metrics of the report do."""
-
-LABELS = LABEL_KEYS[0]
+LABELS = "labels"
 """The name of the labels in `Batch.with_labels`; no input has it."""
-
-BARE = ""
-"""The name under which `Batch.tensors` lists inputs that are one tensor."""
 
 TRIED = 2
 """Samples that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
@@ -33,15 +28,11 @@ TRIED = 2
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 """The inputs of the decoder of an encoder-decoder, without the encoder's output."""
 
-_SOUND_INPUTS = ("input_values", "input_features")
-"""The inputs of audio networks, whose first layers make one frame of many steps."""
-
-ROWS_AT_ONCE = 1024
+_SOUND_INPUTS = ("input_values", "input_features")  # of audio networks, which make one frame of many steps
+_ROWS_AT_ONCE = 1024
 _TOKENS_AT_ONCE = 2048
 _IMAGES_AT_ONCE = 32
-_LONGEST_FEATURE_ROW = 4096
-"""A longer row of floats is a waveform, to be run as an image is."""
-
+_LONGEST_FEATURE_ROW = 4096  # a longer row of floats is a waveform, to be run as an image is
 _READ_AT_ONCE = 256
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _MASKS = ("attention_mask", "decoder_attention_mask")
@@ -143,7 +134,7 @@ class Batch:
             return min(most, _IMAGES_AT_ONCE) if any(value.ndim > 2 for value in others) else most
         short = all(value.ndim <= 2 and value[0].numel() <= _LONGEST_FEATURE_ROW for value in tensors.values())
         some_float = any(value.is_floating_point() for value in tensors.values())
-        return ROWS_AT_ONCE if short and some_float else _IMAGES_AT_ONCE
+        return _ROWS_AT_ONCE if short and some_float else _IMAGES_AT_ONCE
 
     def counted(self, values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
         """`counted_rows` of these inputs."""
@@ -205,16 +196,12 @@ def read_batches(
         max_samples: at most so many: evenly spaced ones of a tensor or a dataset with a length, because files are often
             sorted by class, and the first ones of an iterable. No batch is asked for beyond these.
 
-    Raises:
-        TypeError: something is neither a tensor nor a plain constant, nor an object that holds tensors.
-        ValueError: a first batch that the model does not take, with what the model said; batches of several forms,
-            items that cannot be stacked, or data_collator without a dataset.
+    Raises TypeError for what is neither a tensor nor a plain constant, nor an object that holds tensors, and ValueError
+    for a first batch that the model does not take, with what the model said, and for batches of several forms.
     """
     is_all = isinstance(data, Tensor | np.ndarray | Mapping)
-    if is_all:
-        _reject_collator(data_collator, data)
     form, is_sample, left = None, False, max_samples
-    for raw in [data] if is_all else _raw_batches(data, batch_size, data_collator, max_samples):
+    for raw in _raw_batches(data, batch_size, data_collator, max_samples):
         if form is None:
             form, is_sample = _form_of(raw, model, what)
         if form not in _forms(raw):
@@ -289,6 +276,7 @@ def _raw_batches(
     """Batches as the user's objects give them."""
     if hasattr(data, "iloc"):  # of pandas: its items are columns
         raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
+    is_all = isinstance(data, Tensor | np.ndarray | Mapping)
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
     options = {
         "batch_size": batch_size or _READ_AT_ONCE, "collate_fn": data_collator or _collate,
@@ -296,22 +284,18 @@ def _raw_batches(
     }  # fmt: skip
     if isinstance(data, IterableDataset):
         return DataLoader(data, **options)
-    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_all
     # A plain list holds batches, unless data_collator says that it holds items.
     if indexable and (data_collator is not None or not isinstance(data, Sequence)):
         return DataLoader(data, sampler=_evenly_spaced(len(data), max_samples), **options)
-    _reject_collator(data_collator, data)
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
-    return data
-
-
-def _reject_collator(data_collator: Callable | None, data: Any) -> None:
     if data_collator is not None:
         raise ValueError(
             f"data_collator makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
             "batches; leave data_collator out or pass a dataset"
         )
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
+    return [data] if is_all else data
 
 
 def _evenly_spaced(available: int, wanted: int | None) -> range | list[int]:
@@ -351,7 +335,7 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
     inputs, labels = (*raw, None)[:2] if form == _PAIR else (raw, None)
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
-        named = [inputs.pop(key) for key in LABEL_KEYS if key in inputs]
+        named = [inputs.pop(key) for key in (LABELS, "label") if key in inputs]
         labels = named[0] if labels is None and named else labels
         inputs = {str(name): _prepared(f"input {str(name)!r}", value) for name, value in inputs.items()}
     elif form == _POSITIONS:
@@ -408,30 +392,29 @@ def _look_into(kind: type) -> None:
         def persistent_id(self, value: Any) -> int | None:
             if not isinstance(value, Tensor):
                 return None
-            tensors.append((pytree.SequenceKey(len(tensors)), value))
+            tensors.append(value)
             return len(tensors) - 1
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, number: int) -> Any:
-            return given[number]
+            return tensors[number]
 
-    tensors: list[tuple[Any, Tensor]] = []
-    given: list[Any] = []
+    tensors: list[Any] = []
 
-    def flatten(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
+    def flatten(value: Any) -> tuple[list[Tensor], bytes]:
         tensors.clear()
         Pickler(file := io.BytesIO()).dump(value)
         return list(tensors), file.getvalue()
 
-    def without_keys(value: Any) -> tuple[list[Tensor], bytes]:
+    def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Tensor]], bytes]:
         found, pickled = flatten(value)
-        return [tensor for _, tensor in found], pickled
+        return [(pytree.SequenceKey(number), tensor) for number, tensor in enumerate(found)], pickled
 
     def unflatten(others: Iterable[Any], pickled: bytes) -> Any:
-        given[:] = others
+        tensors[:] = others
         return Unpickler(io.BytesIO(pickled)).load()
 
-    pytree.register_pytree_node(kind, without_keys, unflatten, flatten_with_keys_fn=flatten)
+    pytree.register_pytree_node(kind, flatten, unflatten, flatten_with_keys_fn=flatten_with_keys)
 
 
 def _not_read(name: str, value: Any) -> TypeError:
@@ -473,7 +456,7 @@ def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channe
     `part` names the output, or the module or weight, that gives `values`. With `channels_last` their last axis is known
     to hold channels. Only then can the positions of (B, T, C) be the frames of a sound: a convolution has (B, C, T).
     """
-    masks: tuple[str, ...] = ("attention_mask", "decoder_attention_mask")
+    masks: tuple[str, ...] = _MASKS
     if any(step.startswith("encoder") for step in part.split(".")):
         masks = masks[:1]
     elif any(given in inputs for given in DECODER_INPUTS):
@@ -519,21 +502,18 @@ def pad_tokens(model: nn.Module) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
         for own in (getattr(config, part, None), config):
-            token = _pad_token(own) if isinstance(own, PreTrainedConfig) else None
-            if token is not None:
+            if not isinstance(own, PreTrainedConfig):
+                continue
+            try:
+                text = own.get_text_config()
+            except ValueError:  # it has several
+                continue
+            token = getattr(text, "pad_token_id", None)
+            token = getattr(own, "pad_token_id", None) if token is None else token
+            vocabulary = getattr(text, "vocab_size", None)
+            if isinstance(token, int) and 0 <= token < (vocabulary if isinstance(vocabulary, int) else math.inf):
                 found.setdefault(name, token)
     return found
-
-
-def _pad_token(config: PreTrainedConfig) -> int | None:
-    try:
-        text = config.get_text_config()
-    except ValueError:  # it has several
-        return None
-    vocabulary = getattr(text, "vocab_size", None)
-    token = next((each.pad_token_id for each in (text, config) if getattr(each, "pad_token_id", None) is not None), -1)
-    is_one = isinstance(token, int) and token >= 0 and (not isinstance(vocabulary, int) or token < vocabulary)
-    return token if is_one else None
 
 
 def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:

@@ -2,8 +2,8 @@
 
 The key has a dozen names over the families of transformers (hidden_act, activation_function, feed_forward_proj,
 ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in each sub-config ...), and setting the
-wrong one is silent. So no list of families is kept. Each key that holds an activation's name is tried: the model is
-built without memory from a config that went through save and load, and the modules at the sites tell.
+wrong one is silent. So no list of families is kept. Each key that holds an activation's name, or a width, is tried: the
+model is built without memory from a config that went through save and load, and the modules at the sites tell.
 
 Some modules keep the name as well, and look the activation up when they run. A key that changes that name is not taken:
 the network saved and loaded would run another activation there than the one in memory.
@@ -11,7 +11,6 @@ the network saved and loaded would run another activation there than the one in 
 
 import copy
 import inspect
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -91,10 +90,9 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
 def plan_config_changes(
     model: PreTrainedModel, site_names: set[str], activation: str, config: PreTrainedConfig | None = None
 ) -> list[ConfigChange]:
-    """The changes after which the config alone builds `activation` at these sites.
+    """The changes after which the config alone builds `activation` at these sites, and all others as they are.
 
-    `activation` is "relu", a row of GATES or one of a row's `plain_names`. Of the last only the form that λ = 1 is
-    counts, so that "gelu" is the erf form. All other sites keep their class. Nothing is changed here. `config` is the
+    `activation` is "relu", a row of GATES or one of a row's `plain_names`; "gelu" is the erf form. `config` is the
     model's own by default. Raises UnsupportedConfigError if no set of keys does that.
     """
     config = model.config if config is None else config
@@ -166,11 +164,6 @@ def built_otherwise(
             if (name in planned or is_activation(module))
             and name.rpartition(".")[0] in skeleton
             and not computes_same(_at(skeleton, name), module)}  # fmt: skip
-
-
-def configs_in(config: Config) -> list[PreTrainedConfig]:
-    """A config and all that it holds."""
-    return [held for _, held in held_configs(config)]
 
 
 def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
@@ -265,7 +258,7 @@ def write_changes(config: Config, changes: list[ConfigChange]) -> None:
             setattr(holder, change.path[-1], change.new)
 
 
-def built(model: PreTrainedModel, config: Config) -> nn.Module:
+def _built(model: PreTrainedModel, config: Config) -> nn.Module:
     """The model that the config builds, without memory."""
     with torch.device("meta"):
         if isinstance(config, Mapping):
@@ -275,7 +268,7 @@ def built(model: PreTrainedModel, config: Config) -> nn.Module:
 
 
 def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
-    return dict(built(model, config).named_modules(remove_duplicate=False))
+    return dict(_built(model, config).named_modules(remove_duplicate=False))
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
@@ -378,8 +371,9 @@ def plan_width_changes(
 ) -> list[ConfigChange] | None:
     """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
 
-    Nothing is changed here. From none on, the key is added that leaves the fewest tensors wrong: an encoder-decoder may
-    have a key for either side, and another key may hold the same number by chance. Else all keys are tried at once.
+    The key has as many names as the activation's (n_inner, ffn_dim, d_ff, encoder_ffn_dim ...). From none on, the key
+    is added that leaves the fewest tensors wrong: an encoder-decoder may have a key for either side, and another key
+    may hold the same number by chance. Else all keys are tried at once.
 
     Args:
         model: has other shapes than its config says.
@@ -387,15 +381,22 @@ def plan_width_changes(
             The same value for one that is no width.
         beside: other changes that may be needed, each tried with the keys.
     """
+
+    def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
+        try:
+            return _shapes(_built(model, apply_changes(model.config, list(changes))))
+        except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
+            return None
+
     # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
-    shapes = (_built_shapes(model, []) or {}) | _shapes(model)
+    shapes = (built_shapes([]) or {}) | _shapes(model)
     entries = [(path, value) for path, value in config_entries(model.config)
                if type(value) in (int, list)  # False is no width of 0
                or (value is None and any(part in path[-1] for part in _LEFT_OPEN))]  # fmt: skip
     keys = [ConfigChange(path, value, new) for path, value in entries if (new := resized(value)) != value]
 
     def wrong(changes: Sequence[ConfigChange]) -> float:
-        found = _built_shapes(model, changes)
+        found = built_shapes(changes)
         return float("inf") if found is None else len(found.items() ^ shapes.items())
 
     for changes in ([*start, *other] for other in beside for start in ([], keys)):
@@ -418,48 +419,34 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def _built_shapes(model: PreTrainedModel, changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
-    try:
-        return _shapes(built(model, apply_changes(model.config, list(changes))))
-    except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
-        return None
-
-
-IGNORES = "ignores the activation that the config of a {} names, and computes another network"
-REFUSES = "refuses the config of a {} that names another activation than the family's own"
+_IGNORES = "ignores the activation that the config of a {} names, and computes another network"
+_REFUSES = "refuses the config of a {} that names another activation than the family's own"
 
 RUNTIMES: dict[str, dict[str, str]] = {
     # python/ctranslate2/converters/transformers.py of OpenNMT/CTranslate2, 001b942
-    "CTranslate2": dict.fromkeys(("llama", "falcon", "mpt"), IGNORES),
+    "CTranslate2": dict.fromkeys(("llama", "falcon", "mpt"), _IGNORES),
     # src/models/gpt2.cpp, bert.cpp and llama.cpp of ggml-org/llama.cpp, 82234e0, 0820f21 and 069be0a, name GELU or SiLU
     # whatever the config says (falcon: Tiiny-AI/PowerInfer#189)
-    "llama.cpp": dict.fromkeys(("gpt2", "bert", "llama", "falcon"), IGNORES),
+    "llama.cpp": dict.fromkeys(("gpt2", "bert", "llama", "falcon"), _IGNORES),
     # vllm/model_executor/models/llama.py of vllm-project/vllm, 0035bdf
-    "vLLM": {"llama": REFUSES},
+    "vLLM": {"llama": _REFUSES},
 }
-"""{program: {model_type of transformers: IGNORES or REFUSES}}; a family that is not named is honoured, or unknown."""
+"""{program: {model_type of transformers: what it does}} of programs that are known not to compute the activation that a
+checkpoint's config names, mostly without a word. A family that is not named is honoured, or unknown: docs/deploy.md."""
 
 
 def runtime_warnings(config: Any) -> tuple[str, ...]:
     """What a user of a checkpoint with another activation than its family's must know, a sentence for each program.
 
-    Args:
-        config: of a transformers model. What has no family, such as None or a timm model's config, gives no warning.
+    `config` is that of a transformers model. What has no family, such as None or a timm model's config, gives none.
 
-    Raises TypeError for a model or a folder in its place.
-
-    Example:
-        >>> from transformers import GPT2Config
-        >>> from hf_lgelu.models.config_keys import runtime_warnings
-        >>> runtime_warnings(GPT2Config())
-        ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
+    >>> from transformers import GPT2Config
+    >>> from hf_lgelu.models.config_keys import runtime_warnings
+    >>> runtime_warnings(GPT2Config())
+    ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
     """
-    if isinstance(config, str | os.PathLike | nn.Module):
-        raise TypeError(
-            f"config must be the config of a transformers model, such as model.config, got {type(config).__name__}"
-        )
-    configs = configs_in(config) if isinstance(config, PreTrainedConfig) else [config]  # of its parts as well
-    model_types = dict.fromkeys(getattr(each, "model_type", "") for each in configs)
+    configs = held_configs(config) if isinstance(config, PreTrainedConfig) else ()
+    model_types = dict.fromkeys(held.model_type for _, held in configs)
     return tuple(
         f"{program} {families[model_type].format(model_type)}"
         for model_type in model_types

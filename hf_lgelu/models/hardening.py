@@ -27,7 +27,7 @@ from hf_lgelu.activation.hardness import (
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.operable import require_unflattened, require_values_here
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 Target: TypeAlias = float | Tensor
 """λ at the end of hardening: of a whole gate, or one for each λ of it, of the shape of its s."""
@@ -51,27 +51,25 @@ def hardness_profile(model: nn.Module) -> dict[str, float]:
     Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
     """
     require_lambda_gelu(model)
-    if isinstance(model, LambdaGate):
-        return {"": known_hardness(model).mean().item()}
-    sites = find_sites(model, LEARNED_KINDS)
-    means = [known_hardness(site.module).mean() for site in sites]
+    gates = {"": model} if isinstance(model, LambdaGate) else _gates_by_site(model)
+    means = [known_hardness(gate).mean() for gate in gates.values()]
     values = torch.stack([mean.to(means[0].device) for mean in means]).tolist()  # the device is waited for once
-    return {site.name: value for site, value in zip(sites, values, strict=True)}
+    return dict(zip(gates, values, strict=True))
+
+
+def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
+    return {site.name: site.module for site in find_sites(model, LEARNED_KINDS)}
 
 
 @torch.no_grad()
 def smallest_by_site(model: nn.Module) -> dict[str, float]:
     """{module name: its smallest λ} of every λ-gate's site, in registration order."""
-    sites = find_sites(model, LEARNED_KINDS)
-    return {site.name: known_hardness(site.module).min().item() for site in sites}
+    return {name: known_hardness(gate).min().item() for name, gate in _gates_by_site(model).items()}
 
 
 def mean_of_several(model: nn.Module) -> dict[str, float]:
-    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity "channel").
-
-    Raises ValueError for a model without λ-GELU.
-    """
-    several = {site.name for site in find_sites(model, LEARNED_KINDS) if site.module.raw_hardness.numel() > 1}
+    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity "channel")."""
+    several = {name for name, gate in _gates_by_site(model).items() if gate.raw_hardness.numel() > 1}
     return {name: mean for name, mean in hardness_profile(model).items() if name in several}
 
 
@@ -81,7 +79,7 @@ def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> d
     `smallest` is `smallest_by_site(model)` where that is known.
     """
     smallest = smallest_by_site(model) if smallest is None else smallest
-    return {site.name: swap_error_bound(smallest[site.name], site.kind) for site in find_sites(model, LEARNED_KINDS)}
+    return {name: swap_error_bound(smallest[name], gate.gate) for name, gate in _gates_by_site(model).items()}
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
@@ -112,16 +110,11 @@ def initialize_hardness(
         init_hardness: λ₀, above 1.
         high_hardness: the high end of the other two modes; "uniform" has none.
         temperature: t of every site from now on; None keeps each one's own.
-        inputs: run once to learn in which order the activations are called. Without them the
-            order is that of registration, which is the same in nearly every published architecture.
+        inputs: run once to learn in which order the activations are called. Without them the order is that of
+            registration, which is the same in nearly every published architecture.
 
-    Returns:
-        {module name: λ} in the order used.
-
-    Raises:
-        ValueError: no λ-GELU, an unknown mode, a λ or t out of range, a high end for "uniform", or example inputs that
-            never reach a site. No λ has then changed.
-        RuntimeError: accelerate keeps the values of a gate elsewhere (`device_map`), or FSDP1 has flattened its s.
+    Returns {module name: λ} in the order used. No λ changes where something is refused: a model without λ-GELU or
+    with values that cannot be set, an argument out of range, inputs that never reach a site.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -137,21 +130,13 @@ def initialize_hardness(
     require_values_here(owners)
     require_unflattened(owners)
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
-    before = [(tensor, tensor.clone()) for _, module in owners for tensor in module.state_dict().values()]
-    try:
-        for (_, module), value in zip(owners, values, strict=True):
-            if temperature is not None:
-                torch.nn.init.constant_(module.temperature, check_temperature(temperature))
-            raw_hardness = raw_from_hardness(value, float(module.temperature))
-            if raw_parameters(module)[0] is module.raw_hardness:
-                torch.nn.init.constant_(module.raw_hardness, raw_hardness)
-            else:  # parametrized: assigned, it goes back through the parametrization
-                module.raw_hardness = torch.full_like(module.raw_hardness, raw_hardness)
-            torch.nn.init.zeros_(module.hardness_override)
-    except Exception:  # a t with which float32 cannot hold s, or a parametrization that has no inverse
-        for tensor, value in before:
-            tensor.copy_(value)
-        raise
+    given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, as t is
+    temperatures = [float(module.temperature if given is None else given) for _, module in owners]
+    raw = [raw_from_hardness(value, t) for value, t in zip(values, temperatures, strict=True)]
+    for (_, module), s, t in zip(owners, raw, temperatures, strict=True):
+        torch.nn.init.constant_(module.temperature, t)
+        torch.nn.init.constant_(module.raw_hardness, s)
+        torch.nn.init.zeros_(module.hardness_override)
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 
@@ -208,7 +193,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def check_schedule(schedule: str) -> Schedule:
-    """Return the row of SCHEDULES, or raise naming the accepted ones."""
+    """The row of SCHEDULES, or a ValueError that names all."""
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}; accepted: {', '.join(SCHEDULES)}")
     return SCHEDULES[schedule]
@@ -271,8 +256,7 @@ def anneal_hardness(
             for λ-GELU.
         schedule: a row of SCHEDULES.
 
-    Raises ValueError if the model has no λ-GELU or an argument is out of range, and RuntimeError where accelerate keeps
-    the values of a gate elsewhere (`device_map`) or FSDP1 has flattened its s; then no λ has moved.
+    No λ moves where something is refused, as in `initialize_hardness`.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -308,7 +292,6 @@ def freeze_hardness(model: nn.Module) -> None:
     Changes `model` in place (the gradients of s). A gradient of exactly 0 is not enough, since momentum would go
     on moving s; without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's
     reducer waits for s.
-    Raises ValueError for a model without λ-GELU.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -321,17 +304,12 @@ def freeze_hardness(model: nn.Module) -> None:
     None
     """
     for _, module in require_lambda_gelu(model):
-        for parameter in raw_parameters(module):
-            parameter.grad = None
+        module.raw_hardness.grad = None
 
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place.
-
-    Raises ValueError for a model without λ-GELU, and RuntimeError where accelerate keeps the values of a gate elsewhere
-    (`device_map`); then no λ has moved.
-    """
+    """Let λ follow s again. Changes `model` in place; no λ moves where something is refused."""
     owners = require_lambda_gelu(model)
     require_values_here(owners)
     for _, module in owners:
@@ -344,17 +322,9 @@ def is_hardened(
     *,
     fraction: float = HARDENED_FRACTION,
 ) -> bool:
-    """Whether every λ has reached `fraction` of the target.
+    """Whether every λ has reached this fraction, in (0, 1], of its target (`anneal_hardness`).
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
-
-    Args:
-        model: has λ-GELU sites.
-        target_hardness: as for `anneal_hardness`.
-        fraction: in (0, 1].
-
-    Raises ValueError for a model without λ-GELU, a target that is not a finite number above 1 or a fraction
-    outside (0, 1].
     """
     if not 0 < fraction <= 1:
         raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")

@@ -21,7 +21,7 @@ from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
 from hf_lgelu.models.example_run import own_forward
 from hf_lgelu.models.loading import written_gates
 from hf_lgelu.models.record import has_record
-from hf_lgelu.models.sites import checked_module, find_sites, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites, require_lambda_gelu
 
 logger = logging.get_logger(__name__)
 
@@ -53,8 +53,8 @@ def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
     All processes raise, also those that hold a whole s.
     """
     for name, owner in owners:
-        flat = any(getattr(parameter, "_fsdp_flattened", False) for parameter in raw_parameters(owner))
-        if flat or not all(isinstance(parameter, nn.Parameter) for parameter in raw_parameters(owner)):
+        s = owner.raw_hardness
+        if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
             raise RuntimeError(
                 f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, of which most processes hold "
                 "nothing, with use_orig_params=True too: its λ can neither be read nor set. Wrap with FSDP2 "
@@ -191,19 +191,15 @@ def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
 def hardness_modules_to_save(model: nn.Module) -> list[str]:
     """The names of all λ-GELU modules, for `modules_to_save` of a PEFT config.
 
-    `get_peft_model` freezes s with every other parameter that the adapter does not own, and an adapter's checkpoint
-    holds no λ. Named in `modules_to_save`, each λ-GELU trains beside the adapter, is saved and comes back with it, and
-    stays after `merge_and_unload` of LoRA, DoRA and AdaLoRA, from where `substitute_relu` goes on. PEFT's other
-    methods cannot merge beside a saved module that has no weight; docs/families.md has the lines that help. Of experts
-    whose weights are one tensor, taken by `target_parameters`, PEFT finds no gate: λ is not learned, as training says.
+    `get_peft_model` freezes s, and an adapter's checkpoint holds no λ. Named in `modules_to_save`, each λ-GELU trains
+    beside the adapter, is saved and comes back with it, and stays after `merge_and_unload`, from where
+    `substitute_relu` goes on. docs/families.md says which of PEFT's methods can merge.
 
-    Changes `model` in place, though not what it computes: where the config of its checkpoint does not say these gates
-    (the activation string was given to `from_pretrained`), it forgets the checkpoint, and a warning says so. PEFT would
-    name that as the adapter's base, and load it without any λ. Load such an adapter with
-    `PeftModel.from_pretrained(base, adapter)` on a base that has the gates.
+    Where the config of the model's checkpoint does not say these gates (the activation string was given to
+    `from_pretrained`), the model forgets the checkpoint, and a warning says so: PEFT would name it as the adapter's
+    base, and load it without any λ.
 
-    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each for
-    itself.
+    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import hf_lgelu
@@ -214,27 +210,21 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     ['transformer.h.0.mlp.act']
     """
     names = [name for name, _ in require_lambda_gelu(model)]
-    own = [site.name for site in find_sites(model) if isinstance(site.module, LambdaGate)]
-    several = [name for name in own if name not in names]
+    several = [site.name for site in find_sites(model, LEARNED_KINDS) if site.name not in names]
     if several:
         raise ValueError(
             f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT would copy it for that one "
             "alone: these would go back to the λ of the base. Give each place a gate of its own, or train without an "
             "adapter"
         )
-    if isinstance(model, PreTrainedModel):
-        _forget_plain_checkpoint(model)
+    if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
+        built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
+        if not built or not built <= written:
+            logger.warning(
+                f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so "
+                "an adapter of this model names no base: loaded by that name, the base would have other activations. "
+                "Load the base with the activation string again, and the adapter with "
+                "PeftModel.from_pretrained(base, adapter)"
+            )
+            forget_checkpoint(model)
     return names
-
-
-def _forget_plain_checkpoint(model: PreTrainedModel) -> None:
-    """Forget the checkpoint of a model unless its config's file is known to say the gates."""
-    built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
-    if not model.name_or_path or has_record(model.config) or (built and built <= written):
-        return
-    logger.warning(
-        f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so an "
-        "adapter of this model names no base: loaded by that name, the base would have other activations. Load the "
-        "base with the activation string again, and the adapter with PeftModel.from_pretrained(base, adapter)"
-    )
-    forget_checkpoint(model)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
 from hf_lgelu.activation.hardness import is_number
-from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -35,11 +35,8 @@ def hardness_parameter_groups(
         weight_decay: of the first group; s has none, nor has what Trainer spares: biases, LayerNorm, and norms by
             their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is decayed.
 
-    Parameters with requires_grad=False are in no group, s included.
-
-    Raises:
-        ValueError: no λ-GELU, or a number out of range.
-        RuntimeError: s is hidden in a flat parameter (FSDP1).
+    Parameters with requires_grad=False are in no group, s included. Raises ValueError without λ-GELU or for a number
+    out of range, and RuntimeError where s is hidden in a flat parameter (FSDP1).
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -73,9 +70,7 @@ def separate_hardness_group(
 
     Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before their
     scheduler. Raises ValueError for a model without λ-GELU or a bad multiplier, and RuntimeError where the optimizer
-    cannot give s a learning rate of its own: it does not hold every s (layer-wise GaLore and APOLLO), ignores the
-    groups' learning rates (LOMO), takes one group (L-BFGS) or matrices alone (Muon), or has a hardness group or a
-    scheduler already. The optimizer is unchanged then.
+    cannot give s a learning rate of its own. The optimizer is unchanged then.
     """
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     hardness = _hardness_parameters(model)
@@ -87,7 +82,7 @@ def separate_hardness_group(
             "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
         )
     held = {id(parameter) for group in groups for parameter in group["params"]}
-    # LOMO has groups for show: it updates inside backward, everything with one learning rate.
+    # Layer-wise GaLore and APOLLO hold no s. LOMO has groups for show: it updates inside backward.
     if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         raise RuntimeError(
             f"{type(optimizer).__name__} replaces the parameter groups or ignores their learning rates, so the raw "
@@ -138,8 +133,7 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
 def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     """The current learning rate of s, or None if the optimizer has no hardness group.
 
-    Where the optimizer holds it as a tensor, a copy on the same device: making a number of it would wait for the
-    device.
+    Of a rate that is a tensor, a copy on the same device: a number would wait for the device.
     """
     if not hasattr(optimizer, "param_groups"):
         raise RuntimeError(
@@ -160,22 +154,16 @@ def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
     evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
     """
     for _, module in lambda_gelu_modules(model):
-        for parameter in raw_parameters(module):
-            state = optimizer.state.get(parameter, {})
-            if "z" in state:
-                state["z"].copy_(parameter.detach())
+        state = optimizer.state.get(module.raw_hardness, {})
+        if "z" in state:
+            state["z"].copy_(module.raw_hardness.detach())
 
 
 class OptimizerChange:
     """What an optimizer has to change when its model's modules do. Building it raises; carrying it out does not.
 
-    Args:
-        optimizer: holds the model's parameters; also as accelerate has wrapped it.
-        model: as it is before the surgery.
-        multiplier: c of a hardness group that has to be added.
-
-    Raises:
-        ValueError: it holds none of the model's parameters, or the multiplier is out of range.
+    `model` is as before the surgery, and `multiplier` c of a hardness group that has to be added. accelerate may have
+    wrapped the optimizer. Raises ValueError where the optimizer holds none of the model's parameters.
     """
 
     def __init__(self, optimizer: Any, model: nn.Module, multiplier: float) -> None:
@@ -250,7 +238,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     require_lambda_gelu(model)
     refuse_tensor_parallel(model)
     visible = {id(parameter) for parameter in model.parameters()}
-    hardness = {id(s): s for _, module in lambda_gelu_modules(model) for s in raw_parameters(module)}
+    hardness = {id(module.raw_hardness): module.raw_hardness for _, module in lambda_gelu_modules(model)}
     if not hardness.keys() <= visible:
         raise RuntimeError(
             "the raw hardness is hidden in a flat parameter (FSDP1), so it cannot have a group of its own. Wrap with "

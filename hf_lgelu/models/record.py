@@ -30,7 +30,6 @@ from hf_lgelu.models.config_keys import (
     built_otherwise,
     changes_at,
     combined,
-    configs_in,
     has_config,
     held_configs,
     plan_config_changes,
@@ -269,10 +268,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
                 raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
-            raise ValueError(
-                f"the gate at {name} is one that this version of hf_lgelu has no more; load the checkpoint with "
-                "hf_lgelu 0.2.0, and substitute_relu there"
-            )
+            raise ValueError(f"the gate at {name} is one of hf_lgelu 0.2.0 alone; load and substitute_relu it there")
         else:
             gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
             place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
@@ -324,15 +320,22 @@ def require_whole_config(model: PreTrainedModel) -> None:
 
     Activations put in by hand, or with rewrite_config=False, are in no config and not found here.
     """
-    held = {id(config) for config in configs_in(model.config)}
+    held = [config for _, config in held_configs(model.config)]
+
+    def is_told_otherwise(part: PreTrainedModel) -> bool:
+        """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
+        alike = [set(activation_strings(config)) for config in held if type(config) is type(part.config)]
+        if alike:
+            return alike.count(set(activation_strings(part.config))) < len(alike)
+        return any(isinstance(module, LambdaGate) for module in part.modules())
+
     parts = {
         uncompiled_name(name): part
         for name, part in model.named_modules()
-        if isinstance(part, PreTrainedModel) and id(part.config) not in held and _is_told_otherwise(part, model)
-    }
-    if not parts:  # as of nearly every model: nothing is built to compare it with
-        return
-    not_told = _not_told(model)
+        if isinstance(part, PreTrainedModel) and all(part.config is not config for config in held)
+        and is_told_otherwise(part)
+    }  # fmt: skip
+    not_told = _not_told(model) if parts else set()  # of nearly every model nothing is built to compare it with
     for prefix, part in parts.items():
         inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
         lost = sorted(inside - _not_told(part)) if inside else []
@@ -344,18 +347,10 @@ def require_whole_config(model: PreTrainedModel) -> None:
             )
 
 
-def _is_told_otherwise(part: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
-    alike = [set(activation_strings(held)) for held in configs_in(model.config) if type(held) is type(part.config)]
-    if alike:
-        return alike.count(set(activation_strings(part.config))) < len(alike)
-    return any(isinstance(module, LambdaGate) for module in part.modules())
-
-
 def _not_told(model: PreTrainedModel) -> set[str]:
     """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
     built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
-    held = {id(config) for config in configs_in(model.config)}
+    held = {id(config) for _, config in held_configs(model.config)}
     names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
     told = {
         f"{names[id(inner)]}.{entry['site']}".removeprefix(".")

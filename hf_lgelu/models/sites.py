@@ -279,14 +279,6 @@ def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     return list(found.values())
 
 
-def raw_parameters(module: LambdaGate) -> list[nn.Parameter]:
-    """The parameters of s: `raw_hardness` alone, unless torch.nn.utils.parametrize computes s from others."""
-    parametrized = getattr(module, "parametrizations", {})
-    if "raw_hardness" in parametrized:
-        return list(parametrized["raw_hardness"].parameters())
-    return [module.raw_hardness]
-
-
 def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """`lambda_gelu_modules`, or a ValueError where the model has none."""
     modules = lambda_gelu_modules(model)

@@ -67,6 +67,9 @@ class ReplacedSite:
 class SurgeryReport:
     """The sites that surgery exchanged and the config keys that it rewrote.
 
+    `hardness` is {site: its smallest λ} of the λ-gates that ReLU has replaced, and `swap_error` {site: κ/λ}, the most
+    that one unit of each has changed.
+
     >>> import hf_lgelu
     >>> from torch import nn
     >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
@@ -80,9 +83,7 @@ class SurgeryReport:
     sites: tuple[ReplacedSite, ...]
     config_changes: tuple[ConfigChange, ...] = ()
     hardness: dict[str, float] = field(default_factory=dict)
-    """{site: its smallest λ} of the λ-gates that ReLU has replaced, and ..."""
     swap_error: dict[str, float] = field(default_factory=dict)
-    """... {site: κ/λ}, the most that one unit of each has changed."""
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -141,12 +142,9 @@ def replace_activations(
             group, and a parameter that is gone leaves it. An optimizer made before that is not given never learns λ.
         hardness_lr_multiplier: c of a hardness group that has to be made.
 
-    Raises:
-        TypeError: the model is no module, or an argument has the wrong type.
-        ValueError: nothing to replace, an argument is wrong, or the input of an in-place activation is used again.
-        RuntimeError: the model is wrapped for distributed training or by PEFT, or scripted; accelerate keeps values of
-            it elsewhere (`device_map`); or the optimizer cannot take up a hardness. After every error model and
-            optimizer are unchanged.
+    Raises ValueError for nothing to replace, a wrong argument or an input that is used again, and RuntimeError for a
+    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values kept elsewhere) or
+    an optimizer that cannot take up a hardness. After every error model and optimizer are unchanged.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -158,8 +156,9 @@ def replace_activations(
     """
     model = operable_module(model)
     require_values_here(model.named_modules())  # a new s beside them would have no value
-    change = None if optimizer is None else OptimizerChange(optimizer, model, hardness_lr_multiplier)
-    if change is not None:
+    change = None
+    if optimizer is not None:
+        change = OptimizerChange(optimizer, model, hardness_lr_multiplier)
         change.require_room_for_hardness()
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
@@ -211,12 +210,9 @@ def substitute_relu(
             loads the saved model.
         optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
 
-    Raises:
-        TypeError: the model is no module.
-        ValueError: nothing to replace, or an optimizer of another model.
-        RuntimeError: a model wrapped for distributed training or by PEFT (merge_and_unload it first), or scripted;
-            or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every error
-            model and optimizer are unchanged.
+    Raises ValueError for nothing to replace or an optimizer of another model, and RuntimeError for a model that cannot
+    be changed, or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every
+    error model and optimizer are unchanged.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -229,9 +225,16 @@ def substitute_relu(
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
     model = operable_module(model)
-    hardness, errors = _hardness_of(model, kinds)
-    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer)
-    report = replace(report, hardness=hardness, swap_error=errors)
+    gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
+    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
+    are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
+    hardness = smallest_by_site(model) if are_known else {}
+    swap_error = swap_errors(model, hardness) if are_known else {}
+    report = replace(
+        put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer),
+        hardness={name: value for name, value in hardness.items() if name in gates},
+        swap_error={name: value for name, value in swap_error.items() if name in gates},
+    )
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
     if soft:
         logger.warning(
@@ -256,17 +259,6 @@ def put_relu(
     sites = found_sites(model, kinds, swap=True)
     plan = _plan_relu if rewrite_config else None
     return exchange_activations(model, sites, [relu_for(site) for site in sites], plan, change)
-
-
-def _hardness_of(model: nn.Module, kinds: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
-    """The smallest λ and κ/λ of the λ-gates of these kinds; none of a model without values (device "meta")."""
-    gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
-    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
-    if not gates or not all(map(has_offloaded_params, on_meta)):  # accelerate may keep the values elsewhere
-        return {}, {}
-    smallest = smallest_by_site(model)
-    errors = swap_errors(model, smallest)
-    return {name: smallest[name] for name in gates}, {name: errors[name] for name in gates}
 
 
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
@@ -335,26 +327,24 @@ def found_sites(
     """
     refuse_guarded(model)
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
-    if not sites:
-        raise ValueError(
-            f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
-            + (" that `include` accepts" if include else "")
-            + f"; it has {_what_there_is(model, kinds, swap)}. Calls of functions (F.gelu in a forward) are exchanged "
-            "by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines; write modules there"
-        )
-    return sites
-
-
-def _what_there_is(model: nn.Module, kinds: Sequence[str], swap: bool) -> str:
+    if sites:
+        return sites
     there = find_sites(model, KINDS)
     others = tuple(dict.fromkeys(site.kind for site in there if site.kind not in kinds))
+    named = sites_in_words(model, KINDS)
     if not there:
         relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
-        return f"{relu}no smooth activation module at all"
-    named = sites_in_words(model, KINDS)
-    if swap:  # which loses what the network has learned to rely on
-        return f"{named}. convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
-    return f"{named}{f' (kinds={others!r} takes them)' if others else ''}"
+        named = f"{relu}no smooth activation module at all"
+    elif swap:  # which loses what the network has learned to rely on
+        named += f". convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
+    elif others:
+        named += f" (kinds={others!r} takes them)"
+    raise ValueError(
+        f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
+        f"{' that `include` accepts' if include else ''}; it has {named}. Calls of functions (F.gelu in a forward) are "
+        "exchanged by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines; write modules "
+        "there"
+    )
 
 
 ConfigPlans: TypeAlias = list[tuple[PreTrainedModel, list[ConfigChange]]]
@@ -371,9 +361,7 @@ def plan_configs(
     `plan` takes that model, and the content at its sites by their names in it.
     """
     plans: ConfigPlans = []
-    if plan is None:
-        return plans
-    for name, root in pretrained_roots(model):
+    for name, root in [] if plan is None else pretrained_roots(model):
         prefix = f"{name}." if name else ""
         inside = {
             uncompiled_name(site.removeprefix(prefix)): content

@@ -16,7 +16,7 @@ from transformers.utils import logging
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened, known_hardness
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_group, refuse_tensor_parallel
-from hf_lgelu.models.sites import lambda_gelu_modules, raw_parameters, require_lambda_gelu
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import HardeningConfig
 
 logger = logging.get_logger(__name__)
@@ -96,7 +96,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
     modules = require_lambda_gelu(model)
     refuse_tensor_parallel(model)
     require_unflattened(modules)
-    frozen = [name for name, module in modules if not all(p.requires_grad for p in raw_parameters(module))]
+    frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
     if frozen:
         raise ValueError(
             f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
@@ -106,7 +106,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
         )
     held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    forgotten = [name for name, module in modules if not held.issuperset(map(id, raw_parameters(module)))]
+    forgotten = [name for name, module in modules if id(module.raw_hardness) not in held]
     if forgotten and held & names.keys():  # sharded, an optimizer may hold other parameters altogether
         raise RuntimeError(
             f"the optimizer does not hold the raw hardness of {', '.join(forgotten[:4])}: it was made before the "
@@ -117,7 +117,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
 def require_gradient(model: nn.Module) -> None:
     """Raise RuntimeError where no s has a gradient after a backward pass: no λ-gate took part."""
     modules = lambda_gelu_modules(model)
-    reached = any(parameter.grad is not None for _, module in modules for parameter in raw_parameters(module))
+    reached = any(module.raw_hardness.grad is not None for _, module in modules)
     # Optimizers that step inside backward leave no gradient anywhere.
     if not reached and any(parameter.grad is not None for parameter in model.parameters()):
         raise RuntimeError(
@@ -131,9 +131,8 @@ def warn_unreached(model: nn.Module) -> None:
     """Warn of gates that learn and have no gradient after a backward pass."""
     if all(parameter.grad is None for parameter in model.parameters()):  # an optimizer that steps inside backward
         return
-    learning = [(name, raw_parameters(module)) for name, module in lambda_gelu_modules(model)]
-    learning = [(name, parameters) for name, parameters in learning if all(p.requires_grad for p in parameters)]
-    unreached = [name for name, parameters in learning if all(p.grad is None for p in parameters)]
+    learning = [(name, module) for name, module in lambda_gelu_modules(model) if module.raw_hardness.requires_grad]
+    unreached = [name for name, module in learning if module.raw_hardness.grad is None]
     if unreached:
         logger.warning(
             f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
@@ -146,7 +145,7 @@ def warn_unreached(model: nn.Module) -> None:
 
 def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
     """Warn of an optimizer without a hardness group, where an s learns."""
-    learning = {id(s) for _, module in lambda_gelu_modules(model) for s in raw_parameters(module) if s.requires_grad}
+    learning = {id(s) for _, module in lambda_gelu_modules(model) if (s := module.raw_hardness).requires_grad}
     if not learning or not hasattr(optimizer, "param_groups") or hardness_group(optimizer) is not None:
         return
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -162,7 +161,7 @@ def warn_not_learning(model: nn.Module) -> None:
     """Warn where a training without hardening begins with gates whose λ does not learn."""
     modules = lambda_gelu_modules(model)
     if largest_override(model) < 1:
-        frozen = [name for name, module in modules if not all(s.requires_grad for s in raw_parameters(module))]
+        frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
         if frozen:
             logger.warning(
                 f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "

@@ -25,7 +25,6 @@ from hf_lgelu.models.sites import (
     SMOOTH_KINDS,
     find_sites,
     lambda_gelu_modules,
-    raw_parameters,
     require_lambda_gelu,
 )
 from hf_lgelu.models.surgery import TemporaryRelu
@@ -153,7 +152,7 @@ class LambdaGELUTrainer(Trainer):
         An optimizer that was passed to the trainer is left as it is.
         """
         optimized = self.model if model is None else model
-        learns = any(s.requires_grad for _, module in lambda_gelu_modules(optimized) for s in raw_parameters(module))
+        learns = any(module.raw_hardness.requires_grad for _, module in lambda_gelu_modules(optimized))
         if self.optimizer is None:
             super().create_optimizer(model)
             if learns:
