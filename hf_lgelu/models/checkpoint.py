@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +48,9 @@ def load_checkpoint(
 ) -> PreTrainedModel:
     """The model of a folder or Hub id, as the class that its config names or `kind`, with every λ-GELU in its place.
 
-    Weights are read from safetensors only, and no code of the checkpoint is run. Every tensor of the model must be
-    there, and no other, but those of a head that this class does not have.
-
-    Raises:
-        ValueError: the config is none that transformers takes, or names no class that transformers or this package has;
-            or tensors are missing or unexpected.
-        OSError: there is no checkpoint, or none in safetensors.
+    Weights are read from safetensors only, and no code of the checkpoint is run. Raises ValueError for a config that
+    names no class of transformers or of this package, and where the tensors are not those of the model, but for a head
+    that this class does not have; OSError where there is no checkpoint in safetensors.
     """
     _check_folder(name_or_path)
     try:
@@ -79,18 +74,9 @@ def load_checkpoint(
             "Correct it there, or load the model yourself and pass it to the function"
         ) from error
     model.eval()
-    _require_all_tensors(model, name_or_path, found)
-    # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
-    if hasattr(model.config, "auto_map"):
-        del model.config.auto_map
-    return model
-
-
-def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike, found: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model of which a part is new and random: transformers only warns."""
+    # A part that is new would be random: transformers only warns. Published checkpoints hold tensors of other heads.
     modules = dict(model.named_modules())
     owners = {name: name.rpartition(".")[0] for name in found["unexpected_keys"]}
-    # Published checkpoints hold tensors of heads that the model's class does not have.
     unexpected = [name for name, owner in owners.items() if _HEADS.isdisjoint(owner.split(".")) or owner in modules]
     told = [
         f"{len(names)} {kind} ({', '.join(sorted(names)[:4])}{', ...' if len(names) > 4 else ''})"
@@ -102,6 +88,10 @@ def _require_all_tensors(model: PreTrainedModel, name_or_path: str | os.PathLike
             f"{name_or_path} does not hold the tensors of {type(model).__name__}: {' and '.join(told)}. What is "
             "missing would be random. Save the whole model with save_pretrained, or look at its config.json"
         )
+    # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
+    if hasattr(model.config, "auto_map"):
+        del model.config.auto_map
+    return model
 
 
 def _check_folder(name_or_path: str | os.PathLike) -> None:
@@ -126,9 +116,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     names = config.architectures or ()
     if not names and config.model_type == "timm_wrapper":  # as timm itself saves, and its repositories on the Hub are
         return TimmWrapperForImageClassification if config.num_labels else TimmWrapperModel
-    ours = {MLPForClassification.__name__: MLPForClassification}
     for name in names:
-        found = ours.get(name) or getattr(transformers, name, None)
+        found = MLPForClassification if name == MLPForClassification.__name__ else getattr(transformers, name, None)
         if isinstance(found, type) and issubclass(found, PreTrainedModel):
             return found
     raise ValueError(

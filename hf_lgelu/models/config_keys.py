@@ -96,7 +96,7 @@ def plan_config_changes(
     model's own by default. Raises UnsupportedConfigError if no set of keys does that.
     """
     config = model.config if config is None else config
-    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+    there = modules_of(model)
     others = {name: site.module for site in find_sites(model) if (name := uncompiled_name(site.name)) not in site_names}
     plain = {name: module for name, module in there.items()
              if is_activation(module) and name not in site_names | others.keys()}  # fmt: skip
@@ -155,12 +155,11 @@ def built_otherwise(
     A module `planned` for a place counts as being there. Of a config that builds nothing, these are all that differ.
     """
     planned = planned or {}
-    there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
     try:
         skeleton = _build(model, config)
     except CONFIG_REFUSALS:
         return dict(planned)
-    return {name: module for name, module in {**there, **planned}.items()
+    return {name: module for name, module in {**modules_of(model), **planned}.items()
             if (name in planned or is_activation(module))
             and name.rpartition(".")[0] in skeleton
             and not computes_same(_at(skeleton, name), module)}  # fmt: skip
@@ -175,10 +174,7 @@ def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 
 def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
-    """The changes of `config` each of which alone builds `activation` at one or more of the sites.
-
-    There are none where no key decides about any of the sites.
-    """
+    """The changes of `config` each of which alone builds `activation` at one or more of the sites."""
     candidates = _candidates(config, activation)
     chosen = []
     for change in candidates:
@@ -271,6 +267,11 @@ def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
     return dict(_built(model, config).named_modules(remove_duplicate=False))
 
 
+def modules_of(model: nn.Module) -> dict[str, nn.Module]:
+    """{name as in a checkpoint: module}, of a module at several places each."""
+    return {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
+
+
 def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
     """The module or function at a site, or None in a model with another tree."""
     parent_name, _, attribute = name.rpartition(".")
@@ -290,19 +291,18 @@ def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
     """Whether a method other than __init__ reads an attribute of this name, which else is a mere description."""
+
+    def names_in(code: CodeType) -> set[str]:
+        inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+        return set(code.co_names).union(*inner)
+
     bases = [vars(base) for base in module_class.__mro__ if base not in (nn.Module, object)]
     held = [getattr(value, "fget", value) for base in bases for name, value in base.items() if name != "__init__"]
     functions = (inspect.unwrap(value) for value in held if inspect.isfunction(value))
-    return any(attribute in _names_in(function.__code__) for function in functions if inspect.isfunction(function))
-
-
-def _names_in(code: CodeType) -> set[str]:
-    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*inner)
+    return any(attribute in names_in(function.__code__) for function in functions if inspect.isfunction(function))
 
 
 def _activation_names() -> set[str]:
-    """The activation names in the tables of transformers, and of timm if it is imported."""
     return set(ACT2FN) | set(timm_activation_classes() or ())
 
 

@@ -48,10 +48,7 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
 
 
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
-    """The inputs with copies of their tensors on the device of the model's first parameter.
-
-    Copies, because a model may work in place. Where accelerate keeps that parameter elsewhere (`device_map`), the
-    copies stay where the inputs are.
+    """The inputs with copies of their tensors, which may be written into, on the device of the model's first parameter.
 
     Raises TypeError for inputs of another kind.
     """
@@ -292,8 +289,7 @@ def forward_hooks(
     """A block in which `hook(module, arguments, output)` is called after each forward of `modules`.
 
     The arguments are those given by position or, where there are none, those given by name. A result of the hook other
-    than None takes the output's place. torch's encoder layers run their own modules inside the block: the fused path
-    gives these modules nested tensors, which have no shape to look at.
+    than None takes the output's place.
     """
 
     def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
@@ -329,6 +325,7 @@ def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor,
 
 @contextmanager
 def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    # torch's encoder layers run their own modules inside: the fused path gives these nested tensors without a shape.
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

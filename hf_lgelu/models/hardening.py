@@ -126,9 +126,19 @@ def initialize_hardness(
             f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
             f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
         )
-    owners = _in_execution_order(model, inputs)
-    require_values_here(owners)
-    require_unflattened(owners)
+    owners = _settable_gates(model)
+    if inputs is not None:
+        first_call: dict[int, int] = {}
+
+        def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            first_call.setdefault(id(module), len(first_call))
+
+        with forward_hooks([module for _, module in owners], note):
+            run_example(model, inputs)
+        silent = [name for name, module in owners if id(module) not in first_call]
+        if silent:
+            raise ValueError(f"the inputs never reach {', '.join(silent)}; give inputs that run the whole model")
+        owners.sort(key=lambda item: first_call[id(item[1])])
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, as t is
     temperatures = [float(module.temperature if given is None else given) for _, module in owners]
@@ -140,21 +150,12 @@ def initialize_hardness(
     return {name: value for (name, _), value in zip(owners, values, strict=True)}
 
 
-def _in_execution_order(model: nn.Module, inputs: Inputs | None) -> list[tuple[str, LambdaGate]]:
+def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
+    """Every λ-gate, or an error where there is none, or accelerate or FSDP1 keeps the values of one elsewhere."""
     owners = require_lambda_gelu(model)
-    if inputs is None:
-        return owners
-    first_call: dict[int, int] = {}
-
-    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        first_call.setdefault(id(module), len(first_call))
-
-    with forward_hooks([module for _, module in owners], note):
-        run_example(model, inputs)
-    silent = [name for name, module in owners if id(module) not in first_call]
-    if silent:
-        raise ValueError(f"the example inputs never reach {', '.join(silent)}; give inputs that run the whole model")
-    return sorted(owners, key=lambda item: first_call[id(item[1])])
+    require_values_here(owners)
+    require_unflattened(owners)
+    return owners
 
 
 def known_hardness(gate: LambdaGate) -> Tensor:
@@ -267,10 +268,7 @@ def anneal_hardness(
     targets = target_hardnesses(target_hardness)
     by_device: dict[torch.device, list[LambdaGate]] = {}
     target_of = _target_of_each(model, targets)
-    owners = require_lambda_gelu(model)
-    require_values_here(owners)
-    require_unflattened(owners)
-    for _, module in owners:
+    for _, module in _settable_gates(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for device, neighbours in by_device.items():
         # FSDP2 may keep s elsewhere than buffers (CPU offload).
@@ -310,9 +308,7 @@ def freeze_hardness(model: nn.Module) -> None:
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
     """Let λ follow s again. Changes `model` in place; no λ moves where something is refused."""
-    owners = require_lambda_gelu(model)
-    require_values_here(owners)
-    for _, module in owners:
+    for _, module in _settable_gates(model):
         module.hardness_override.zero_()
 
 

@@ -63,13 +63,9 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """`model_class.from_pretrained(...)`, which rebuilds every λ-gate once this package is imported.
 
     Code that loads a checkpoint by this name says that it needs the package: for gates that the activation string alone
-    cannot say (granularity "channel", a config without an activation key, a conversion that kept some gates). As in
-    transformers, a checkpoint may be loaded with another head or without one.
-
-    Args:
-        model_class: a PreTrainedModel subclass or one of transformers' Auto classes.
-        pretrained_model_name_or_path: folder or Hub id, as for transformers.
-        **kwargs: everything that transformers' `from_pretrained` takes (dtype, device_map, revision, ...).
+    cannot say (granularity "channel", a config without an activation key, a conversion that kept some gates).
+    `model_class` is a PreTrainedModel subclass or one of transformers' Auto classes. As in transformers, a checkpoint
+    may be loaded with another head or without one.
 
     Raises ValueError for a model with none of the places where the checkpoint has λ-gates.
 

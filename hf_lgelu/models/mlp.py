@@ -24,10 +24,6 @@ class MLPConfig(PreTrainedConfig):
         hidden_act: a key of transformers' `ACT2FN`; importing `hf_lgelu` adds "lambda_gelu".
         num_labels: classes, at least 2 (the base class's argument; `id2label` gives them names).
 
-    Raises:
-        TypeError: `num_features` is missing.
-        ValueError: there are fewer than 2 labels, or a list of sizes has another length than `num_hidden_layers`.
-
     >>> import hf_lgelu
     >>> config = hf_lgelu.MLPConfig(num_features=14, hidden_size=[32, 16], hidden_act="relu")
     >>> config.num_hidden_layers, config.hidden_sizes
@@ -122,18 +118,9 @@ class MLPForClassification(PreTrainedModel):
 
     @can_return_tuple
     def forward(self, features: Tensor, labels: Tensor | None = None) -> SequenceClassifierOutput:
-        """Class scores of each row, and their mean cross entropy if `labels` are given.
+        """Class scores of each row, (batch, num_labels), and their mean cross entropy if `labels` are given.
 
-        Args:
-            features: (batch, num_features), floating point; images come flattened. Cast to the dtype of
-                the weights.
-            labels: (batch,) int64, each in [0, num_labels).
-
-        Returns:
-            `logits` (batch, num_labels) in the dtype of the weights; `loss` a float32 scalar or None.
-
-        Raises:
-            ValueError: `features` does not have that shape.
+        `features` is (batch, num_features), floating point; images come flattened. `labels` is (batch,) int64.
         """
         if features.ndim != 2 or features.shape[1] != self.config.num_features:
             raise ValueError(

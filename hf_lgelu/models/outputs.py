@@ -48,9 +48,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 
     Of an output with names, those that a task reads; where there is none of these, all but hidden states, attentions,
     caches and losses. Of a tensor that tensor, named ""; of a tuple or list all, named "0", "1" and so on. A tensor
-    deeper inside is "name.0". `names` are outputs that count instead, with all that is inside them.
-
-    Raises ValueError where the output has not all of `names`, or `names` is empty.
+    deeper inside is "name.0". `names` are outputs that count instead; ValueError where one is not there.
     """
     found = _floating(output)
     if names is not None:
@@ -128,8 +126,6 @@ def compared_outputs(
 
     The classes of maps are moved there from the axis on which the layer before has them (`class_axes`). One number a
     sample (N,) becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
-
-    Raises ValueError where there is no tensor, or the first is one number for all samples.
     """
     whole = call(model, inputs)
     found = task_outputs(whole, outputs)
@@ -287,15 +283,14 @@ MOST_NEIGHBOURS = 2048
 
 @dataclass(frozen=True)
 class OutputChange:
-    """How far the first output of one model (not the loss) is from another's.
+    """How far the first output of one model (not the loss) is from another's: what `OutputComparison` has found.
 
     Args:
-        max_change: the largest absolute difference. An infinity that both models give at one place is no difference.
+        max_change: the largest absolute difference.
         largest_output: the largest finite absolute value of the first model.
         unchanged_predictions: the share of predictions whose largest score stays at its class; None where a prediction
             is a single score, and of embeddings.
-        rows: the number of predictions: all axes but the last, of maps (N, C, H, W) all but axis 1.
-        relative_error, kl, embedding: as of `OutputComparison`.
+        rows: the number of predictions.
     """
 
     max_change: float
@@ -303,7 +298,6 @@ class OutputChange:
     unchanged_predictions: float | None
     rows: int
     relative_error: float = math.nan
-    kl: float | None = None
     embedding: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -343,14 +337,11 @@ class OutputComparison:
         are_scores: bool = False,
         are_embeddings: bool = False,
     ) -> "OutputComparison":
-        """This comparison, with a batch of outputs added.
+        """This comparison, with a batch of outputs added, (samples, ..., columns).
 
-        Args:
-            original, changed: (samples, ..., columns), of the network that counts as right and of the other.
-            counted: (samples, ...), which predictions count; None for all.
-            are_scores: whether the columns are scores of classes of which one is right: then there is a KL.
-            are_embeddings: whether the columns are an embedding; of several positions a sample's is the mean of those
-                that count, as sentence-transformers pools by default.
+        `counted` (samples, ...) says which predictions count; None for all. `are_scores` says that the columns are
+        scores of classes of which one is right: then there is a KL. Of embeddings with several positions a sample's is
+        the mean of those that count, as sentence-transformers pools by default.
         """
         samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
         if counted is None:
@@ -411,7 +402,7 @@ class OutputComparison:
         """The changes as a record."""
         share = self.agreement if any(columns > 1 for columns in self._columns) and not self._cosines else None
         return OutputChange(
-            self.largest_change, self.largest_output, share, self.rows, self.relative_error, self.kl, self.embedding
+            self.largest_change, self.largest_output, share, self.rows, self.relative_error, self.embedding
         )
 
     @property
@@ -496,8 +487,7 @@ def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
     """The change from the first output of `model` to that of `other` (`outputs_of`).
 
-    Raises RuntimeError if a model gives no floating-point tensor, or the two have different shapes, and ValueError if
-    the outputs are empty or the first model's hold NaN.
+    Raises RuntimeError for outputs of different shapes or none, and ValueError for empty ones or NaN of `model`.
     """
     before, after = (predicted_outputs(run_example(network, inputs)) for network in (model, other))
     shapes = [[tuple(tensor.shape) for tensor in given.values()] for given in (before, after)]
@@ -509,9 +499,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
     name, given = next(iter(before.items()))
     first, second = (classes_last(next(iter(found.values())).cpu()) for found in (before, after))
     if not first.numel():
-        raise ValueError(
-            f"the outputs on the example inputs are empty, of shape {tuple(first.shape)}; give at least one row"
-        )
+        raise ValueError(f"the outputs on the example inputs, of shape {tuple(first.shape)}, are empty; give a row")
     if first.isnan().any():
         raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
     are_vectors = are_embeddings(model, name, given)

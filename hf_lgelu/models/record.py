@@ -32,6 +32,7 @@ from hf_lgelu.models.config_keys import (
     combined,
     has_config,
     held_configs,
+    modules_of,
     plan_config_changes,
 )
 from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
@@ -62,8 +63,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     names = {_said(entry) for entry in record}
     places = {entry["site"] for entry in record}
     if len(names) == 1 and None not in names:
-        there = {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
-        there = {name: module for name, module in (there | dict(planned)).items() if name in places}
+        there = {name: module for name, module in (modules_of(model) | dict(planned)).items() if name in places}
         try:
             keys = combined(config, plain, plan_config_changes(model, places, str(names.pop()), unguarded))
             shared = any(isinstance(module, LambdaGate) for module in there.values())
@@ -159,8 +159,7 @@ def _arguments(kind: Any) -> list[str]:
     return [name for name in kind.__constants__ if name != "inplace"]
 
 
-def plain_sites(record: SiteRecord) -> list[str]:
-    """Names of the plain gates in a record."""
+def _plain_sites(record: SiteRecord) -> list[str]:
     return [entry["site"] for entry in record if "activation" in entry]
 
 
@@ -277,7 +276,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "
             f"{type(model).__name__} has no module at any of these; load it with the model class that was saved"
         )
-    _replace_record(model, record, describe_sites(model, plain=plain_sites(record)))
+    _replace_record(model, record, describe_sites(model, plain=_plain_sites(record)))
 
 
 def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) -> None:
@@ -293,11 +292,11 @@ def renew_records(model: nn.Module) -> None:
     record has a plain gate, whose name may now be another gate's.
     """
     for inner, record in list(recorded_models(model)):
-        there = describe_sites(inner, plain=plain_sites(record))
+        there = describe_sites(inner, plain=_plain_sites(record))
         # But for the shapes: FSDP shows of each s the part of this process.
         if [entry | {"raw_shape": None} for entry in there] == [entry | {"raw_shape": None} for entry in record]:
             continue
-        if plain_sites(record) or not there:
+        if _plain_sites(record) or not there:
             raise RuntimeError(
                 f"the gates of {type(inner).__name__} are no longer those that its config remembers "
                 f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}). "

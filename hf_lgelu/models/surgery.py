@@ -72,12 +72,9 @@ class SurgeryReport:
 
     >>> import hf_lgelu
     >>> from torch import nn
-    >>> report = hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU()))
-    >>> print(report)
+    >>> print(hf_lgelu.replace_activations(nn.Sequential(nn.Linear(4, 8), nn.GELU())))
     1 activations replaced
       1: GELU → LambdaGELU
-    >>> len(report), report.sites[0].name, report.config_changes
-    (1, '1', ())
     """
 
     sites: tuple[ReplacedSite, ...]
@@ -118,16 +115,15 @@ def replace_activations(
 ) -> SurgeryReport:
     """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. Each site gets the row of GATES whose λ = 1 it is: λ-GELU, its tanh form, λ-SiLU. For
-    models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
 
     Args:
         model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config
             that the whole is saved with.
         kinds: rows of `hf_lgelu.models.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
             sigmoid forms) and "silu" by default.
-        gate: a row of GATES for all sites. By default each has its own; what no row is at λ = 1, as the sigmoid form
-            of GELU and Mish, gets "lambda_gelu".
+        gate: a row of GATES for all sites. By default each site gets the row that it is at λ = 1 (λ-GELU, its tanh
+            form, λ-SiLU), and any other, such as the sigmoid form of GELU and Mish, "lambda_gelu".
         granularity: "layer" for one λ a site, "channel" for one λ a channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
@@ -164,13 +160,17 @@ def replace_activations(
         raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
-    shapes = _raw_shapes(model, sites, granularity, inputs, channel_axis)
+    shapes: dict[str, tuple[int, ...]] = {}
+    if granularity == "channel":
+        if inputs is None:
+            raise ValueError(f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, a batch")
+        shapes = _channel_shapes(model, sites, inputs, channel_axis)
     if inputs is not None:
         _refuse_reused_inputs(model, sites, inputs)
     modules: list[nn.Module] = []
     for site in sites:
         module = GATE_MODULES[gate or gate_of(site.module)](
-            init_hardness=init_hardness, temperature=temperature, raw_shape=shapes[site.name]
+            init_hardness=init_hardness, temperature=temperature, raw_shape=shapes.get(site.name, (1,))
         )
         module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         # Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere.
@@ -276,11 +276,10 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 
 
 class TemporaryRelu:
-    """`substitute_relu` for a while, again and again: the sites are found once.
+    """`substitute_relu` for a while, again and again: the sites are found once. Weights and config are untouched.
 
-    Weights and config are untouched. Of a model wrapped for distributed training, give and call the inner module:
-    DistributedDataParallel broadcasts buffers at each forward and fails where all that the model had were λ-GELU's.
-    `make` gives another gate than ReLU, and `include` says by name which sites. Raises ValueError if there are none.
+    Of a model wrapped for distributed training, give and call the inner module. `make` gives another gate than ReLU,
+    and `include` says by name which sites. Raises ValueError if there are none.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.models.surgery import TemporaryRelu
@@ -414,17 +413,10 @@ def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -
                  for site, module in zip(sites, modules, strict=True))  # fmt: skip
 
 
-def _raw_shapes(
-    model: nn.Module,
-    sites: list[ActivationSite],
-    granularity: str,
-    inputs: Inputs | None,
-    channel_axis: int | None,
+def _channel_shapes(
+    model: nn.Module, sites: list[ActivationSite], inputs: Inputs, channel_axis: int | None
 ) -> dict[str, tuple[int, ...]]:
-    if granularity == "layer":
-        return {site.name: (1,) for site in sites}
-    if inputs is None:
-        raise ValueError(f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, a batch")
+    """{site: the shape of one λ for each channel}."""
     shapes = {}
     for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
         axis = found if channel_axis is None else channel_axis
