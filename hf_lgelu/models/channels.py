@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.example_run import Inputs, forward_hooks, forward_pre_hooks, run_example
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.models.sites import ActivationSite, exchanged
 
 _CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
@@ -102,17 +102,7 @@ def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> It
     Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
     """
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
-    names: dict[int, str] = {}
-    copies: list[nn.Module] = []
-    try:
-        for site in sites:
-            module = site.module
-            if places[id(module)] > 1 or site.function is not None:
-                module = copy.deepcopy(module)
-                copies.append(module)
-                site.put(module)
-            names[id(module)] = site.name
-        yield names
-    finally:
-        for site in sites:
-            site.put(site.module)
+    modules = [copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
+               for site in sites]  # fmt: skip
+    with exchanged(sites, modules):
+        yield {id(module): site.name for site, module in zip(sites, modules, strict=True)}

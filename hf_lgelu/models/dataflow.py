@@ -29,7 +29,7 @@ from hf_lgelu.models.example_run import (
     same_randomness,
 )
 from hf_lgelu.models.operable import names_in_shared_memory
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.models.sites import ActivationSite, exchanged
 
 COPIES = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
 """In eval mode they leave every value, but for rounding to another dtype, where it is."""
@@ -155,8 +155,9 @@ def export_sites(
     sizes = {name: _any_size(value) for name, value in parts.items() if value} if any_size else None
     network = _OutputTensors(model, outputs)
     reached: set[int] = set()
+    markers = [_Marker(index, reached) for index in range(len(sites))]
     try:
-        with _markers(sites, reached), _masks_unread(), torch.no_grad(), evaluation_mode(model), same_randomness():
+        with exchanged(sites, markers), _masks_unread(), torch.no_grad(), evaluation_mode(model), same_randomness():
             program = torch.export.export(network, args, kwargs, strict=False, dynamic_shapes=sizes)
     except NOT_TAKEN as error:
         raise ValueError(
@@ -187,17 +188,6 @@ class _Marker(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self._reached.add(self.site)
         return _activation_site(x, self.site)
-
-
-@contextmanager
-def _markers(sites: Sequence[ActivationSite], reached: set[int]) -> Iterator[None]:
-    try:
-        for index, site in enumerate(sites):
-            site.put(_Marker(index, reached))
-        yield
-    finally:
-        for site in sites:
-            site.put(site.module)
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
+import copy
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -178,16 +179,21 @@ def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str
 
 
 @contextmanager
-def functions_as_modules(model: nn.Module, kinds: Iterable[str]) -> Iterator[None]:
-    """A block in which the gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps these."""
-    sites = [site for site in find_sites(model, kinds) if site.function is not None]
+def exchanged(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A block in which each site has its module of `modules`; after it, also after an error, all is as before."""
     try:
-        for site in sites:
-            place(site.parent, site.attribute, site.module)
+        for site, module in zip(sites, modules, strict=True):
+            site.put(module)
         yield
     finally:
         for site in sites:
             site.put(site.module)
+
+
+def functions_as_modules(model: nn.Module, kinds: Iterable[str]) -> AbstractContextManager[None]:
+    """A block in which the gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps these."""
+    sites = [site for site in find_sites(model, kinds) if site.function is not None]
+    return exchanged(sites, [copy.copy(site.module) for site in sites])
 
 
 def check_kinds(kinds: Iterable[str]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from hf_lgelu.models.sites import (
     LEARNED_KINDS,
     SELF_GATE_KINDS,
     ActivationSite,
+    exchanged,
     find_sites,
     gate_of,
     lambda_gelu_modules,
@@ -306,11 +307,8 @@ class TemporaryRelu:
     @contextmanager
     def applied(self) -> Iterator[SurgeryReport]:
         """ReLU inside the block; after it, also after an error, the former activations."""
-        try:
-            yield SurgeryReport(put_modules(self._sites, self._relus))
-        finally:
-            for site in self._sites:
-                site.put(site.module)
+        with exchanged(self._sites, self._relus):
+            yield SurgeryReport(_replaced(self._sites, self._relus))
 
     def fits(self, model: nn.Module) -> bool:
         """Whether `model` is the one given at first, with every site unchanged."""
@@ -392,7 +390,8 @@ def exchange_activations(
     """
     plans = plan_configs(model, dict(zip((site.name for site in sites), modules, strict=True)), plan)
     before = {id(parameter): parameter for parameter in model.parameters()}
-    replaced = put_modules(sites, modules)
+    for site, module in zip(sites, modules, strict=True):
+        site.put(module)
     forget_checkpoint(model)
     for mixin in (module for module in model.modules() if isinstance(module, ModelHubMixin)):
         setattr(mixin, EXCHANGED, True)
@@ -402,13 +401,10 @@ def exchange_activations(
             [parameter for key, parameter in before.items() if key not in after],
             [parameter for key, parameter in after.items() if key not in before],
         )
-    return SurgeryReport(replaced, write_configs(plans))
+    return SurgeryReport(_replaced(sites, modules), write_configs(plans))
 
 
-def put_modules(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
-    """What was put where: each module at its site."""
-    for site, module in zip(sites, modules, strict=True):
-        site.put(module)
+def _replaced(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
     return tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
                  for site, module in zip(sites, modules, strict=True))  # fmt: skip
 
