@@ -99,8 +99,8 @@ class Batch:
     def spans(self) -> dict[str, Tensor]:
         """{name of a sequence: (2, B), where each of its rows begins and ends without padding in front and behind}.
 
-        Sequences are tensors with a mask, and labels of tokens. Rows keep all of their width where something without
-        the mask's shape is as long: boxes (B, T, 4) or embeddings (B, T, C) go with the tokens.
+        Rows keep all of their width where something without the mask's shape is as long: boxes (B, T, 4) or embeddings
+        (B, T, C) go with the tokens.
         """
         if self.is_sample:
             return {}
@@ -227,10 +227,7 @@ def _forms(raw: Any) -> list[str]:
 
 
 def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
-    """The likeliest form in which the model takes a batch, and whether the batch is one sample in this form.
-
-    Of several samples, the model's outputs must have as many.
-    """
+    """The likeliest form in which the model takes a batch, and whether the batch is one sample in this form."""
     tries = [(form, is_sample) for form in _forms(raw) for is_sample in (False, True)]
     refusals = []
     for form, is_sample in sorted(tries, key=lambda tried: tried == (_PAIR, True)):  # which is the least likely
@@ -493,10 +490,7 @@ def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:
-    """{input: its padding token} by the model's config.
-
-    A classifier on a decoder reads the last token that is no padding token, whatever the attention mask says.
-    """
+    """{input: its padding token} by the model's config: a classifier on a decoder reads the last other token."""
     configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
     config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
     found: dict[str, int] = {}

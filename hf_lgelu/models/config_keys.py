@@ -150,10 +150,7 @@ def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, n
 def built_otherwise(
     model: PreTrainedModel, config: Config, planned: Mapping[str, nn.Module] | None = None
 ) -> dict[str, nn.Module]:
-    """{name: activation or λ-gate} of a model that this config alone would not build.
-
-    A module `planned` for a place counts as being there. Of a config that builds nothing, these are all that differ.
-    """
+    """{name: activation or λ-gate} of a model that this config alone would not build, with what is `planned`."""
     planned = planned or {}
     try:
         skeleton = _build(model, config)
@@ -207,10 +204,7 @@ def apply_changes(config: Config, changes: list[ConfigChange]) -> Config:
 
 
 def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
-    """Make the changes in the model's config, on a copy of its own.
-
-    transformers does not copy the config that a model is built from: another model may share it.
-    """
+    """Make the changes in the model's config, on a copy of its own: another model may share it."""
     if not changes:
         return
     if isinstance(model.config, Mapping):
@@ -231,10 +225,7 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
 
 
 def forget_checkpoint(model: nn.Module) -> None:
-    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base.
-
-    Changes `model` in place.
-    """
+    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.name_or_path = module.config._name_or_path = ""

@@ -126,10 +126,7 @@ class DataFlow:
 
 
 def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> DataFlow:
-    """Trace one forward pass in eval mode, with a marker in the place of each site; the model is as before afterwards.
-
-    Raises ValueError if the model cannot be traced on these inputs.
-    """
+    """One traced forward pass in eval mode, with a marker in the place of each site; ValueError where that fails."""
     return read_flow(model, *export_sites(model, sites, inputs))
 
 
@@ -144,8 +141,7 @@ def export_sites(
     """(a forward pass as a program that can be executed, with a marker at each site; the indices of sites that ran).
 
     `outputs` picks the tensors of the model's output that the program gives; by default all. With `any_size`, axes of
-    the inputs stay open where the model does not fix them. Raises ValueError if the model cannot be traced on these
-    inputs.
+    the inputs stay open where the model does not fix them. Raises ValueError if the model cannot be traced.
     """
     run_example(model, inputs)  # inputs that do not fit are told in the model's own words
     given = placed(inputs, model)

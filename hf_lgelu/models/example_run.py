@@ -29,11 +29,7 @@ looked up, or None."""
 
 
 def run_example(model: nn.Module, inputs: Inputs) -> Any:
-    """The output of `model` for the inputs, without gradients and in eval mode; every training flag is restored.
-
-    Tensors are moved to the device of the model's first parameter. The model's random numbers are the same at every
-    call.
-    """
+    """The output of `model` in eval mode, without gradients, as by `call_alike`."""
     with torch.no_grad(), evaluation_mode(model):
         return call_alike(model, inputs)
 
@@ -130,16 +126,13 @@ def outputs_by_name(model: nn.Module) -> dict[str, Any]:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back in its own mode after.
-
-    Where a module has a `train` of its own (an adapter merged for evaluation), that method is called.
-    """
+    """Every module in eval mode inside, each back in its own mode after."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module, mode in modes:  # from the outside in: train goes on to what is inside
+        for module, mode in modes:  # an adapter merged for evaluation; from the outside in, as train goes
             if module.training != mode and type(module).train is not nn.Module.train:
                 module.train(mode)
         for module, mode in modes:
@@ -346,9 +339,8 @@ _PIXELS = 224  # a side, where neither the config nor the architecture says
 def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0) -> dict[str, Tensor]:
     """Keyword arguments for one forward pass, on the CPU: tokens, images, audio, time series or features.
 
-    Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary; real inputs say more.
-
-    Raises ValueError for a model whose main input is of another kind, or that does not take these.
+    Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary. Raises ValueError for a model
+    whose main input is of another kind, or that does not take these.
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
@@ -366,7 +358,7 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
             length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
             inputs[kind] = torch.randint(text.vocab_size, (batch_size, length), generator=generator)
             continue
-        shape = _shape(kind, model)
+        shape = _image_shape(model) if kind == "pixel_values" else _shape(kind, config)
         if shape is None:
             raise ValueError(
                 f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
@@ -379,9 +371,8 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
     return inputs
 
 
-def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
+def _shape(kind: str, config: Any) -> tuple[int, ...] | None:
     """The shape of one example, without the batch; None for a kind that is not known."""
-    config = model.config
     if kind == "features" and hasattr(config, "num_features"):
         return (config.num_features,)
     if kind == "input_values":
@@ -391,8 +382,6 @@ def _shape(kind: str, model: PreTrainedModel) -> tuple[int, ...] | None:
         return (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
     if kind == "past_values" and hasattr(config, "num_input_channels"):
         return (config.context_length, config.num_input_channels)
-    if kind == "pixel_values":
-        return _image_shape(model)
     return None
 
 

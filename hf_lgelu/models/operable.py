@@ -34,10 +34,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
-    """Raise RuntimeError where accelerate keeps the values of one of these named modules elsewhere.
-
-    A value written into such a module would be gone with its next forward, and a copy would have no values.
-    """
+    """Raise RuntimeError where accelerate keeps the values of one of these named modules elsewhere."""
     kept = next((name or type(module).__name__ for name, module in named if has_offloaded_params(module)), None)
     if kept is not None:
         raise RuntimeError(
@@ -48,10 +45,7 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
-    """Raise RuntimeError where FSDP1 has flattened an s into shards, of which most processes hold nothing.
-
-    All processes raise, also those that hold a whole s.
-    """
+    """Raise RuntimeError, in all processes, where FSDP1 has flattened an s into shards."""
     for name, owner in owners:
         s = owner.raw_hardness
         if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
@@ -132,11 +126,7 @@ _HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, 
 
 
 def independent_copy(model: Model) -> Model:
-    """A deep copy that computes with its own weights, without accelerate's autocast.
-
-    Raises RuntimeError for a function that knows the original (`_shared_function`), such as
-    `torch.compile(model.forward)` put on an instance, and where accelerate keeps values of the model elsewhere.
-    """
+    """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError where it cannot."""
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
@@ -154,8 +144,7 @@ def independent_copy(model: Model) -> Model:
 def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
     """The place in a deep copy, as "block.step", of a function or weak reference that knows a part of the original.
 
-    Python copies no function, so `self.step = torch.compile(self._step)`, a decorated method, a lambda or a hook that
-    reads the model goes on running the original's modules. Objects of other classes are not searched.
+    Python copies no function, so `self.step = torch.compile(self._step)` goes on running the original's modules.
     """
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 

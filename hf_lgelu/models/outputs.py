@@ -152,7 +152,7 @@ def compared_outputs(
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether the columns of an output are scores that a softmax reads: a sigmoid of each sees more than a KL does."""
-    if not are_class_scores(name) or config is None or name != "logits":
+    if config is None or name != "logits":
         return are_class_scores(name)
     labels = getattr(config, "num_labels", None)
     if {*_QUERIES} <= found.keys() and labels is not None:
@@ -183,8 +183,8 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
 def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
     """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
 
-    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. An output of three
-    axes is followed only if it has no name: named outputs have their classes last. Each model is followed once.
+    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. Named outputs of
+    three axes have their classes last. Each model is followed once.
     """
     maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
     known = _CLASS_AXES.setdefault(model, {})
@@ -205,19 +205,14 @@ def are_class_scores(name: str) -> bool:
 
 
 def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
-    """Whether an output of this name is embeddings, or the states that they are the mean of; no scores, no values.
-
-    transformers and sentence-transformers name them so; of timm it is what a network without classes gives.
-    """
+    """Whether an output of this name is embeddings, or the states that they are the mean of; no scores, no values."""
+    # Of timm it is what a network without classes gives.
     without_classes = name == "" and getattr(model, "num_classes", None) == 0
     return output.ndim > 1 and (without_classes or name in _EMBEDDINGS)
 
 
 def are_probabilities(output: Tensor) -> bool:
-    """Whether an output (..., classes) comes from softmax or a sigmoid: another softmax would make it nearly uniform.
-
-    So it is where all numbers lie between 0 and 1, and each row adds up to 1 or there are 32 numbers or more.
-    """
+    """Whether an output (..., classes) comes from softmax or a sigmoid; another softmax would make it near uniform."""
     if not has_classes(output) or not output.numel():
         return False
     first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
@@ -228,10 +223,7 @@ def are_probabilities(output: Tensor) -> bool:
 
 
 def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
-    """The output (..., classes); an output of one number a sample has one column.
-
-    Classes are moved there from `class_axis`; if it is None, from axis 1 of maps (N, C, H, W).
-    """
+    """The output (..., classes), from `class_axis` or else axis 1 of maps (N, C, H, W); else (N, 1)."""
     if output.ndim < 2:
         return output.reshape(-1, 1)
     usual = 1 if output.ndim > 3 else -1
@@ -246,15 +238,11 @@ def has_classes(output: Tensor) -> bool:
 def is_causal(model: nn.Module) -> bool:
     """Whether a model predicts, at each token, the next one.
 
-    So does a causal language model of transformers, a model that inherits from one, and a model that generates without
-    an encoder (Llava and the like).
+    So does a causal language model of transformers or what inherits from one, and what generates without an encoder
+    (Llava and the like).
     """
     if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
         model = model.get_base_model()
-    # XLNet, XLM and Flaubert are among the causal models of transformers, and predict a token at its own place.
-    kind = getattr(getattr(model, "config", None), "model_type", "")
-    if kind == "xlnet" or (kind in ("xlm", "flaubert") and not model.config.causal):
-        return False
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
     if any(base.__name__ in names for base in type(model).__mro__):
         return True
@@ -509,10 +497,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point tensors that a model gives in eval mode, without the loss; first those that the task reads.
-
-    Inputs with labels make a loss: the output named "loss", or a scalar among tensors of predictions.
-    """
+    """The floating-point tensors that a model gives in eval mode, without the loss; first those that the task reads."""
     return list(predicted_outputs(run_example(model, inputs)).values())
 
 
@@ -531,10 +516,7 @@ def allowed_rounding(output: Tensor) -> float:
 def agree(
     before: Sequence[Tensor], after: Sequence[Tensor], allowed: Callable[[Tensor], float] = allowed_rounding
 ) -> bool:
-    """Whether tensors have the same shapes and the same numbers, up to the allowed change of each tensor.
-
-    NaN agrees with NaN, and an infinity with the same infinity.
-    """
+    """Whether tensors have the same shapes and the same numbers (NaN too), up to the allowed change of each tensor."""
     return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
         torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True)
         for one, other in zip(before, after, strict=True)

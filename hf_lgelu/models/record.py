@@ -251,20 +251,18 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         parent, attribute = _site_place(model, name)
         if parent is None:
             continue  # it was in a head, and this model has another
-        present = getattr(parent, attribute)
-        if not is_activation(present):
+        plain = entry.get("activation")
+        kind = _WITH_ARGUMENTS.get(str(plain))
+        given = {} if kind is None else {key: entry[key] for key in _arguments(kind) if key in entry}
+        is_known = plain is None or kind is not None or (isinstance(plain, str) and plain in ACT2FN)
+        is_known = is_known and all(isinstance(value, int | float) for value in given.values())
+        if not is_known or not is_activation(getattr(parent, attribute)):
             raise ValueError(
-                f"the config's record puts a gate at {name}, and {type(model).__name__} has {type(present).__name__} "
-                "there: the checkpoint is damaged, or of another model class"
+                f"the config's record puts {plain or 'a gate'} at {name} of {type(model).__name__}, which is no "
+                "activation here: the checkpoint is damaged, or of another model class"
             )
         placed += 1
-        if "activation" in entry:
-            plain = entry["activation"]
-            kind = _WITH_ARGUMENTS.get(str(plain))
-            given = {} if kind is None else {key: entry[key] for key in _arguments(kind) if key in entry}
-            is_known = kind is not None or (isinstance(plain, str) and plain in ACT2FN)
-            if not is_known or not all(isinstance(value, int | float) for value in given.values()):
-                raise ValueError(f"the config's record puts {plain!r} at {name}, which is no activation here")
+        if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
             raise ValueError(f"the gate at {name} is one of hf_lgelu 0.2.0 alone; load and substitute_relu it there")

@@ -75,14 +75,11 @@ class ActivationSite:
 
 
 def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..., Any]) -> None:
-    """Set `parent.<attribute>` to an activation, and have the parent run it.
-
-    torch's TransformerEncoderLayer has a fused kernel for ReLU (1) and GELU (2). The kernel runs in eval mode and never
-    looks at the activation, so the layer's code for it has to follow; 0 keeps the kernel off.
-    """
+    """Set `parent.<attribute>` to an activation, and have the parent run it."""
     if not isinstance(activation, nn.Module) and attribute in parent._modules:
         delattr(parent, attribute)  # torch lets no function take a module's place
     setattr(parent, attribute, activation)
+    # The fused kernel of torch's encoder layer runs in eval mode and looks at its code alone; 0 keeps it off.
     if hasattr(parent, _FUSED_KERNEL):
         form = form_at(activation)
         setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))
@@ -110,10 +107,7 @@ def is_activation(held: Any) -> bool:
 
 
 def computes_same(one: Any, other: Any) -> bool:
-    """Whether two activations, modules or functions, compute the same, whatever their weights.
-
-    λ-gates do if they are of one class, and so do modules that are no elementwise function.
-    """
+    """Whether two activations, modules or functions, compute the same; λ-gates and other modules of one class do."""
     mine, others = _values(one), _values(other)
     if mine is None or others is None:
         return type(one) is type(other)
@@ -128,10 +122,7 @@ def _values(held: Any) -> Tensor | None:
 
 
 def gate_of(module: nn.Module) -> str:
-    """The row of GATES that takes the place of `module`: a λ-gate's own, else that whose λ = 1 it is.
-
-    No row is at λ = 1 the sigmoid form of GELU, x·σ(1.702x), or Mish. They get λ-GELU, which is near.
-    """
+    """The row of GATES that takes the place of `module`: a λ-gate's own, that whose λ = 1 it is, else λ-GELU."""
     if isinstance(module, LambdaGate):
         return module.gate
     form = form_at(module)
@@ -156,8 +147,8 @@ def checked_module(model: nn.Module) -> nn.Module:
 def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[ActivationSite]:
     """Every activation site of the given kinds, in the order in which the modules were registered.
 
-    A module registered at several places (one stateless GELU used throughout) is a site at each of them. A parent that
-    is itself shared (ALBERT's single layer) is walked once and gives one site.
+    A module at several places (one GELU used throughout) is a site at each. A shared parent (ALBERT's single layer) is
+    walked once.
     """
     wanted = check_kinds(kinds)
     return [site for site in _walk(checked_module(model), "", set(), kind_of) if site.kind in wanted]
@@ -236,10 +227,7 @@ def _may_be_activation(attribute: str, value: Any) -> bool:
 
 
 def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(name, parent, attribute, child) of the children that a module runs.
-
-    For a module that an adapter saves, PEFT keeps the original and a copy for each adapter; one of them runs.
-    """
+    """(name, parent, attribute, child) of the children that a module runs: of a module that PEFT saves, one copy."""
     copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
     if original is not None and isinstance(copies, nn.ModuleDict):
         active = () if module.disable_adapters else module.active_adapters
@@ -261,10 +249,7 @@ def uncompiled_name(name: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """{module name: what tells it from the others}, as "layer.3" of "bert.encoder.layer.3.intermediate.activation".
-
-    Left out are the steps that all names begin or end with, but for the step in front of a number.
-    """
+    """{module name: what tells it from the others}, as "layer.3" of "bert.encoder.layer.3.intermediate.activation"."""
     paths = {name: name.split(".") for name in names}
     room = min(map(len, paths.values()), default=1) - 1  # a step stays of each
     start = next((step for step in range(room) if len({path[step] for path in paths.values()}) > 1), room)

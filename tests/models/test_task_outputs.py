@@ -1,8 +1,6 @@
 """Which models predict the token behind each."""
 
-import pytest
 import torch
-import transformers
 from torch import nn
 from transformers import (
     BartConfig,
@@ -37,25 +35,3 @@ def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made
         others = BartForConditionalGeneration(bart), classifier, nn.Linear(2, 2)
     assert [is_causal(model) for model in causal] == [True] * 4
     assert [is_causal(model) for model in others] == [False] * 3
-
-
-@pytest.mark.parametrize(
-    ("config", "causal"),
-    [
-        (transformers.XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=2, d_inner=8), False),
-        (transformers.XLMConfig(vocab_size=9, emb_dim=8, n_layers=1, n_heads=2, causal=False), False),
-        (transformers.FlaubertConfig(vocab_size=9, emb_dim=8, n_layers=1, n_heads=2, causal=False), False),
-        (transformers.XLMConfig(vocab_size=9, emb_dim=8, n_layers=1, n_heads=2, causal=True), True),
-    ],
-    ids=["xlnet", "xlm-mlm", "flaubert", "xlm-clm"],
-)
-def test_what_predicts_a_token_at_its_own_place_is_no_causal_model(config, causal):
-    with torch.device("meta"):
-        model = of_config(config)
-    assert is_causal(model) is causal
-
-
-def of_config(config):
-    """The model with a language model's head."""
-    name = {"xlnet": "XLNetLMHeadModel", "xlm": "XLMWithLMHeadModel", "flaubert": "FlaubertWithLMHeadModel"}
-    return getattr(transformers, name[config.model_type])(config)
