@@ -1,6 +1,5 @@
 """The parameter group of s in an optimizer: a learning rate of its own, c·η, and no weight decay."""
 
-from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 import torch
@@ -89,24 +88,6 @@ def separate_hardness_group(
             "hardness cannot have a learning rate of its own. Choose an optimizer with ordinary groups, such as "
             "adamw_torch or sgd"
         )
-    groups = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
-    _require_room(optimizer, groups)
-    for group in groups:
-        _add_hardness_group(optimizer, group, hardness_lr_multiplier, *_take_out(group, hardness))
-
-
-def _take_out(group: dict[str, Any], leaving: Container[int]) -> list[list[Any]]:
-    """The parameters of these ids, and their names where the optimizer has them; `group` has them no more."""
-    leaves = [id(parameter) in leaving for parameter in group["params"]]
-    taken = []
-    for key in ("params", "param_names") if "param_names" in group else ("params",):
-        taken.append([item for item, goes in zip(group[key], leaves, strict=True) if goes])
-        group[key] = [item for item, goes in zip(group[key], leaves, strict=True) if not goes]
-    return taken
-
-
-def _require_room(optimizer: Any, groups: Sequence[dict[str, Any]]) -> None:
-    """Raise RuntimeError where s cannot leave these groups of an optimizer for one of its own."""
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
     for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
         if isinstance(inner, kind):  # it accepts the group, and fails at its next step
@@ -114,15 +95,25 @@ def _require_room(optimizer: Any, groups: Sequence[dict[str, Any]]) -> None:
                 f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own. Choose an "
                 "optimizer with ordinary groups, such as AdamW or SGD, or give s one beside it"
             )
+    groups = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
     if any("initial_lr" in group for group in groups):
         raise RuntimeError(
             "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
-            "group, or do the surgery, before the scheduler is made, or make both anew after it"
+            "group before the scheduler is made, or make both anew after it"
         )
     if not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in groups):
         raise RuntimeError(
             f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
         )
+    for group in groups:
+        leaves = [id(parameter) in hardness for parameter in group["params"]]
+        added = {**group, **_hardness_options(group["lr"], hardness_lr_multiplier)}
+        for key in ("params", "param_names") if "param_names" in group else ("params",):
+            added[key] = [item for item, goes in zip(group[key], leaves, strict=True) if goes]
+            group[key] = [item for item, goes in zip(group[key], leaves, strict=True) if not goes]
+        if names := added.pop("param_names", None):
+            added["params"] = list(zip(names, added["params"], strict=True))
+        optimizer.add_param_group(added)
 
 
 def hardness_group(optimizer: Any) -> dict[str, Any] | None:
@@ -159,71 +150,10 @@ def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
             state["z"].copy_(module.raw_hardness.detach())
 
 
-class OptimizerChange:
-    """What an optimizer has to change when its model's modules do. Building it raises; carrying it out does not.
-
-    `model` is as before the surgery, and `multiplier` c of a hardness group that has to be added. accelerate may have
-    wrapped the optimizer. Raises ValueError where the optimizer holds none of the model's parameters.
-    """
-
-    def __init__(self, optimizer: Any, model: nn.Module, multiplier: float) -> None:
-        check_rate("hardness_lr_multiplier", multiplier)
-        own = {id(parameter) for parameter in model.parameters()}
-        self._optimizer, self._multiplier = optimizer, multiplier
-        self._groups = [group for group in optimizer.param_groups if any(id(p) in own for p in group["params"])]
-        if not self._groups:
-            raise ValueError(
-                "the optimizer holds none of the model's parameters: it belongs to another model, or to this one "
-                "before it was wrapped. Make a new optimizer after the surgery"
-            )
-
-    def require_room_for_hardness(self) -> None:
-        """Raise RuntimeError if the optimizer cannot take up a new hardness."""
-        if hardness_group(self._optimizer) is not None:
-            return
-        _require_room(self._optimizer, self._groups)
-        if len({float(group["lr"]) for group in self._groups}) != 1:
-            raise RuntimeError(
-                "the optimizer's groups have several learning rates, and which of them the new hardness multiplies is "
-                "not ours to say. Make a new optimizer from hardness_parameter_groups(...) after the surgery"
-            )
-
-    def carry_out(self, removed: Collection[torch.nn.Parameter], added: Sequence[torch.nn.Parameter]) -> None:
-        """Forget the removed parameters, and give the added ones to the hardness group."""
-        gone = {id(parameter) for parameter in removed}
-        for group in self._optimizer.param_groups:
-            _take_out(group, gone)
-        for parameter in removed:
-            self._optimizer.state.pop(parameter, None)
-        if not added:
-            return
-        names = [f"{HARDNESS_GROUP}.{index}" for index in range(len(added))]
-        group = hardness_group(self._optimizer)
-        if group is None:
-            _add_hardness_group(self._optimizer, self._groups[0], self._multiplier, added, names)
-        else:
-            group["params"] += added
-            if "param_names" in group:
-                group["param_names"] += names
-
-
 def check_rate(name: str, value: float) -> None:
     """Raise a ValueError with the name unless the value is a finite number of at least 0."""
     if not is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
-
-
-def _add_hardness_group(
-    optimizer: Any,
-    group: dict[str, Any],
-    multiplier: float,
-    parameters: Sequence[torch.nn.Parameter],
-    names: Sequence[str] = (),
-) -> None:
-    """Add a group of `parameters` with the options of `group`, but c times its learning rate and no decay."""
-    entries = list(zip(names, parameters, strict=True)) if "param_names" in group else list(parameters)
-    options = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    optimizer.add_param_group({**options, "params": entries, **_hardness_options(group["lr"], multiplier)})
 
 
 def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:

@@ -363,18 +363,12 @@ class OutputComparison:
 
     def merge(self, other: "OutputComparison") -> None:
         """Add what another comparison holds: of the same networks in another process, or of another output."""
-        self.rows += other.rows
-        self._unchanged += other._unchanged
-        self._rows_of_scores += other._rows_of_scores
+        for sums in ("rows", "_unchanged", "_rows_of_scores", "_squares", "_kls", "_errors", "_cosines", "_vectors"):
+            setattr(self, sums, getattr(self, sums) + getattr(other, sums))
         self.largest_change = _larger(self.largest_change, other.largest_change)
         self.largest_output = max(self.largest_output, other.largest_output)
-        self._squares += other._squares
         for count, total in other._columns.values():
             self._add_columns(count, total)
-        self._kls += other._kls
-        self._errors += other._errors
-        self._cosines += other._cosines
-        self._vectors += other._vectors
 
     def _add_columns(self, count: int, total: Tensor) -> None:
         before, sum_before = self._columns.get(len(total), (0, torch.zeros_like(total)))

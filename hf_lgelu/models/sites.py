@@ -20,13 +20,6 @@ from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Form, is
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
 
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
-)
-
-
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
 
@@ -60,7 +53,6 @@ class ActivationSite:
             place(self.parent, self.attribute, self.function)
         else:
             place(self.parent, self.attribute, module.train(self.module.training))
-            _keep_hooks(self.module, module)
         if module is self.module and self.fused_kernel is not None:
             setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
@@ -127,14 +119,6 @@ def gate_of(module: nn.Module) -> str:
         return module.gate
     form = form_at(module)
     return next((gate.name for gate in GATES.values() if form and form.name in gate.plain_names), DEFAULT_GATE)
-
-
-def _keep_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Have the hooks of `old` run at `new`; their handles then remove them from both."""
-    for name in _HOOKS:
-        hooks = getattr(old, name)
-        if hooks and not getattr(new, name):
-            setattr(new, name, hooks)
 
 
 def checked_module(model: nn.Module) -> nn.Module:

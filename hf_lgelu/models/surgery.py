@@ -33,7 +33,6 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module, require_values_here
-from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER, OptimizerChange
 from hf_lgelu.models.outputs import agree, outputs_of
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
 from hf_lgelu.models.sites import (
@@ -111,8 +110,6 @@ def replace_activations(
     channel_axis: int | None = None,
     include: Callable[[str], bool] | None = None,
     rewrite_config: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
-    hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER,
 ) -> SurgeryReport:
     """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
@@ -135,13 +132,12 @@ def replace_activations(
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model: by its activation key where that can say one λ
             per layer, else by a record. `from_pretrained` reads both where this package is imported.
-        optimizer: one that holds the model's parameters already, changed in place: every new s joins its hardness
-            group, and a parameter that is gone leaves it. An optimizer made before that is not given never learns λ.
-        hardness_lr_multiplier: c of a hardness group that has to be made.
+
+    Make the optimizer after the surgery, from `hardness_parameter_groups`: one made before never learns λ.
 
     Raises ValueError for nothing to replace, a wrong argument or an input that is used again, and RuntimeError for a
-    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values kept elsewhere) or
-    an optimizer that cannot take up a hardness. After every error model and optimizer are unchanged.
+    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values kept elsewhere).
+    After every error the model is unchanged.
 
     >>> import torch, hf_lgelu
     >>> from torch import nn
@@ -153,10 +149,6 @@ def replace_activations(
     """
     model = operable_module(model)
     require_values_here(model.named_modules())  # a new s beside them would have no value
-    change = None
-    if optimizer is not None:
-        change = OptimizerChange(optimizer, model, hardness_lr_multiplier)
-        change.require_room_for_hardness()
     if granularity not in GRANULARITIES:
         raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
     check_gate(DEFAULT_GATE if gate is None else gate)
@@ -177,7 +169,7 @@ def replace_activations(
         # Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))
-    report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None, change)
+    report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None)
     for _, root in pretrained_roots(model):
         if loads_elsewhere(root.config):
             logger.warning(
@@ -196,7 +188,6 @@ def substitute_relu(
     *,
     kinds: Sequence[str] = LEARNED_KINDS,
     rewrite_config: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
@@ -209,11 +200,9 @@ def substitute_relu(
         kinds: rows of `hf_lgelu.models.sites.KINDS`. ("gelu",) is the direct GELU → ReLU swap.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
-        optimizer: one that holds the model's parameters, changed in place: every s that is gone leaves it.
 
-    Raises ValueError for nothing to replace or an optimizer of another model, and RuntimeError for a model that cannot
-    be changed, or (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. After every
-    error model and optimizer are unchanged.
+    Raises ValueError for nothing to replace, and RuntimeError for a model that cannot be changed, or
+    (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites; the model is unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -232,7 +221,7 @@ def substitute_relu(
     hardness = smallest_by_site(model) if are_known else {}
     swap_error = swap_errors(model, hardness) if are_known else {}
     report = replace(
-        put_relu(model, kinds=kinds, rewrite_config=rewrite_config, optimizer=optimizer),
+        put_relu(model, kinds=kinds, rewrite_config=rewrite_config),
         hardness={name: value for name, value in hardness.items() if name in gates},
         swap_error={name: value for name, value in swap_error.items() if name in gates},
     )
@@ -252,14 +241,12 @@ def put_relu(
     *,
     kinds: Sequence[str] = LEARNED_KINDS,
     rewrite_config: bool = True,
-    optimizer: torch.optim.Optimizer | None = None,
 ) -> SurgeryReport:
     """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
     model = operable_module(model)
-    change = None if optimizer is None else OptimizerChange(optimizer, model, DEFAULT_LR_MULTIPLIER)
     sites = found_sites(model, kinds, swap=True)
     plan = _plan_relu if rewrite_config else None
-    return exchange_activations(model, sites, [relu_for(site) for site in sites], plan, change)
+    return exchange_activations(model, sites, [relu_for(site) for site in sites], plan)
 
 
 def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
@@ -382,25 +369,17 @@ def exchange_activations(
     sites: Sequence[ActivationSite],
     modules: Sequence[nn.Module],
     plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]] | None,
-    change: OptimizerChange | None = None,
 ) -> SurgeryReport:
-    """Put the modules in, write the configs, and have the optimizer take up new parameters and drop those gone.
+    """Put the modules in, and write the configs.
 
     `plan` says what changes in the configs (`plan_configs`). It may refuse, and the model is unchanged then.
     """
     plans = plan_configs(model, dict(zip((site.name for site in sites), modules, strict=True)), plan)
-    before = {id(parameter): parameter for parameter in model.parameters()}
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     forget_checkpoint(model)
     for mixin in (module for module in model.modules() if isinstance(module, ModelHubMixin)):
         setattr(mixin, EXCHANGED, True)
-    if change is not None:
-        after = {id(parameter): parameter for parameter in model.parameters()}
-        change.carry_out(
-            [parameter for key, parameter in before.items() if key not in after],
-            [parameter for key, parameter in after.items() if key not in before],
-        )
     return SurgeryReport(_replaced(sites, modules), write_configs(plans))
 
 

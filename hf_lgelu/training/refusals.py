@@ -110,7 +110,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
     if forgotten and held & names.keys():  # sharded, an optimizer may hold other parameters altogether
         raise RuntimeError(
             f"the optimizer does not hold the raw hardness of {', '.join(forgotten[:4])}: it was made before the "
-            "λ-GELU was put in. Pass it to replace_activations(model, optimizer=...), or make it after the surgery"
+            "λ-GELU was put in. Make it after the surgery, from hardness_parameter_groups(model, ...)"
         )
 
 
