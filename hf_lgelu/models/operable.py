@@ -5,7 +5,7 @@ import functools
 import gc
 import itertools
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -82,31 +82,8 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
     return model
 
 
-def require_own_memory(model: nn.Module, names: Iterable[str]) -> None:
-    """Raise ValueError where a parameter of these names overlaps itself or another parameter or buffer in memory."""
-    names = set(names)
-    for name in names:
-        parameter = model.get_parameter(name)
-        if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape, strict=True)):
-            raise ValueError(
-                f"{name} is an expanded tensor, several of its values lie in one place of memory, and they cannot be "
-                "rescaled apart; give it a memory of its own (clone)"
-            )
-    for name, other in _overlapping(model):
-        if name in names:
-            raise ValueError(
-                f"{name} and {other} lie in one memory (b.weight.data = a.weight.data) and cannot be rescaled apart; "
-                "make them one parameter, or give each its own (clone)"
-            )
-
-
 def names_in_shared_memory(model: nn.Module) -> set[str]:
     """Names of the parameters that overlap another parameter or a buffer (`b.weight.data = a.weight.data.T`)."""
-    return {name for name, _ in _overlapping(model)}
-
-
-def _overlapping(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(a parameter, another parameter or buffer) whose ranges of bytes overlap, also where their values alternate."""
     held: dict[int, list[tuple[str, Tensor, range]]] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         # Other classes of tensors (quantized, sharded) may have no memory to ask for.
@@ -115,10 +92,12 @@ def _overlapping(model: nn.Module) -> Iterator[tuple[str, str]]:
             last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
             place = range(first * bytes_each, (last + 1) * bytes_each)
             held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor, place))
-    for neighbours in held.values():
-        for (name, tensor, place), (other, _, taken) in itertools.permutations(neighbours, 2):
-            if isinstance(tensor, nn.Parameter) and place.start < taken.stop and taken.start < place.stop:
-                yield name, other
+    return {
+        name
+        for neighbours in held.values()
+        for (name, tensor, place), (_, _, taken) in itertools.permutations(neighbours, 2)
+        if isinstance(tensor, nn.Parameter) and place.start < taken.stop and taken.start < place.stop
+    }
 
 
 _OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of

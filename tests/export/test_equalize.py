@@ -247,19 +247,12 @@ class HiddenUse(nn.Module):
         return self.net(x), x @ self.hidden[0].T
 
 
-def expanded_bias() -> nn.Module:
-    net = loud_mlp()
-    net[2].bias = nn.Parameter(torch.ones(1).expand(32))
-    return net
-
-
 @pytest.mark.parametrize(
     ("model", "inputs", "said"),
     [
         (OneLayerBothSides(), torch.randn(4, 8, 6, 6), "used 2 times and would have to be scaled differently"),
         (same_memory(), rows(), r"0\.weight, which would have to be scaled, .*or its memory does"),
         (HiddenUse(), rows(), "gives other outputs, and it is as it was"),
-        (expanded_bias(), rows(), "2.bias is an expanded tensor"),
     ],
 )
 def test_weights_that_do_two_things_are_refused_as_they_were(model, inputs, said):

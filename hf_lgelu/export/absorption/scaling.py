@@ -10,7 +10,6 @@ from torch.fx import Node
 from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, layer_after, layers_before
 from hf_lgelu.models.dataflow import AffineOperation, DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.operable import require_own_memory
 from hf_lgelu.models.outputs import agree, predicted_outputs
 
 
@@ -85,10 +84,9 @@ def scale_parameters(
         changed: how the message names what was done, as in "with its units rescaled".
         put: what is changed with the parameters, `put_back` its undoing, also of a change that broke off.
 
-    Raises ValueError, and leaves the model unchanged, where a parameter shares its memory or would leave the range of
-    its dtype, or where the model gives other outputs.
+    Raises ValueError, and leaves the model unchanged, where a parameter would leave the range of its dtype, or where
+    the model gives other outputs.
     """
-    require_own_memory(model, factors)
     parameters = {name: model.get_parameter(name) for name in factors}
     old = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     new = {}
