@@ -245,17 +245,15 @@ def write_changes(config: Config, changes: list[ConfigChange]) -> None:
             setattr(holder, change.path[-1], change.new)
 
 
-def _built(model: PreTrainedModel, config: Config) -> nn.Module:
-    """The model that the config builds, without memory."""
+def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
+    """The modules by name of the model that the config builds, without memory; the model itself is at ""."""
     with torch.device("meta"):
         if isinstance(config, Mapping):
             arguments = inspect.signature(type(model).__init__).parameters
-            return type(model)(**{key: value for key, value in config.items() if key in arguments})
-        return type(model)(config)
-
-
-def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
-    return dict(_built(model, config).named_modules(remove_duplicate=False))
+            built = type(model)(**{key: value for key, value in config.items() if key in arguments})
+        else:
+            built = type(model)(config)
+    return dict(built.named_modules(remove_duplicate=False))
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -375,7 +373,7 @@ def plan_width_changes(
 
     def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
         try:
-            return _shapes(_built(model, apply_changes(model.config, list(changes))))
+            return _shapes(_build(model, apply_changes(model.config, list(changes)))[""])
         except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
             return None
 

@@ -76,36 +76,27 @@ def separate_hardness_group(
     if not hardness:  # every s is frozen
         return
     groups = list(getattr(optimizer, "param_groups", ()))
-    if any(group.get("group_name") == HARDNESS_GROUP for group in groups):
-        raise RuntimeError(
-            "the optimizer has a hardness group already; a second call would multiply its learning rate once more"
-        )
-    held = {id(parameter) for group in groups for parameter in group["params"]}
-    # Layer-wise GaLore and APOLLO hold no s. LOMO has groups for show: it updates inside backward.
-    if not hardness.keys() <= held or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
-        raise RuntimeError(
-            f"{type(optimizer).__name__} replaces the parameter groups or ignores their learning rates, so the raw "
-            "hardness cannot have a learning rate of its own. Choose an optimizer with ordinary groups, such as "
-            "adamw_torch or sgd"
-        )
+    is_whole = hardness.keys() <= {id(parameter) for group in groups for parameter in group["params"]}
+    changed = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
     inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
-    for kind, takes in ((torch.optim.LBFGS, "one group of parameters"), (torch.optim.Muon, "matrices")):
-        if isinstance(inner, kind):  # it accepts the group, and fails at its next step
-            raise RuntimeError(
-                f"{kind.__name__} takes {takes} alone, and no raw hardness with a learning rate of its own. Choose an "
-                "optimizer with ordinary groups, such as AdamW or SGD, or give s one beside it"
-            )
-    groups = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
-    if any("initial_lr" in group for group in groups):
+    why = None
+    if any(group.get("group_name") == HARDNESS_GROUP for group in groups):
+        why = "has a hardness group already"
+    # Layer-wise GaLore and APOLLO hold no s. LOMO has groups for show: it updates inside backward.
+    elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
+        why = "replaces the parameter groups or ignores their learning rates"
+    elif isinstance(inner, torch.optim.LBFGS | torch.optim.Muon):  # they accept the group, and fail at their next step
+        why = f"takes {'one group' if isinstance(inner, torch.optim.LBFGS) else 'matrices'} alone"
+    elif any("initial_lr" in group for group in changed):
+        why = "has a scheduler already, which would not know a new group"
+    elif not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in changed):
+        why = "has no learning rate to multiply (relative step sizes)"
+    if why is not None:
         raise RuntimeError(
-            "a learning-rate scheduler belongs to the optimizer already and would not know a new group. Give s its "
-            "group before the scheduler is made, or make both anew after it"
+            f"{type(inner).__name__} {why}, so s cannot have a group with a learning rate of its own. Take an "
+            "optimizer with ordinary groups, such as AdamW or SGD, and give s its group before the scheduler is made"
         )
-    if not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in groups):
-        raise RuntimeError(
-            f"{type(optimizer).__name__} has no learning rate to multiply (relative step sizes); give it one"
-        )
-    for group in groups:
+    for group in changed:
         leaves = [id(parameter) in hardness for parameter in group["params"]]
         added = {**group, **_hardness_options(group["lr"], hardness_lr_multiplier)}
         for key in ("params", "param_names") if "param_names" in group else ("params",):

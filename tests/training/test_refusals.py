@@ -184,7 +184,7 @@ class Flattened(nn.Module):
 
 
 OF_OPTIMIZERS = {
-    "scheduled": (tiny_model, scheduled, "a learning-rate scheduler belongs to the optimizer already"),
+    "scheduled": (tiny_model, scheduled, "SGD has a scheduler already"),
     "separated": (tiny_model, separated, "has a hardness group already"),
     "grouped": (
         tiny_model,
@@ -193,7 +193,7 @@ OF_OPTIMIZERS = {
     ),
     "layerwise": (tiny_model, lambda model: Layerwise(model.parameters()), "Layerwise replaces the parameter groups"),
     "fused": (tiny_model, lambda model: Fused(model.parameters()), "Fused replaces the parameter groups or ignores"),
-    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS takes one group of parameters"),
+    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS takes one group alone"),
     "Muon": (of_one_matrix, lambda model: torch.optim.Muon(model.parameters()), "Muon takes matrices alone"),
     "without one s": (tiny_model, without_one, "SGD replaces the parameter groups"),
     "relative steps": (tiny_model, of_relative_steps, "Adafactor has no learning rate to multiply"),
