@@ -56,15 +56,6 @@ class ActivationSite:
         if module is self.module and self.fused_kernel is not None:
             setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
-    def is_in_place(self, model: nn.Module) -> bool:
-        """Whether `model`, in which the site was found, still holds `module` where its name says."""
-        *steps, attribute = self.name.split(".")
-        parent: nn.Module | None = model
-        for step in steps:  # from the top: a whole block may have been exchanged
-            parent = parent and parent._modules.get(step)
-        held = getattr(parent, attribute, None)
-        return held is not None and held is (self.module if self.function is None else self.function)
-
 
 def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..., Any]) -> None:
     """Set `parent.<attribute>` to an activation, and have the parent run it."""

@@ -287,8 +287,7 @@ class TemporaryRelu:
         make: Callable[[], nn.Module] | None = None,
         include: Callable[[str], bool] | None = None,
     ) -> None:
-        self._model, self._inside = model, operable_module(model, temporarily=True)
-        self._sites = found_sites(self._inside, kinds, include)
+        self._sites = found_sites(operable_module(model, temporarily=True), kinds, include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]
 
     @contextmanager
@@ -296,10 +295,6 @@ class TemporaryRelu:
         """ReLU inside the block; after it, also after an error, the former activations."""
         with exchanged(self._sites, self._relus):
             yield SurgeryReport(_replaced(self._sites, self._relus))
-
-    def fits(self, model: nn.Module) -> bool:
-        """Whether `model` is the one given at first, with every site unchanged."""
-        return self._model is model and all(site.is_in_place(self._inside) for site in self._sites)
 
 
 def found_sites(

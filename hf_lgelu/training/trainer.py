@@ -193,7 +193,7 @@ class LambdaGELUTrainer(Trainer):
         # Both passes move the batch to the device; the second finds it there. Not by _prepare_inputs, which a
         # subclass may have do more than that, and which each pass calls.
         inputs = self._prepare_input(inputs)
-        if self._substitution is None or not self._substitution.fits(self.model):
+        if self._substitution is None:
             self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
         # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
