@@ -339,8 +339,10 @@ def plan_configs(
 
     `plan` takes that model, and the content at its sites by their names in it.
     """
+    if plan is None:
+        return []
     plans: ConfigPlans = []
-    for name, root in [] if plan is None else pretrained_roots(model):
+    for name, root in pretrained_roots(model):
         prefix = f"{name}." if name else ""
         inside = {
             uncompiled_name(site.removeprefix(prefix)): content

@@ -193,7 +193,7 @@ def test_a_family_without_a_key_is_warned_of(caplog):
     [
         (
             lambda record: record[0].update(site="bert.encoder.layer.0.output.dense"),
-            r"bert\.encoder\.layer\.0\.output\.dense.* has Linear there",
+            r"bert\.encoder\.layer\.0\.output\.dense.* which is no activation here",
         ),
         (lambda record: record[1].pop("site"), "is no record of λ-GELU sites"),
     ],
