@@ -1,11 +1,11 @@
-"""What only a new process shows: the environment's kernel, the first build of a cache, and a machine without Triton."""
+"""What only a new process shows: the environment's kernel, and a machine without Triton."""
 
 import os
 
 from fresh_process import run_fresh
 
 CODE = """
-import os, sys, pathlib
+import os, sys
 import torch
 # What the process was made with: Triton is to be missing, and the others would be registered in at every new import.
 for name in [name for name in sys.modules if name.split(".")[0] in ("triton", "transformers", "timm", "accelerate")]:
@@ -32,7 +32,6 @@ with use_kernel(None):
     print("automatic:", kernel_report().chosen)
 del os.environ["LGELU_KERNEL"]
 print("built:", *(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel="cpu").tolist()))
-print("kept:", *sorted(path.name for path in pathlib.Path(os.environ["LGELU_CACHE_DIR"]).glob("*/*")))
 from hf_lgelu.activation import kernels
 print("triton's:", "hf_lgelu.activation.kernels.triton" in sys.modules)
 kernels.find_spec = lambda name: None
@@ -50,7 +49,6 @@ def test_a_new_process(tmp_path, monkeypatch):
     (broken / "__init__.py").write_text("raise ImportError('libtriton.so: no such file')")
     for name in [name for name in os.environ if name.startswith("LGELU_KERNEL")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("BROKEN", str(broken.parent))
     (tmp_path / "program.py").write_text(CODE)
     done = run_fresh(tmp_path / "program.py")
@@ -61,7 +59,6 @@ def test_a_new_process(tmp_path, monkeypatch):
     assert "choice: eager (use_kernel or LGELU_KERNEL)" in said["named"]
     assert said["automatic"] == "None"
     assert [round(float(word), 4) for word in said["built"].split()] == [0.8413] * 3  # Φ(1)
-    assert sorted(name.partition("-")[0] for name in said["kept"].split()) == ["lambda_gelu"]
     assert said["triton's"] == "False"  # imported where there is a device
     assert said["missing"].startswith("Triton is not installed (pip install triton")
     assert said["broken"] == "Triton cannot be imported (libtriton.so: no such file)"

@@ -199,8 +199,13 @@ def test_ties_and_narrow_dtypes_of_the_fused_kernel_are_the_rounded_float32_resu
     assert torch.equal(narrow, lambda_gate(x.float(), 2.0, gate, "cpu").to(torch.bfloat16))
 
 
-@every_gate
-@pytest.mark.parametrize(("name", "shape"), [("aten", (1,)), ("aten", (3, 1)), ("eager", (3, 1)), ("automatic", (1,))])
+@pytest.mark.parametrize(  # every gate, every kernel, both shapes
+    ("gate", "name", "shape"),
+    [
+        *((gate, "aten", (3, 1)) for gate in GATES),
+        *(("lambda_gelu", name, shape) for name, shape in (("aten", (1,)), ("eager", (3, 1)), ("automatic", (1,)))),
+    ],
+)
 def test_higher_orders_and_transforms(gate, name, shape):
     x = random(3, 2, seed=16, dtype=torch.float64).requires_grad_()
     hardness = (1 + random(*shape, seed=17, dtype=torch.float64).abs()).requires_grad_()

@@ -55,8 +55,8 @@ def mlp_with_the_code_of_its_card(folder):
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-# their configs say it as those of gpt2, t5-gated and timm-convnext do
-SLOW = ("albert", "bert", "vit", "deit", "timm-deit", "gemma")
+# their configs say it as those of gpt2 and timm-convnext do, or, t5-gated's, as in tests/models/test_config_keys.py
+SLOW = ("albert", "bert", "vit", "deit", "timm-deit", "gemma", "t5-gated")
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
 )

@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,11 +277,15 @@ def calls_that_could_run_code(source):
 
 
 def test_nothing_we_load_can_run_code():
-    files = [*sorted((ROOT / "hf_lgelu").rglob("*.py")), *sorted((ROOT / "scripts").rglob("*.py"))]
-    assert len(files) > 50
-    for path in files:
-        in_memory = ["pickle"] if path.name == "batches.py" else []  # of objects that hold tensors, never of a file
-        assert calls_that_could_run_code(path.read_text(encoding="utf-8")) == in_memory, path
+    found = {}
+    for path in [*(ROOT / "hf_lgelu").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]:
+        source = path.read_text(encoding="utf-8")
+        if re.search(r"trust_remote_code|torch\.load|pickle|dill|joblib", source):  # or nothing is there to parse
+            found[path.name] = calls_that_could_run_code(source)
+    assert len(found) > 3
+    assert {name: calls for name, calls in found.items() if calls} == {
+        "batches.py": ["pickle"]  # of objects that hold tensors, never of a file
+    }
 
 
 def test_a_token_in_the_clients_own_error_is_not_repeated(folder, monkeypatch):

@@ -1,6 +1,5 @@
 """What each of two processes plans, converts and distills for test_convert_processes.py, all in one launch."""
 
-import copy
 import json
 import sys
 from pathlib import Path
@@ -11,11 +10,11 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from networks import convert_with
 from refit_nets import BY_NAME
-from torch import Tensor, nn
+from torch import Tensor
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.distill import Together, distill
+from hf_lgelu.refit.distill import Together
 from hf_lgelu.refit.folds import Folds, deal_folds
 
 # Plans
@@ -87,7 +86,7 @@ def plans(state: PartialState) -> dict:
 # Conversions
 
 WAYS = ("each has all", "each has a share")
-CONVERSIONS = (("mlp", "each has all"), ("downsampling", "each has a share"))
+CONVERSIONS = (("downsampling", "each has a share"),)
 
 
 def given(name: str, way: str, process: int) -> list[Tensor]:
@@ -129,14 +128,6 @@ def refused(process: int) -> str:
 # Steps of Adam
 
 
-def networks() -> tuple[nn.Module, nn.Module]:
-    """(the original, a network of the same shape with ReLU that is off)."""
-    original = BY_NAME["mlp"].model()
-    converted = copy.deepcopy(original)
-    converted[1], converted[3] = nn.ReLU(), nn.ReLU()
-    return original, converted
-
-
 def held(way: str, state: PartialState | None) -> list[Tensor]:
     """What one of two processes has, or, without `state`, one that has what both have."""
     processes = (0, 1) if state is None else (state.process_index,)
@@ -145,13 +136,6 @@ def held(way: str, state: PartialState | None) -> list[Tensor]:
 
 def planned(way: str, state: PartialState | None) -> Folds:
     return deal_folds(read_batches(held(way, state)), batch_size=5)
-
-
-def distilled(way: str, state: PartialState | None) -> dict:
-    """The weights after 16 steps."""
-    original, network = networks()
-    distill(original, network, planned(way, state), names=[name for name, _ in network.named_parameters()], steps=16)
-    return network.state_dict()
 
 
 def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
@@ -181,7 +165,6 @@ def main(folder: Path) -> None:
         found[name, way] = converted(name, given(name, way, process))
     found["refused"] = refused(process)
     found |= {("shares", way): shares(way, state) for way in WAYS}
-    found["distilled"] = distilled("each has a share", state)
     found["climbed"] = climbed(state)
     torch.save(found, folder / f"{process}.pt")
     state.destroy_process_group()

@@ -28,7 +28,6 @@ EPOCHS, SWITCH, UPDATES = 4, 1, 3  # 20 samples, 2 per process: 5 batches an epo
 RUNS = {
     "epoch": {"gradient_checkpointing": True},
     "step": {"gradient_checkpointing_kwargs": {"use_reentrant": True}, "hardening_strategy": "steps"},
-    "without checkpointing": {"ddp_find_unused_parameters": False},
 }
 RESUMED = "epoch"  # what a step hardens by is in its number, and the other run has nothing more to keep
 

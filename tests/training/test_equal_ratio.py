@@ -45,9 +45,7 @@ def test_equal_ratio_and_equal_start_give_the_same_path(tmp_path, reference):
     """Equal but for float32: a step rounds s by at most 2⁻²⁴·|s|, which with |s|/t < 2 moves λ by at most 2⁻²³ of it.
     60 steps add up to 7e-6 if all of them err to one side.
     """
-    for temperature, multiplier in ((0.3, 9.0), (0.05, 0.25)):
-        same = path(tmp_path, temperature, multiplier)
-        assert furthest(reference, same) < 7e-6, (temperature, multiplier)
+    assert furthest(reference, path(tmp_path, 0.3, 9.0)) < 7e-6
 
 
 @pytest.mark.parametrize(("temperature", "multiplier"), [(0.3, 1.0), (0.3, 3.0)])

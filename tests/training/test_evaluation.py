@@ -142,39 +142,32 @@ def test_rows_and_their_metrics_by_hand():
     }
 
 
-def test_half_precision_logits_are_compared_in_float32():
-    logits = torch.tensor([[1024.0, 0.0]], dtype=torch.float16)
-    other = torch.tensor([[-65504.0, 0.0]], dtype=torch.float16)
-    assert compare_samples(None, logits, None, other, None, 1)[0, 2] == 66528  # inf in float16
+HALF, MASKED, NAN = torch.tensor([[1024.0, 0.0]], dtype=torch.float16), torch.tensor([[-math.inf, 1.0, 2.0]]), math.nan
+# Two images of 1 × 3 pixels and two classes: of the first the second pixel turns round, the third has no label.
+MAPS = torch.tensor([[[[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]], [[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]]]])
+TURNED = torch.tensor([[[[1.0, 1.0, 1.0]], [[0.0, 1.5, 9.0]]], [[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]]]])
+SCORES, TOKENS = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[5, 28, 0], [5, 7, 7]])
+COMPARED = {  # (outputs, those of ReLU, labels, of each row the largest change, predictions that stay, and all)
+    "half precision, in float32": (HALF, torch.tensor([[-65504.0, 0.0]]).half(), None, [[66528, 0, 1]]),
+    "a masked class": (MASKED, MASKED + torch.tensor([0.0, 0.5, 0.0]), None, [[0.5, 1, 1]]),
+    "a place without a label, whatever is there": (
+        torch.zeros(1, 3, 2), torch.tensor([[[0.5, 0.0], [NAN, 7.0], [0.0, 0.25]]]), torch.tensor([[0, -100, 1]]),
+        [[0.5, 1, 2]],
+    ),
+    "a regression's targets, which mask nothing": (
+        torch.ones(3, 1), -torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0]), [[2, 0, 0]] * 3
+    ),
+    "maps": (MAPS, TURNED, torch.tensor([[[0, 0, -100]], [[1, 1, 1]]]), [[1.5, 1, 2], [0, 3, 3]]),
+    "maps without labels": (MAPS, TURNED, None, [[9.0, 1, 3], [0, 3, 3]]),
+    "real labels, which make no classes": (SCORES, SCORES.flip(1), torch.zeros(2, 2), [[1, 0, 0], [3, 0, 0]]),
+    "generated tokens, row by row": (TOKENS, torch.tensor([[5, 28, 0], [5, 0, 7]]), None, [[-1, 1, 1], [-1, 0, 1]]),
+    "longer ones": (TOKENS, torch.zeros(2, 4, dtype=torch.long), None, [[-1, 0, 1], [-1, 0, 1]]),
+}  # fmt: skip
 
 
-def test_masked_classes_do_not_make_the_change_nan():
-    masked = torch.tensor([[-math.inf, 1.0, 2.0]])
-    rows = compare_samples(None, masked, None, masked + torch.tensor([0.0, 0.5, 0.0]), None, 1)
-    assert rows[0, 2] == 0.5
-    assert rows[0, 3] == 1
-
-
-def test_positions_without_a_label_do_not_count_whatever_is_there():
-    logits, labels = torch.zeros(1, 3, 2), torch.tensor([[0, -100, 1]])
-    other = torch.tensor([[[0.5, 0.0], [math.nan, 7.0], [0.0, 0.25]]])
-    assert compare_samples(None, logits, None, other, labels, 1)[0, 2:5].tolist() == [0.5, 1, 2]
-
-
-def test_regression_targets_do_not_mask_anything():
-    """And a single output has no prediction that could stay."""
-    logits, labels = torch.ones(3, 1), torch.tensor([0.3, -100.5, 2.0])
-    assert compare_samples(None, logits, None, logits - 2, labels, 3)[:, 2:5].tolist() == [[2, 0, 0]] * 3
-
-
-def test_maps_have_their_classes_on_axis_1_and_a_label_at_each_place():
-    """Two images of 1 × 3 pixels and two classes: of the first the second pixel turns round, the third has no label."""
-    maps = torch.tensor([[[[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0]]], [[[0.0, 0.0, 0.0]], [[2.0, 2.0, 2.0]]]])
-    other = maps.clone()
-    other[0, 1, 0, 1], other[0, 1, 0, 2] = 1.5, 9.0
-    labels = torch.tensor([[[0, 0, -100]], [[1, 1, 1]]])
-    assert compare_samples(None, maps, None, other, labels, 2)[:, 2:5].tolist() == [[1.5, 1, 2], [0, 3, 3]]
-    assert compare_samples(None, maps, None, other, None, 2)[:, 2:5].tolist() == [[9.0, 1, 3], [0, 3, 3]]
+@pytest.mark.parametrize(("outputs", "others", "labels", "rows"), COMPARED.values(), ids=COMPARED)
+def test_what_is_compared_of_a_row(outputs, others, labels, rows):
+    assert compare_samples(None, outputs, None, others, labels, len(rows))[:, 2:5].tolist() == rows
 
 
 def test_a_prediction_of_nan_is_no_prediction_that_stayed():
@@ -185,22 +178,6 @@ def test_a_prediction_of_nan_is_no_prediction_that_stayed():
     metrics = comparison_metrics(rows.numpy(), "eval")
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(1 / 3)
     assert math.isnan(metrics["eval_relu_max_logit_change"])
-
-
-def test_real_labels_make_no_class_of_the_largest_output():
-    logits = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
-    rows = compare_samples(None, logits, None, logits.flip(1), torch.zeros(2, 2), 2)
-    assert rows[:, 2:5].tolist() == [[1, 0, 0], [3, 0, 0]]
-
-
-def test_generated_tokens_are_compared_row_by_row_and_not_as_numbers():
-    tokens = torch.tensor([[5, 28, 0], [5, 7, 7]])
-    other = torch.tensor([[5, 28, 0], [5, 0, 7]])
-    rows = compare_samples(None, tokens, None, other, None, 2)
-    assert rows[:, 2:5].tolist() == [[-1, 1, 1], [-1, 0, 1]]
-    longer = compare_samples(None, tokens, None, torch.zeros(2, 4, dtype=torch.long), None, 2)
-    assert longer[:, 2:5].tolist() == [[-1, 0, 1], [-1, 0, 1]]
-    assert comparison_metrics(rows.numpy(), "eval") == {"eval_relu_unchanged_predictions": 0.5}
 
 
 @pytest.mark.parametrize("output", [(), None, {}, ["text", None]])

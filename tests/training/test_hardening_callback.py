@@ -27,7 +27,7 @@ def test_algorithm_1(tmp_path, total, plain):
     assert hardness_values(trainer.model) == [torch.tensor(TARGET).item()] * 2
 
 
-@pytest.mark.parametrize("total", [1, 2, 3])
+@pytest.mark.parametrize("total", [1, 3])
 def test_without_an_epoch_to_learn_in_hardening_begins_at_once_and_says_so(tmp_path, caplog, total):
     before = [float(hardness(raw, 0.1)) for raw in raw_values(tiny_model())]
     trainer, seen = run(tmp_path, num_train_epochs=total)

@@ -60,11 +60,11 @@ def optimizer_state(trainer):
         ("epoch", {**EVALUATION, "dropout": 0.0}),
     ],
 )
-def test_resuming_from_every_checkpoint(tmp_path, strategy, options):
+def test_resuming_from_a_checkpoint(tmp_path, strategy, options):
     whole, seen = run(tmp_path, strategy, save_strategy="steps", save_steps=1, **options)
     assert len(seen.trained) == 25
     assert len({tuple(values) for values in seen.trained}) == 3 + (4 if strategy == "epoch" else 12)
-    for step in range(1, 7) if (strategy, options) == ("epoch", {}) else (1, 8):
+    for step in (1, 3, 5) if (strategy, options) == ("epoch", {}) else (1, 8):
         folder = str(tmp_path / f"checkpoint-{step}")
         resumed, tail = run(tmp_path / "resumed", strategy, checkpoint=folder, seed=99, **options)
         assert resumed.state.global_step == 15

@@ -41,7 +41,7 @@ def synchronizations(folder, monkeypatch, plain=False, **options):
     return counted
 
 
-@pytest.mark.parametrize(("hardening", "every"), [("learning", 4), ("epoch", 4), ("epoch", None), ("step", None)])
+@pytest.mark.parametrize(("hardening", "every"), [("learning", 4), ("epoch", 4), ("step", None)])
 def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, every):
     log = {"logging_strategy": "steps", "logging_steps": every} if every else {}
     plain = synchronizations(tmp_path, monkeypatch, plain=True, **log)

@@ -83,8 +83,7 @@ OF_HARDNESS = {
 
 
 @pytest.mark.filterwarnings("ignore:FSDP is switching to use")
-@pytest.mark.parametrize("name", OF_HARDNESS)
-@pytest.mark.parametrize("originals", [True, False])
+@pytest.mark.parametrize(("name", "originals"), [*((name, True) for name in OF_HARDNESS), ("anneal_hardness", False)])
 def test_a_flattened_s_is_refused_by_every_process(process_group, originals, name):
     """FSDP1 leaves most processes no element of s. All are to refuse: in a group of one, s is whole and marked."""
     model = tiny_model()
