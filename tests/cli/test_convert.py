@@ -82,18 +82,21 @@ def test_no_local_path_is_in_what_is_pushed(converted, place):
             assert str(place) not in path.read_text(), path.name
 
 
-def test_a_gate_is_kept(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1)
+def test_a_gate_is_kept_and_fewer_rows_and_no_second_set_are_said(place, tmp_path, call):
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--keep", 1, "--max_samples", 40)
     status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert (status, errors) == (0, "")
     assert "1 gate stayed smooth: " in said
     assert {path.name for path in (tmp_path / "relu").iterdir()} == FILES
     document = report_of(tmp_path / "relu")
-    (kept,) = document["report"]["kept"]
+    report = document["report"]
+    assert (report["samples"], report["held_out"], report["evaluation"]) == (40, None, None)
+    (kept,) = report["kept"]
     model = load_checkpoint(tmp_path / "relu")
     assert type(model.get_submodule(kept)) is not nn.ReLU
     assert sorted(type(layer.activation) is nn.ReLU for layer in model.layers) == [False, True]
     card = (tmp_path / "relu" / "README.md").read_text()
+    assert "not measured on a second set" in card
     assert "Without hf_lgelu" not in card
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
 
@@ -158,15 +161,6 @@ def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, c
     monkeypatch.setattr(layerwise, "fit_ridge", None)  # nothing is left to fit
     assert call(*words, "--disable_tqdm")[0] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["relu"]
-
-
-def test_fewer_rows_and_no_second_set(place, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--max_samples", 40, "--disable_tqdm")
-    status, _, errors = call(*words, "--output_dir", tmp_path / "relu")
-    assert (status, errors) == (0, "")
-    report = report_of(tmp_path / "relu")["report"]
-    assert (report["samples"], report["held_out"], report["evaluation"]) == (40, None, None)
-    assert "not measured on a second set" in (tmp_path / "relu" / "README.md").read_text()
 
 
 def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place, tmp_path, call):

@@ -180,11 +180,8 @@ CASES = {
 }
 
 
-SLOW = (
-    "list of graphs",
-    "graphs and labels",
-    "mapping with a list",
-)  # torch.export reasons long about sums of open sizes
+# torch.export reasons long about sums of open sizes; graphs by name are converted below
+SLOW = ("list of graphs", "graphs and labels", "mapping with a list", "edges and nodes by name")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
@@ -198,10 +195,13 @@ def test_each_batch_is_one_sample(case):
     assert not any(layer.is_unfit for layer in report.layers)
 
 
-def test_rows_are_what_the_maps_see():
+def test_one_trace_serves_graphs_of_all_sizes_and_rows_are_what_the_maps_see(monkeypatch):
     """Of 24 graphs 20 are fitted on: a row for each edge or node, and predictions of nodes in the part held out."""
+    traced, export = [], torch.export.export
+    monkeypatch.setattr(torch.export, "export", lambda *args, **options: traced.append(1) or export(*args, **options))
     graphs = [graph(number) for number in range(24)]
     report = convert_to_relu(Messages().eval(), graphs).report
+    assert len(traced) <= 2
     edges, nodes = (sum(each[name].shape[-1 - (name == "nodes")] for each in graphs) for name in ("edges", "nodes"))
     assert report.rows == edges
     behind = {layer.layers[0].split(".")[0]: layer.rows for layer in report.layers}
@@ -216,13 +216,6 @@ def test_fewer_than_16_graphs_are_fitted_on_and_none_is_held_out():
     assert (report.held_out, report.samples, report.folds) == (None, 12, 1)
     assert report.rows > 200
     assert "16 inputs or more" in report.warnings[0]
-
-
-def test_one_trace_serves_graphs_of_all_sizes(monkeypatch):
-    traced, export = [], torch.export.export
-    monkeypatch.setattr(torch.export, "export", lambda *args, **options: traced.append(1) or export(*args, **options))
-    convert_to_relu(Messages().eval(), [graph(number) for number in range(24)])
-    assert len(traced) <= 2
 
 
 def test_a_graph_is_fitted_as_its_parts_are_where_the_network_looks_at_each_node_alone():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fresh_process import run_fresh
-from loud_nets import bert, gpt2, llama, tokens
+from loud_nets import gpt2, llama, tokens
 from networks import convert_with
 from torch import nn
 from torch.nn import functional as F
@@ -154,40 +154,34 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
 
 
 def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
-    inputs, saved, widened = tokens(120), [], []
+    inputs, widened = tokens(120), []
     make = lambda *given: widened.append(widen_original(*given)) or widened[-1]  # noqa: E731
     monkeypatch.setattr("hf_lgelu.refit.place.widen_original", make)
-    for build, options in ((llama, {"effort": "distill", "distill_steps": 8}), (bert, {"effort": "place"})):
-        model = build(layers=1)
-        before = copy.deepcopy(model.state_dict())
-        converted, report = convert_with(model, inputs, width=1.25, max_kl=None, **options)
-        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert report.width_share == 1.25
-        assert len(widened) == len(saved) + 1  # one for all rungs
-        kept = [step.distance for step in report.steps if step.is_kept]
-        assert kept == sorted(kept, reverse=True)
-        assert len(kept) > 1
-        assert kept[-1] < 0.9 * kept[0]
-        assert report.held_out.refitted.kl == pytest.approx(kept[-1])
-        assert any("the same inputs chose the rung" in warning for warning in report.warnings)
-        folder = tmp_path / build.__name__
-        converted.save_pretrained(folder)
-        with torch.no_grad():
-            torch.save(converted(input_ids=inputs["input_ids"][:3]).logits, folder / "logits.pt")
-        saved.append(str(folder))
-    program = (
+    model = llama(layers=1)
+    before = copy.deepcopy(model.state_dict())
+    converted, report = convert_with(model, inputs, width=1.25, max_kl=None, effort="distill", distill_steps=8)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert report.width_share == 1.25
+    assert len(widened) == 1  # for all rungs
+    kept = [step.distance for step in report.steps if step.is_kept]
+    assert kept == sorted(kept, reverse=True)
+    assert len(kept) > 1
+    assert kept[-1] < 0.9 * kept[0]
+    assert report.held_out.refitted.kl == pytest.approx(kept[-1])
+    assert any("the same inputs chose the rung" in warning for warning in report.warnings)
+    converted.save_pretrained(tmp_path / "llama")
+    ids = inputs["input_ids"][:3]
+    with torch.no_grad():
+        torch.save((ids, converted(input_ids=ids).logits), tmp_path / "given.pt")
+    (tmp_path / "elsewhere.py").write_text(
         "import sys, torch, transformers\n"
-        "for folder in sys.argv[1:]:\n"
-        "    kind = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])\n"
-        "    model = kind.from_pretrained(folder).eval()\n"
-        "    ids = torch.load(folder + '/../ids.pt')\n"
-        "    with torch.no_grad():\n"
-        "        torch.testing.assert_close(model(input_ids=ids).logits, torch.load(folder + '/logits.pt'))\n"
+        "model = transformers.LlamaForCausalLM.from_pretrained(sys.argv[1] + '/llama').eval()\n"
+        "ids, logits = torch.load(sys.argv[1] + '/given.pt')\n"
+        "with torch.no_grad():\n"
+        "    torch.testing.assert_close(model(input_ids=ids).logits, logits)\n"
         "assert 'hf_lgelu' not in sys.modules\n"
     )
-    torch.save(inputs["input_ids"][:3], tmp_path / "ids.pt")
-    (tmp_path / "elsewhere.py").write_text(program)
-    result = run_fresh(tmp_path / "elsewhere.py", *saved)
+    result = run_fresh(tmp_path / "elsewhere.py", tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
 
 

@@ -29,15 +29,6 @@ def test_columns_equal_a_loop_even_far_from_zero():
         assert standardizer.describe()["deviation"][column] == pytest.approx(deviation, rel=1e-9)
 
 
-def test_bytes_by_one_mean_and_deviation():
-    rows = np.random.RandomState(1).randint(0, 256, (20, 6)).astype(np.uint8)
-    mean, deviation = loop_statistics([float(value) for value in rows.ravel()])
-    standardizer = Standardizer.fit(rows, per_column=False)
-    expected = [[(float(value) - mean) / deviation for value in row] for row in rows]
-    np.testing.assert_allclose(standardizer.encode(rows), expected, rtol=1e-5, atol=1e-6)
-    assert standardizer.describe() == pytest.approx({"mean": mean, "deviation": deviation}, rel=1e-12)
-
-
 def test_a_constant_becomes_zero_even_for_rows_where_it_changes():
     rows = np.array([[0.1, 1.0], [0.1, 2.0], [0.1, 6.0]])  # the float mean of three 0.1 is not 0.1
     encoded = Standardizer.fit(rows, per_column=True).encode(np.array([[0.1, 3.0], [9.0, 3.0]]))

@@ -2,14 +2,11 @@
 
 import functools
 import io
-import json
-import struct
 
 import numpy as np
 import pytest
 import soundfile
 import torch
-from lgelu_lab.benchmarks.ctranslate2_whisper import load_whisper
 from lgelu_lab.benchmarks.real_inputs import UNITS, joined
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real_tasks
@@ -71,72 +68,6 @@ def sound(seconds=0.5, rate=8000, channels=1, form="WAV"):
     file = io.BytesIO()
     soundfile.write(file, 0.3 * waves, rate, format=form)
     return {"bytes": file.getvalue(), "path": None}
-
-
-def write_ctranslate2(path, model, version=6, dtype=np.float16):
-    """The file of CTranslate2's converter, written from its description: name, shape, kind and bytes of each."""
-    variables = {}
-
-    def put(there, *modules, biases=True):
-        variables[f"{there}/weight"] = torch.cat([module.weight for module in modules])
-        zeros = [torch.zeros(len(module.weight)) if module.bias is None else module.bias for module in modules]
-        variables[f"{there}/bias"] = torch.cat(zeros)
-
-    def put_norm(there, norm):
-        variables[f"{there}/gamma"], variables[f"{there}/beta"] = norm.weight, norm.bias
-
-    for side, part in (("encoder", model.model.encoder), ("decoder", model.model.decoder)):
-        variables[f"{side}/num_heads"] = part.layers[0].self_attn.num_heads
-        variables[f"{side}/position_encodings/encodings"] = part.embed_positions.weight
-        put_norm(f"{side}/layer_norm", part.layer_norm)
-        for number, layer in enumerate(part.layers):
-            here, own = f"{side}/layer_{number}", layer.self_attn
-            put_norm(f"{here}/self_attention/layer_norm", layer.self_attn_layer_norm)
-            put(f"{here}/self_attention/linear_0", own.q_proj, own.k_proj, own.v_proj)
-            put(f"{here}/self_attention/linear_1", own.out_proj)
-            put_norm(f"{here}/ffn/layer_norm", layer.final_layer_norm)
-            put(f"{here}/ffn/linear_0", layer.fc1)
-            put(f"{here}/ffn/linear_1", layer.fc2)
-            if side == "decoder":
-                cross = layer.encoder_attn
-                put_norm(f"{here}/attention/layer_norm", layer.encoder_attn_layer_norm)
-                put(f"{here}/attention/linear_0", cross.q_proj)
-                put(f"{here}/attention/linear_1", cross.k_proj, cross.v_proj)
-                put(f"{here}/attention/linear_2", cross.out_proj)
-    put("encoder/conv1", model.model.encoder.conv1)
-    put("encoder/conv2", model.model.encoder.conv2)
-    variables["decoder/embeddings/weight"] = model.model.decoder.embed_tokens.weight
-    kinds = {np.dtype(np.float32): 0, np.dtype(np.int16): 2, np.dtype(np.float16): 4}
-    with path.open("wb") as file:
-        name = b"WhisperSpec\0"
-        file.write(struct.pack("<IH", version, len(name)) + name + struct.pack("<II", 3, len(variables)))
-        for name, value in sorted(variables.items()):
-            array = np.int16(value) if isinstance(value, int) else value.detach().numpy().astype(dtype)
-            told = name.encode() + b"\0"
-            file.write(struct.pack("<H", len(told)) + told + struct.pack("<B", array.ndim))
-            file.write(struct.pack("<" + "I" * array.ndim, *array.shape))
-            file.write(struct.pack("<BI", kinds[array.dtype], array.nbytes) + array.tobytes())
-        file.write(struct.pack("<I", 0))
-
-
-def test_a_whisper_is_read_out_of_ctranslate2s_file(tmp_path):
-    model, processor = a_speaker()
-    write_ctranslate2(tmp_path / "model.bin", model, dtype=np.float32)
-    processor.tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "config.json").write_text(json.dumps({"suppress_ids": [3], "suppress_ids_begin": [4]}))
-    found, heard_by = load_whisper(tmp_path)
-    assert found.config.num_mel_bins == 8
-    told = found.generation_config
-    assert (told.suppress_tokens, told.begin_suppress_tokens, told.max_length) == ([3], [4], 24)
-    assert heard_by.tokenizer(SAID[0])["input_ids"] == processor.tokenizer(SAID[0])["input_ids"]
-    batch = joined(UNITS["speech"]([sound(), sound(0.3)], SAID[:2], processor, 24), 0)
-    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    torch.testing.assert_close(found.eval()(**inputs).logits, model(**inputs).logits, rtol=0, atol=0)
-    write_ctranslate2(tmp_path / "model.bin", model)
-    torch.testing.assert_close(load_whisper(tmp_path)[0].state_dict(), model.half().float().state_dict())
-    write_ctranslate2(tmp_path / "model.bin", model, version=5)
-    with pytest.raises(ValueError, match=r"model\.bin is of version 5 of CTranslate2's format, and only 6 is read"):
-        load_whisper(tmp_path)
 
 
 def test_a_unit_is_a_sound_with_its_text():

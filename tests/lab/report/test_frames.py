@@ -117,10 +117,6 @@ def test_each_evaluation_is_the_one_asked_for(data_of, record_of):
     assert {at: row["early"] for at, row in found.items()} == {"best": True, "last": False}
 
 
-def test_of_equal_scores_the_earliest_epoch_counts(data_of, record_of):
-    assert evaluated(data_of, record_of(scores=(0.5, 0.9, 0.9)), "best")["epoch"] == 2
-
-
 @pytest.mark.parametrize(("smallest", "early"), [(79.7, True), (79.79, False), (160.0, False)])
 def test_a_gate_counts_as_hard_from_half_the_target(data_of, record_of, smallest, early):
     run = record_of(activation="lambda_gelu", harden=True, hardness=[{"a": 160.0, "b": smallest}] * 3)

@@ -65,20 +65,6 @@ def test_the_tables_numbers_by_hand(record_of, table_of):
     }  # fmt: skip
 
 
-def test_the_rival_shows_one_network_and_mixed_seeds_count_the_exchange_where_there_was_one(table_of, relufied):
-    label = "GELU → ReLU at 25%, trained on"
-    after = rows(table_of("substitution-last", [relufied()]))["mlp-adult", label]
-    assert after["As is"] == after["ReLU substituted"] == "0.8500 (0.726 to 0.924)"
-    assert after["Change"] == after["Largest logit change"] == after["Unchanged predictions"] == "–"
-    mixed = [relufied(seed=0), relufied(seed=1, scores=(0.9, 0.8, 0.85))]
-    row = rows(table_of("substitution-best", mixed))["mlp-adult", label]
-    assert row["Epoch"] == "2 ± 1 †"  # 2 and 1
-    assert row["ReLU substituted"] == "0.7000 ± 0.2828"  # 0.9 and 0.5
-    assert row["Change"] == "−0.2000 ± 0.2828"  # 0 and −0.4
-    assert row["Unchanged predictions"] == "0.7500 ± 0.3536"  # 1 and 0.5
-    assert "→ ReLU: from the switch on" in " ".join(table_of("substitution-best", mixed).notes)
-
-
 # The grid of t and c
 
 # Drift: |3 − 1| over one site between the two epochs.
@@ -118,12 +104,6 @@ def test_a_cell_is_the_mean_over_seeds_and_modes_paired_by_seed(grid_run, baseli
     cell = grid_cells(data_of(runs), "mlp-fmnist")[0.1, 9.0]
     assert list(cell["gain"]) == pytest.approx([0.1, 0.4, -0.05])
     assert list(cell["drift"]) == pytest.approx([2.0, 2.0, 1.0])
-
-
-def test_planned_cells_without_a_run_are_there_and_empty(grid_run, baseline, data_of):
-    cells = grid_cells(data_of([grid_run(0.3, 6.0), baseline()]), "mlp-fmnist")
-    assert list(cells) == [(t, c) for t in (0.1, 0.3, 0.6, 0.9) for c in (1.0, 3.0, 6.0, 9.0)]
-    assert sum(not len(cell) for cell in cells.values()) == 15
 
 
 def test_no_baseline_of_the_seed_or_of_another_recipe_is_no_gain(grid_run, baseline, record_of, data_of):
