@@ -195,10 +195,11 @@ def _walk(
 
 def _may_be_activation(attribute: str, value: Any) -> bool:
     """Whether an attribute of a module holds a function that can be tried: no method of an object, none of Python's."""
+    if attribute == "forward" or attribute.startswith("_"):  # nearly all: a training looks at them in each step
+        return False
     functions = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
     is_function = isinstance(value, functions) or isinstance(getattr(value, "__self__", None), type)
-    is_public = attribute != "forward" and not attribute.startswith("_")
-    return is_function and is_public and getattr(value, "__module__", None) != "builtins"
+    return is_function and getattr(value, "__module__", None) != "builtins"
 
 
 def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:

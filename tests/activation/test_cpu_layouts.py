@@ -28,9 +28,15 @@ LAYOUTS = {
 IMAGES = random(4, 12, 10, 14, seed=3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("of_delta", ["contiguous", "channels_last", "expanded_scalar", "like_x"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(  # each layout with and without a δ of its own, each δ with both orders of memory
+    ("layout", "of_delta", "dtype"),
+    [
+        *((layout, "like_x", torch.float32) for layout in LAYOUTS),
+        *((layout, "contiguous", torch.bfloat16) for layout in LAYOUTS),
+        *(("contiguous", of_delta, torch.float32) for of_delta in ("channels_last", "expanded_scalar")),
+        *(("channels_last", of_delta, torch.bfloat16) for of_delta in ("channels_last", "expanded_scalar")),
+    ],
+)
 def test_any_strides(layout, of_delta, dtype):
     x = LAYOUTS[layout](IMAGES.to(dtype))
     delta = random(*x.shape, seed=4, dtype=dtype)
@@ -48,9 +54,10 @@ def test_any_strides(layout, of_delta, dtype):
 HARDNESS_SHAPES = [(12, 1, 1), (14,), (1, 12, 1, 1), (10, 14), (12, 10, 14), (4, 1, 1, 1), (1, 1, 1)]
 
 
-@pytest.mark.parametrize("of_delta", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("shape", HARDNESS_SHAPES)
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "sliced"])
+@pytest.mark.parametrize(
+    ("layout", "of_delta"), [("contiguous", "channels_last"), ("channels_last", "contiguous"), ("sliced", "contiguous")]
+)
 def test_one_hardness_per_channel(layout, shape, of_delta):
     x = IMAGES if layout != "sliced" else random(4, 12, 10, 28, seed=6)[..., 3:17]
     x = channels_last(x) if layout == "channels_last" else x

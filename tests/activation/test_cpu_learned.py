@@ -33,14 +33,6 @@ def test_a_learned_hardness(raw):
     assert_within(grad_raw, terms.sum(), 1e-5 * terms.abs().sum())
 
 
-def test_under_the_override_s_has_a_gradient_of_zero():
-    raw, override = torch.tensor([raw_from_hardness(2.0)]), torch.tensor([37.0])
-    y, grad_x, grad_raw = learned(raw, T, override, X, DELTA)
-    assert_within(y, oracle.value(X, override), 5e-7 * X.double().abs())
-    assert_within(grad_x, DELTA.double() * oracle.derivative_in_x(X, override), 5e-7 * DELTA.double().abs())
-    assert grad_raw.tolist() == [0.0]
-
-
 @pytest.mark.parametrize("raw", [-1e30, -math.inf])
 def test_s_far_below_zero_is_gelu_with_a_gradient_of_zero(raw):
     y, _, grad_raw = learned(torch.tensor([raw]), T, NO_OVERRIDE, X, DELTA)

@@ -212,29 +212,6 @@ def test_rows_that_are_no_rows_are_refused():
         equalize_ranges(loud_mlp(), [])
 
 
-class OneLayerBothSides(nn.Module):
-    """A depthwise convolution before one call of a gate and behind the other: there a scale, here its inverse."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.act, self.last = nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 1)
-        self.shared = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
-        with torch.no_grad():
-            self.last.weight[:, :2] *= 40.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.shared(self.act(self.last(self.act(self.shared(self.first(x))))))
-
-
-def same_memory() -> nn.Module:
-    net = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12))
-    net[4].weight.data = net[0].weight.data
-    with torch.no_grad():
-        net[0].bias[:3] += 60.0
-    return net
-
-
 class HiddenUse(nn.Module):
     """Computes with the memory of its first weight once more, and says so nowhere."""
 
@@ -250,8 +227,6 @@ class HiddenUse(nn.Module):
 @pytest.mark.parametrize(
     ("model", "inputs", "said"),
     [
-        (OneLayerBothSides(), torch.randn(4, 8, 6, 6), "used 2 times and would have to be scaled differently"),
-        (same_memory(), rows(), r"0\.weight, which would have to be scaled, .*or its memory does"),
         (HiddenUse(), rows(), "gives other outputs, and it is as it was"),
     ],
 )
