@@ -102,6 +102,26 @@ def torch_does_what_tests_need():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def render():
+    """To render a picture takes a third of a second, so its file has a first word alone; this is what renders."""
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        savefig = Figure.savefig
+        patch.setattr(
+            Figure, "savefig", lambda figure, to, **options: to.write_bytes(b"\x89PNG") if isinstance(to, Path)
+            else savefig(figure, to, **options),
+        )  # fmt: skip
+        yield savefig
+
+
+@pytest.fixture
+def rendered(render, monkeypatch):
+    """Of tests that look at a picture."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", render)
+
+
 @pytest.fixture(scope="session")
 def record_of():
     return make_record

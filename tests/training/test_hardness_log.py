@@ -175,6 +175,7 @@ def test_names_in_the_log_are_what_tells_gates_apart(names, short):
 # The picture
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_curves_are_drawn_at_the_end(tmp_path, monkeypatch):
     drawn, save = [], callbacks.save_picture
     monkeypatch.setattr(callbacks, "save_picture", lambda figure, *rest: drawn.append(figure) or save(figure, *rest))
