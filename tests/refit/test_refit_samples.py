@@ -7,17 +7,6 @@ from torch import nn
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.refit.samples import read_samples
 
-DTYPES = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-]
-
 
 def take_all(samples):
     everything = range(len(samples.keys))
@@ -42,8 +31,14 @@ def sequences(padding_side="right", fill=0, extra=0):
     return Batch({"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(masks)})
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 40])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "batch_size"),
+    [
+        *((dtype, 1) for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)),
+        *((dtype, 7) for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool)),
+        (torch.float32, 40),
+    ],
+)
 def test_every_distinct_row_once(dtype, batch_size):
     x = few_values(dtype)
     samples = read_samples(Batch(part) for part in x.split(batch_size))
