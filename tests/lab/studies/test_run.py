@@ -374,7 +374,7 @@ def test_a_checkpoint_is_scored_on_the_rows_of_its_run_as_they_were(tmp_path):
 
 
 def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
-    record = digits(tmp_path, activation="gelu", learning_rate=0.5, bf16=True)
+    record = digits(tmp_path, activation="gelu", learning_rate=0.5, bf16=True, max_train_samples=None)
     data = load_data(record)
     losses = [
         evaluate(AutoModel.from_pretrained(tmp_path), BENCHMARKS["mlp-digits"], data, bf16=bf16)["loss"]
@@ -382,6 +382,7 @@ def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
     ]
     assert losses[0] == pytest.approx(record.last.loss, rel=1e-6)
     assert losses[1] != pytest.approx(record.last.loss, rel=1e-5)
+    assert record.last.score > 0.5
     told = {bf16: score.score(score.ScoreArguments(str(tmp_path), bf16=bf16)) for bf16 in (None, True, False)}
     assert told[None] == told[True]
     assert ", in bfloat16: " in told[True]
