@@ -27,7 +27,7 @@ LIMITS = {  # limit, goal
     "package: public names": (33, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_090, 10_500),
-    "tests: lines": (33_640, 30_000),
+    "tests: lines": (33_300, 30_000),
     "pages without api and changelog: words": (11_970, 12_000),
     "README: words": (1_200, 1_200),
 }
