@@ -142,9 +142,6 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
 @contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
     """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end."""
-    above = next((parent for parent in target.parents if parent.exists()), None)
-    if above is not None and not above.is_dir():
-        raise NotADirectoryError(f"{above} is a file, and nothing can be written below it; give another place")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".hf_lgelu"))

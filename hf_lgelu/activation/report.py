@@ -18,13 +18,11 @@ class KernelReport:
         chosen: the kernel that `use_kernel` or LGELU_KERNEL names; None if the choice is automatic.
         unavailable: for each kernel, why it cannot run on this machine; None if it can.
         taken: for each (device, dtype), the kernel that runs in an ordinary forward pass, or why none does.
-        compiled: the kernel that torch.compile and torch.export see, or why none does.
     """
 
     chosen: str | None
     unavailable: dict[str, str | None]
     taken: dict[tuple[str, str], str]
-    compiled: str
 
     def __str__(self) -> str:
         choice = f"{self.chosen} (use_kernel or {KERNEL_VARIABLE})" if self.chosen else "automatic"
@@ -34,7 +32,6 @@ class KernelReport:
             lines.append(f"  {name:<8}{KERNELS[name].description}; {state}")
         lines.append("taken for")
         lines += [f"  {device} {dtype:<10}{kernel}" for (device, dtype), kernel in self.taken.items()]
-        lines.append(f"  torch.compile   {self.compiled}")
         return "\n".join(lines)
 
 
@@ -54,15 +51,7 @@ def kernel_report() -> KernelReport:
         chosen=chosen_kernel(),
         unavailable={name: kernel.unavailable() for name, kernel in KERNELS.items()},
         taken={(d, str(t).removeprefix("torch.")): _taken(d, t) for d in devices for t in _DTYPES},
-        compiled=_compiled(),
     )
-
-
-def _compiled() -> str:
-    named = chosen_kernel()
-    if named is None:
-        return "traced; eager for float64, torch.export and torch.func"
-    return named if named in ("traced", "eager") else f"an error: {named!r} is not for the compiler"
 
 
 def _taken(device: str, dtype: torch.dtype) -> str:

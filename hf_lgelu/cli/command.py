@@ -126,8 +126,6 @@ def _overview() -> str:
 def _command(words: Sequence[str]) -> Command:
     if not words:
         raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
-    if words[0] == "harden":
-        raise _WrongCallError("there is no command 'harden': a hardened checkpoint is exported, by hf-lgelu export")
     if words[0] not in COMMANDS:
         raise _WrongCallError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; hf-lgelu --help")
     return COMMANDS[words[0]]

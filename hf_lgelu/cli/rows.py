@@ -265,10 +265,8 @@ def text_sequences(
     `seconds` are the other texts of pairs, of which the longer is cut first; `prompt` is put before every text, of
     pairs before the first.
 
-    Raises ValueError without a text, or without a token to pad with.
+    Raises ValueError without a text, and transformers' own without a token to pad with.
     """
-    if tokenizer.pad_token is None:
-        raise ValueError("the tokenizer has no token to pad with; set tokenizer.pad_token and save it beside the model")
     columns = [texts] if seconds is None else [texts, seconds]
     order = sample_numbers(len(texts), None, seed).tolist()
     filled = [number for number in order if all((column[number] or "").strip() for column in columns)]

@@ -58,7 +58,7 @@ def test_a_named_kernel_that_cannot_take_the_input_raises_and_says_why():
 
 @pytest.mark.parametrize("name", ["fast", "CPU", ""])
 def test_an_unknown_name_raises_and_lists_the_kernels(name):
-    for ask in (lambda: use_kernel(name), lambda: choose_kernel(X, HARDNESS, name)):
+    for ask in (lambda: use_kernel(name).__enter__(), lambda: choose_kernel(X, HARDNESS, name)):
         with pytest.raises(ValueError, match=f"one of {', '.join(KERNELS)}, .* got {name!r}"):
             ask()
 
@@ -71,7 +71,6 @@ def test_the_report_names_what_runs(calls):
         assert calls == [name]
     assert ("cpu", "float32") in report.taken
     assert report.chosen is None
-    assert report.compiled.startswith("traced; eager for float64")
 
 
 def test_the_report_says_what_is_not_here_and_what_would_fail():
@@ -79,7 +78,6 @@ def test_the_report_says_what_is_not_here_and_what_would_fail():
         text = str(kernel_report())
     assert "choice: cpu" in text
     assert "cpu float64   an error: it takes float32 and bfloat16, x is torch.float64" in text
-    assert "torch.compile   an error: 'cpu' is not for the compiler" in text
     assert all(f"\n  {name} " in text for name in KERNELS)
     if not torch.cuda.is_available():
         assert set(kernel_report().taken) == {("cpu", dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}

@@ -92,7 +92,6 @@ def test_no_compiler(monkeypatch, tmp_path):
     [
         ("no-such-compiler -O1", "CXX names a compiler that is not there: 'no-such-compiler -O1'"),
         ("  ", "CXX .*not there: '  '"),
-        ('g++ "', "CXX .*no command: .*No closing"),
         ("true", r"the compiler failed \(0\): it said nothing"),
     ],
 )
@@ -123,16 +122,6 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_pat
     with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
         build.build_library("lambda_gelu", tmp_path / "cache")
     assert kept(tmp_path / "cache") == set()
-
-
-def test_a_compiler_that_hangs(monkeypatch, tmp_path):
-    script = tmp_path / "compiler"
-    script.write_text("#!/bin/sh\nexec sleep 60\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
-    monkeypatch.setattr(build, "_SECONDS", 0.2)
-    with pytest.raises(RuntimeError, match="took longer than 0 s"):
-        build.build_library("lambda_gelu", tmp_path / "cache")
 
 
 def test_a_cache_that_cannot_be_written(compiler, tmp_path):

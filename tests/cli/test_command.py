@@ -76,7 +76,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
     [
         ((), "give a command: convert, export, compare, demo, check, profile"),
         (("convrt",), "there is no command 'convrt' (did you mean convert?)"),
-        (("harden", "m"), "there is no command 'harden': a hardened checkpoint is exported, by hf-lgelu export"),
         (("convert", "m", "--dta", "x"), "convert: there is no option --dta (did you mean --data?)"),
         (("convert", "m", "--max_sample=3"), "there is no option --max_sample (did you mean --max_samples?)"),
         (("convert", "m", "--data", "x"), "the following arguments are required: --output_dir"),

@@ -1,11 +1,11 @@
 """The table of backends, one row per implementation of the λ-gates, and which of them runs."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -144,8 +144,9 @@ def chosen_kernel() -> str | None:
     return _chosen
 
 
-class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
-    """Within it, the λ-gates are computed by the named kernel, in the whole process; None is the automatic choice.
+@contextmanager
+def use_kernel(name: str | None) -> Iterator[None]:
+    """A block in which the named kernel computes the λ-gates, in the whole process; None is the automatic choice.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.activation.kernels import use_kernel
@@ -156,27 +157,14 @@ class use_kernel:  # noqa: N801 -- a context manager, named like torch.no_grad
     A kernel that cannot take an input then raises, where the automatic choice would take another.
     It wins over the environment variable LGELU_KERNEL; the argument `kernel` of `lambda_gelu` wins over it.
 
-    Args:
-        name: a row of KERNELS, or None.
-
-    Raises:
-        ValueError: there is no such kernel.
+    Raises ValueError for a name that is no row of KERNELS.
     """
-
-    def __init__(self, name: str | None) -> None:
-        self.name = check_kernel(name)
-        self._outer: list[str | None] = []
-
-    def __enter__(self) -> None:
-        global _chosen
-        self._outer.append(_chosen)
-        _chosen = self.name
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        global _chosen
-        _chosen = self._outer.pop()
+    global _chosen
+    outer, _chosen = _chosen, check_kernel(name)
+    try:
+        yield
+    finally:
+        _chosen = outer
 
 
 def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: str = DEFAULT_GATE) -> Kernel:

@@ -152,7 +152,7 @@ def quantize_onnx(
         raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
     require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
-    float_model, float_graph = OnnxModel(path), read_onnx(path)
+    float_graph, float_model = read_onnx(path), OnnxModel(path)
     if any(node.op_type == "QuantizeLinear" for node in float_graph.graph.node):
         raise ValueError(f"{path} is quantized already; give the float32 file")
     operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")

@@ -24,7 +24,7 @@ BATCH, SEQUENCE = "batch", "sequence"
 def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """The example inputs by the names of the forward's arguments, on the CPU, without labels and None.
 
-    Raises TypeError for something that is no tensor, ValueError for more inputs than forward has names.
+    Raises TypeError for something that is no tensor, and for more inputs than forward has names.
     """
     if isinstance(inputs, Mapping):
         given = dict(inputs)
@@ -35,14 +35,7 @@ def named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
         )
     else:
         values = [inputs] if isinstance(inputs, Tensor) else list(inputs)
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        names = [n for n, p in inspect.signature(model.forward).parameters.items() if p.kind in kinds]
-        if len(values) > len(names):
-            raise ValueError(
-                f"{type(model).__name__}.forward names {len(names)} arguments, got {len(values)} inputs; "
-                "pass a mapping of keyword arguments"
-            )
-        given = dict(zip(names, values, strict=False))
+        given = inspect.signature(model.forward).bind_partial(*values).arguments
     given = {name: value for name, value in given.items() if value is not None and name != "labels"}
     for name, value in given.items():
         if not isinstance(value, Tensor):

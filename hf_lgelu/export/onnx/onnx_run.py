@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,11 @@ from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
 class OnnxModel:
     """One ONNX file in onnxruntime on one thread of the CPU: a mapping of named arrays in, arrays out.
 
-    Raises ImportError that names the extra [onnx], FileNotFoundError for a path that is no file, ValueError for a file
-    that onnxruntime cannot read or run.
+    Raises ImportError that names the extra [onnx], ValueError for a file that onnxruntime cannot read or run.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         runtime = require("onnxruntime", "onnx")
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"{path} is no file")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # starts none
         try:

@@ -20,7 +20,6 @@ CACHE_VARIABLE = "LGELU_CACHE_DIR"
 """Environment variable with the folder for compiled kernels; the default is ~/.cache/hf_lgelu (XDG_CACHE_HOME)."""
 
 _COMPILERS = ("c++", "g++", "clang++")
-_SECONDS = 120.0
 
 # Not -ffast-math, also where CXX has it: linked into a library, it flushes subnormals to zero in the whole process,
 # and it lets the compiler undo the rounding by which formulas.h splits an exponent.
@@ -49,8 +48,8 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
     user = os.getuid() if hasattr(os, "getuid") else 0
     # The cache may be shared by several users; none of them can put a library there for another.
     folder = (cache_folder() if cache is None else cache) / f"kernels-{user}"
-    library = folder / f"{gate}-{_fingerprint(command)}.so"
     try:
+        library = folder / f"{gate}-{_fingerprint(command)}.so"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
@@ -78,10 +77,7 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
 def find_compiler() -> list[str]:
     """The C++ compiler's command: the environment variable CXX, else the first of c++, g++, clang++ on the path."""
     if named := os.environ.get("CXX"):
-        try:
-            command = shlex.split(named)
-        except ValueError as error:
-            raise RuntimeError(f"CXX is no command: {named!r} ({error})") from error
+        command = named.split()
         if not command or shutil.which(command[0]) is None:
             raise RuntimeError(f"CXX names a compiler that is not there: {named!r}")
         return command
@@ -109,10 +105,7 @@ def _is_own(library: Path, user: int) -> bool:
 
 def _compile(command: list[str]) -> None:
     shown = shlex.join(command)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"the compiler took longer than {_SECONDS:.0f} s: {shown}") from error
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not Path(command[-1]).exists():
         words = done.stderr.strip() or "it said nothing"
         # The first line is what is logged.
@@ -133,12 +126,8 @@ def _processor_flags() -> tuple[str, ...]:
 def _fingerprint(command: list[str]) -> str:
     """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
     compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-    try:
-        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
-        changed = compiler.stat().st_mtime_ns
-    except OSError as error:  # as in a package that is run from an archive
-        raise RuntimeError(f"the kernel's source or the compiler cannot be read ({error})") from error
-    parts = (*sources, *command, str(changed), _processor())
+    sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
+    parts = (*sources, *command, str(compiler.stat().st_mtime_ns), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
