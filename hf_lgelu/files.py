@@ -49,13 +49,6 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
     Raises:
         FileExistsError: there is something at `target` and `overwrite` is False.
         IsADirectoryError: `target` is a folder.
-
-    Example:
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     with whole_file(Path(place, "notes.txt")) as new:
-        ...         _ = new.write_text("all of it")
-        ...     Path(place, "notes.txt").read_text()
-        'all of it'
     """
     target = Path(target)
     if target.is_dir():
@@ -79,13 +72,6 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
 
     Raises what `require_replaceable` raises, and OSError where nothing can be written.
-
-    Example:
-        >>> with tempfile.TemporaryDirectory() as place:
-        ...     with whole_folder(Path(place, "model")) as new:
-        ...         _ = (new / "config.json").write_text("{}")
-        ...     os.listdir(place)
-        ['model']
     """
     named, target = Path(target), Path(os.path.realpath(target))
     require_replaceable(named, overwrite=overwrite)

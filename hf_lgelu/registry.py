@@ -55,13 +55,6 @@ def register_activation() -> None:
 
     Idempotent. `import hf_lgelu` has both done when transformers and timm are imported, before it or after.
     Raises RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
-
-    >>> import hf_lgelu
-    >>> from hf_lgelu.registry import register_activation
-    >>> from transformers.activations import ACT2FN
-    >>> register_activation()
-    >>> type(ACT2FN["lambda_silu"]).__name__
-    'LambdaSiLU'
     """
     if importlib.util.find_spec("timm") is not None:
         importlib.import_module(_TIMM)

@@ -65,12 +65,6 @@ def lambda_gelu_tanh(x: Tensor, hardness: Tensor | float, kernel: str | None = N
 
     λ = 1 is `F.gelu(x, approximate="tanh")`, λ → ∞ is ReLU, at most 0.17004 / λ away. Arguments, result and errors are
     those of `lambda_gelu`.
-
-    >>> import torch, hf_lgelu
-    >>> from hf_lgelu.activation.functional import lambda_gelu_tanh
-    >>> x = torch.tensor([-1.0, 0.0, 2.0], dtype=torch.float64)
-    >>> torch.equal(lambda_gelu_tanh(x, 1.0), torch.nn.functional.gelu(x, approximate="tanh"))
-    True
     """
     return lambda_gate(x, hardness, "lambda_gelu_tanh", kernel)
 
@@ -95,7 +89,8 @@ def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: st
     if x.dim() == 0 and hardness.numel() == 1:
         # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
         hardness = hardness.reshape(())
-    if not _broadcasts_to(hardness.shape, x.shape):
+    sizes = zip(reversed(hardness.shape), reversed(x.shape), strict=False)
+    if hardness.dim() > x.dim() or not all(size in (1, wanted) for size, wanted in sizes):
         raise ValueError(
             f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
             "aligned at the last axis, each of its sizes must be 1 or that of x"
@@ -118,12 +113,6 @@ def apply_learned_gate(
         if kernel.learned is not None and raw_hardness.dim() <= x.dim():
             return kernel.learned(x, raw_hardness, temperature, override, gate)
     return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
-
-
-def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
-    if len(shape) > len(target):
-        return False
-    return all(size in (1, wanted) for size, wanted in zip(reversed(shape), reversed(target), strict=False))
 
 
 def _is_readable(hardness: Tensor) -> bool:

@@ -156,12 +156,7 @@ DEFAULT_GATE = "lambda_gelu"
 
 
 def check_gate(name: str) -> Gate:
-    """The row of GATES, or a ValueError that names the accepted ones.
-
-    >>> from hf_lgelu.activation.gates import check_gate
-    >>> check_gate("lambda_silu").formula
-    'x·σ(λx)'
-    """
+    """The row of GATES, or a ValueError that names the accepted ones."""
     if name not in GATES:
         raise ValueError(
             f"unknown gate {name!r}; accepted: {', '.join(GATES)}. Mish and other activations that are no x·G(λx) have "

@@ -119,14 +119,8 @@ def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE, gate: str = DEF
 def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
     """κ/λ, the largest |x·G(λx) − ReLU(x)| over all x, with κ = max u(1 − G(u)): 0.16997 for λ-GELU.
 
-    Args:
-        hardness: λ, at least 1.
-        gate: a row of GATES.
+    Raises ValueError for a λ below 1 or NaN, and for a gate that is no row of GATES.
 
-    Raises:
-        ValueError: `hardness` is below 1 or NaN, or there is no such gate.
-
-    >>> import hf_lgelu
     >>> from hf_lgelu.activation.hardness import swap_error_bound
     >>> f"{swap_error_bound(159.577):.5f}"
     '0.00107'

@@ -77,12 +77,8 @@ class GivenCheckpoint:
 def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     """The checkpoint of a folder or Hub id.
 
-    Raises:
-        FileNotFoundError: there is none; said at once.
-        ValueError: it is an adapter, or damaged, or of a class that is not known, or has a file that is a link to
-            another place.
-        ImportError: it is one of sentence-transformers, which is not installed.
-        OSError: it cannot be read.
+    Raises FileNotFoundError for none, ValueError for an adapter, damaged weights, an unknown class or a link to another
+    place, and ImportError for one of sentence-transformers without that package.
     """
     if not progress:
         logging.disable_progress_bar()

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate import PartialState
 from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments, named
@@ -47,12 +46,14 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
 
     Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
 
-    Raises:
-        ValueError: the inputs cannot be read or the model does not take them.
-        ConversionRefusedError: see `convert_to_relu`; what was measured by then is said before.
-        OSError, RuntimeError, ImportError: of what loads, converts and writes.
+    Raises what reading, loading, `convert_to_relu` and writing raise; of a refusal what was measured is said before.
     """
-    folder, state = Path(arguments.output_dir), _processes()
+    folder, state = Path(arguments.output_dir), known_processes()
+    if (started := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
+        raise RuntimeError(
+            f"{started} processes were started, and accelerate knows of {state.num_processes}: each would write the "
+            "same folder. On CPUs, set ACCELERATE_USE_CPU=true"
+        )
     if arguments.int8:
         require("onnxruntime", "onnx")
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
@@ -133,18 +134,6 @@ def _require_one_key_says_it(arguments: ConvertArguments) -> None:
         f"{option}: sentence-transformers builds all gates by one key of the config, and could not load the folder; "
         f"{otherwise} or convert it in Python (hf_lgelu.convert_to_relu)"
     )
-
-
-def _processes() -> PartialState:
-    """Of accelerate. Raises RuntimeError where several were started that do not know of each other."""
-    state = known_processes()
-    started = int(os.environ.get("WORLD_SIZE", "1"))
-    if started != state.num_processes:
-        raise RuntimeError(
-            f"{started} processes were started, and accelerate knows of {state.num_processes}: each would write the "
-            "same folder. On CPUs, set ACCELERATE_USE_CPU=true"
-        )
-    return state
 
 
 def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple["EqualizedLayer", ...]:

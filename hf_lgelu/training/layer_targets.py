@@ -96,17 +96,15 @@ def layer_targets(
     for batch in read_batches(data, model=model):
         with forward_hooks(seen, note):  # not while the reader tries what the model takes
             run_example(model, batch.inputs)
-    return {name: _target(name, seen[module], tolerance) for module, name in names.items()}
-
-
-def _target(name: str, seen: _Seen, tolerance: float) -> float | Tensor:
-    if not seen.count:
-        raise ValueError(f"the data never reaches {name or 'the gate'}; give data that runs the whole model")
-    mean_square = seen.squares / seen.count
-    if not 0 < mean_square < float("inf"):
-        raise ValueError(f"the pre-activations of {name or 'the gate'} are never above 0, or not finite")
-    targets = _smallest_hardness(seen.gate, seen.histogram, tolerance**2 * mean_square)
-    return targets.item() if len(targets) == 1 else targets.view(seen.shape)
+    found: dict[str, float | Tensor] = {}
+    for module, name in names.items():
+        z = seen[module]
+        mean_square = z.squares / z.count if z.count else 0.0
+        if not 0 < mean_square < float("inf"):
+            raise ValueError(f"{name or 'the gate'} gets no finite inputs above 0; give data that runs the whole model")
+        targets = _smallest_hardness(z.gate, z.histogram, tolerance**2 * mean_square)
+        found[name] = targets.item() if len(targets) == 1 else targets.view(z.shape)
+    return found
 
 
 def _smallest_hardness(gate: Gate, histogram: Tensor, allowed: float) -> Tensor:

@@ -132,8 +132,8 @@ def test_sites_that_share_a_hardness_count_together():
     ("data", "tolerance", "said"),
     [
         (torch.ones(3), 0.0, r"tolerance must be a number in \(0, 1\), got 0\.0"),
-        ([], 0.01, "the data never reaches 0"),
-        (-torch.ones(3), 0.01, "the pre-activations of 0 are never above 0"),
+        ([], 0.01, "0 gets no finite inputs above 0"),
+        (-torch.ones(3), 0.01, "0 gets no finite inputs above 0"),
     ],
 )
 def test_what_gives_no_target_is_refused(data, tolerance, said):

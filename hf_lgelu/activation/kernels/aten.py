@@ -108,18 +108,9 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
 def gradients(
     x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: str = DEFAULT_GATE
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·G(λx); differentiable in x, λ and δ where autograd records.
+    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·G(λx), None for what is not needed; NaN where x is infinite or NaN.
 
-    Args:
-        x: any shape.
-        hardness: λ, broadcastable to x.
-        delta: δ, the incoming gradient, of the shape of x.
-        needs_x: whether the first is wanted; None takes its place otherwise.
-        needs_hardness: whether the second is.
-        gate: a key of GATES.
-
-    Returns:
-        Gradients of the shapes and dtypes of `x` and `hardness`, NaN where x is infinite or NaN.
+    Differentiable in x, λ and δ where autograd records.
     """
     row = GATES[gate]
     dtype = plain.internal_dtype(x)

@@ -86,17 +86,11 @@ def require_parity(
 ) -> OutputChange:
     """The change from `expected`, torch's outputs by name, to what onnxruntime gives for `inputs`: of all outputs.
 
-    Outputs at positions that an attention_mask of zeros marks as padding are left out.
+    Outputs at positions that an attention_mask of zeros marks as padding are left out, and so are inputs that the graph
+    does not have, as their values change nothing. `tolerance` is relative to an output's largest value, or to 1 if that
+    is larger; `where` says what the inputs are.
 
-    Args:
-        onnx_model: the file.
-        inputs: by name; those that the graph does not have, as their values change nothing, are left out.
-        expected: in the order of the graph's outputs.
-        tolerance: relative to an output's largest value, or to 1 if that is larger.
-        where: what the inputs are, for the error.
-
-    Raises:
-        RuntimeError: an output has another shape, or differs by more than the tolerance.
+    Raises RuntimeError where an output has another shape, or differs by more than the tolerance.
     """
     found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
     total = OutputComparison()
