@@ -5,8 +5,6 @@ optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -131,36 +129,8 @@ def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
     return check_gate(gate).swap_error / value
 
 
-@dataclass(frozen=True)
-class InitMode:
-    """A way to spread initial hardness over depth.
-
-    `profile` maps (number of sites, init_hardness, high_hardness) to one λ per site, in the order in which they run.
-    """
-
-    name: str
-    description: str
-    profile: Callable[[int, float, float], list[float]]
-
-
-def _linear_profile(count: int, first: float, last: float) -> list[float]:
-    if count == 1:
-        return [first]
-    return [first + (last - first) * i / (count - 1) for i in range(count)]
-
-
-INIT_MODES: dict[str, InitMode] = {
-    mode.name: mode
-    for mode in (
-        InitMode("uniform", "every λ = init_hardness", lambda n, low, high: [low] * n),
-        InitMode("increasing", "linear from init_hardness to high_hardness", _linear_profile),
-        InitMode(
-            "decreasing",
-            "linear from high_hardness to init_hardness",
-            lambda n, low, high: _linear_profile(n, high, low),
-        ),
-    )
-}
+INIT_MODES = ("uniform", "increasing", "decreasing")
+"""How initial hardness runs over depth: every λ = init_hardness, or linear to or from high_hardness."""
 
 
 def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness: float) -> list[float]:
@@ -171,11 +141,14 @@ def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness
     if init_mode not in INIT_MODES:
         raise ValueError(f"unknown init mode {init_mode!r}; accepted: {', '.join(INIT_MODES)}")
     low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
-    if low > high and init_mode != "uniform":  # which has no high end
+    if init_mode == "uniform":
+        return [low] * count
+    if low > high:
         raise ValueError(
             f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
         )
-    return INIT_MODES[init_mode].profile(count, low, high)
+    first, last = (low, high) if init_mode == "increasing" else (high, low)
+    return [first + (last - first) * i / max(count - 1, 1) for i in range(count)]
 
 
 def is_number(value: Any) -> TypeGuard[float]:

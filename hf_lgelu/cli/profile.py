@@ -1,6 +1,5 @@
 """`hf-lgelu profile`: the hardness λ of every gate, as text and as a picture."""
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +8,6 @@ from hf_lgelu.cli.checkpoint import read_checkpoint, require_hardness
 from hf_lgelu.export.hub.card import draw_hardness
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.hardening import is_hardened, mean_of_several, smallest_by_site, swap_errors
-
-_BAR = 40
 
 
 def profile(arguments: ProfileArguments) -> None:
@@ -33,21 +30,15 @@ def profile(arguments: ProfileArguments) -> None:
 
 
 def table(hardness: Mapping[str, float], means: Mapping[str, float], errors: Mapping[str, float]) -> str:
-    """A line for each gate: its smallest λ, the most that ReLU in its place changes one unit (κ/λ), and a bar.
+    """A line for each gate: its smallest λ, and the most that ReLU in its place changes one unit (κ/λ).
 
-    The bar is logarithmic in the smallest λ. Where gates have several λ, their mean stands before it.
+    Where gates have several λ, their mean stands before it.
     """
     width = max(4, *map(len, hardness))
-    longest = max(map(_length, hardness.values()))
     titles = ("mean λ", "smallest λ") if means else ("λ",)
     lines = [f"{'gate':{width}}  {'  '.join(f'{title:>10}' for title in titles)}  {'κ/λ':>8}"]
     for gate, value in hardness.items():
-        bar = "█" * round(_BAR * _length(value) / longest)
         numbers = (means.get(gate, value), value) if means else (value,)
         shown = "  ".join(f"{number:10.4g}" for number in numbers)
-        lines.append(f"{gate:{width}}  {shown}  {errors[gate]:8.2g}  {bar}".rstrip())
+        lines.append(f"{gate:{width}}  {shown}  {errors[gate]:8.2g}")
     return "\n".join(lines)
-
-
-def _length(hardness: float) -> float:
-    return max(math.log2(hardness), 0.0) + 0.05  # λ = 1 has a bar, too
