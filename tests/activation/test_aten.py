@@ -1,7 +1,6 @@
 """The aten kernel: pieces on the CPU, formulas over whole tensors elsewhere, and where each is taken."""
 
 import math
-from dataclasses import replace
 
 import mpmath
 import oracle
@@ -11,7 +10,6 @@ from expectations import CLAMPED, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.kernels import aten, chunked, plain
 
 CHUNK = 64
@@ -271,19 +269,6 @@ def test_a_batch_of_incoming_gradients(hardness_shape):
     assert_within(got_x, torch.diag(oracle.derivative_in_x(x.detach(), torch.tensor(2.0))), 5e-7)
     wanted = oracle.derivative_in_hardness(x.detach(), torch.tensor(2.0))
     assert_within(got_hardness, torch.diag(wanted) if hardness_shape == (5,) else wanted[:, None], 1e-6)
-
-
-def test_under_the_override_s_has_a_gradient_of_zero_and_no_sum_is_made(monkeypatch):
-    x, delta = random(100, seed=31).requires_grad_(), random(100, seed=32)
-    raw, override = torch.tensor([0.2], requires_grad=True), torch.tensor([20.0])
-    without_density = replace(GATES["lambda_gelu"], density=None)  # a call of it would raise
-    monkeypatch.setitem(GATES, "lambda_gelu", without_density)
-    y = aten.learned_lambda_gate(x, raw, torch.tensor([0.1]), override)
-    grad_x, grad_raw = torch.autograd.grad(y, (x, raw), delta)
-    assert_within(y.detach(), oracle.value(x.detach(), override), 5e-7 * x.detach().double().abs())
-    wanted = delta.double() * oracle.derivative_in_x(x.detach(), override)
-    assert_within(grad_x, wanted, 5e-7 * delta.double().abs())
-    assert grad_raw.tolist() == [0.0]
 
 
 # Memory

@@ -54,11 +54,7 @@ def _triton_failure() -> str | None:
 def _triton_unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "it runs on CUDA and ROCm devices, and torch sees none here"
-    if (reason := _triton_failure()) is not None:
-        return reason
-    from hf_lgelu.activation.kernels import triton
-
-    return triton.device_failure(torch.cuda.current_device())
+    return _triton_refusal(*torch.ones(2, 1, device="cuda"))
 
 
 def _triton_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
@@ -107,7 +103,6 @@ KERNELS: dict[str, Kernel] = {
             "hand-written derivatives on torch operations, any device; saves only x",
             aten.lambda_gate,
             aten.refusal,
-            learned=aten.learned_lambda_gate,
         ),
         Kernel(
             "eager",

@@ -54,47 +54,32 @@ class _WholeFunction(torch.autograd.Function):
 
 
 class _ChunkedFunction(torch.autograd.Function):
-    """On the CPU, with one λ for all of x; what only the other form can do goes there.
-
-    `idle` gets a gradient of exactly 0: the s of a λ that an override rules has to stay in the graph, for
-    DistributedDataParallel's reducer.
-    """
+    """On the CPU, with one λ for all of x; what only the other form can do goes there."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, hardness: Tensor, gate: str, idle: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, hardness: Tensor, gate: str) -> Tensor:
         ctx.save_for_backward(x, hardness)
-        ctx.gate, ctx.idle = gate, idle
+        ctx.gate = gate
         value = hardness.item()
         y = chunked.forward(x, value, GATES[gate]) if 1 <= value <= chunked.LARGEST_HARDNESS else None
         ctx.is_chunked = y is not None
         return _value(x, hardness, GATES[gate]) if y is None else y
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None, Tensor | None]:
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, hardness = ctx.saved_tensors
-        needs_x, needs_hardness, _, needs_idle = ctx.needs_input_grad
-        nothing = torch.zeros_like(ctx.idle) if needs_idle else None
+        needs_x, needs_hardness, _ = ctx.needs_input_grad
         if not ctx.is_chunked or is_visible_backward(x, grad_output):
-            return *gradients(x, hardness, grad_output, needs_x, needs_hardness, ctx.gate), None, nothing
+            return *gradients(x, hardness, grad_output, needs_x, needs_hardness, ctx.gate), None
         grad_x, total = chunked.backward(x, hardness.item(), GATES[ctx.gate], grad_output, needs_x, needs_hardness)
-        return grad_x, hardness.new_full(hardness.shape, total) if needs_hardness else None, None, nothing
+        return grad_x, hardness.new_full(hardness.shape, total) if needs_hardness else None, None
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
     """x·G(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
     if hardness.numel() == 1 and x.device.type == hardness.device.type == "cpu" and opaque_refusal(x, hardness) is None:
-        return _ChunkedFunction.apply(x, hardness, gate, None)
+        return _ChunkedFunction.apply(x, hardness, gate)
     return _WholeFunction.apply(x, hardness, gate)
-
-
-def learned_lambda_gate(
-    x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
-) -> Tensor:
-    """`lambda_gate` at λ = `effective_hardness`; on the CPU ∂λ is not computed while the override rules."""
-    # Elsewhere reading the override would wait for the device.
-    if x.is_cpu and override.is_cpu and opaque_refusal(x, override) is None and override.item() >= 1:
-        return _ChunkedFunction.apply(x, override.detach(), gate, raw_hardness)
-    return lambda_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 
 def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
