@@ -112,7 +112,7 @@ def scale_parameters(
     except BaseException:  # also of memory, or of who waits
         write(old, put_back)
         raise
-    if agree(*(list(predicted_outputs(output).values()) for output in (before, after)), allowed):
+    if agree(list(predicted_outputs(before).values()), list(predicted_outputs(after).values()), allowed):
         return
     write(old, put_back)
     raise ValueError(

@@ -275,11 +275,6 @@ def _write_older(
     try:
         varying = {name: dict(axis_names) for name, axis_names in axes.items()}
         torch.onnx.export(network, traced, os.fspath(file), dynamo=False, dynamic_axes=varying, **named)
-    except torch.onnx.OnnxExporterError as error:
-        raise ValueError(
-            f"torch's older exporter cannot write {type(network.model).__name__} at opset {opset} ({error}); its newer "
-            f"one, from {DYNAMO_OPSET} on, may. Of a transformers model give the attention_mask, too"
-        ) from error
     finally:
         for part in fused:
             part.set_attn_implementation("sdpa")
