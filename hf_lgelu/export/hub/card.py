@@ -145,7 +145,8 @@ def write_card(
         repo_id: on the Hub, "user/name".
 
     Raises:
-        ValueError: `model` has no λ-GELU, or a licence or repository is not named as the Hub names it.
+        ValueError: `model` has no λ-GELU, config.json has λ-gates where `form` says that they are gone, or a licence or
+            repository is not named as the Hub names it.
         FileNotFoundError: no config.json.
 
     Example:
@@ -161,6 +162,12 @@ def write_card(
     source = str(model.name_or_path)
     if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
+    gates = loading.gates_of_folder(folder)
+    if gates and form != "lambda_gelu":
+        raise ValueError(
+            f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
+            "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
+        )
     limits = []
     others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
     if form == "relu" and find_sites(model, others):

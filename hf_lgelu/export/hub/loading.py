@@ -10,6 +10,7 @@ from huggingface_hub.constants import CONFIG_NAME
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.models import mlp
+from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.refit.config import TARGETS
 
@@ -107,6 +108,16 @@ def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
     path = Path(folder) / _SENTENCE_SETTINGS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return settings if isinstance(settings, dict) else {}
+
+
+def gates_of_folder(folder: str | os.PathLike) -> list[str]:
+    """The λ-gates that the config.json of a saved model names; none where there is no file."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    recorded = [entry for entry in json.loads(text).get(RECORD_KEY) or [] if "activation" not in entry]
+    return sorted(gate_names(text)) or ["gates that surgery put in"] * bool(recorded)
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
