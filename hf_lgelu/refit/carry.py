@@ -8,7 +8,7 @@ Both networks stop at every layer and go on from there, so one forward pass of e
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,14 +21,18 @@ from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
-from hf_lgelu.refit.moments import BufferedMoments, Moments, Rows, widened
+from hf_lgelu.refit.moments import WAITING, BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
-from hf_lgelu.refit.ridge import held_out_once
+from hf_lgelu.refit.ridge import held_out_once, nearest_features
+from hf_lgelu.refit.weights import oriented
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
 larger with 8 than with 32."""
+
+KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
+"""The kinks that the gate before a depthwise map can get, in units of its input: five on each side of zero."""
 
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
@@ -85,6 +89,8 @@ class Carrier:
         self._kept = KeptValues(MEMORY_LIMIT)
         self._traces: dict[Program, Trace] = {}
         self._noted: set[tuple[int, str]] = set()
+        self.kinks: dict[int, Tensor] = {}
+        """By layer: the kink of each channel of the gate before it, with which its moments were taken."""
         self.trace = self._trace(folds.first)
         self.layers = self.trace.layers
 
@@ -100,18 +106,28 @@ class Carrier:
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups
-        sums: list[Moments] = []
+        kinks = KINKS if layer.unit is not None and len(self._batches) > 1 else KINKS[:1]
+        sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
-            total = BufferedMoments(Moments.zeros(groups, layer.width, channels, self._device))
+            totals = [
+                BufferedMoments(Moments.zeros(groups, layer.width, channels, self._device), WAITING // len(kinks))
+                for _ in kinks
+            ]
             for batch, trace, values in self._carried(index, fold):
-                total.add(self._rows(index, batch, trace, values))
-            found = total.sums().reduce_over_processes()
-            if len(sums) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in sums)):
-                sums[-1] += found
-            else:
-                sums.append(found)
+                for total, rows in zip(totals, self._rows(index, batch, trace, values, kinks), strict=True):
+                    total.add(rows)
+            for total, parts in zip(totals, sums, strict=True):
+                found = total.sums().reduce_over_processes()
+                if len(parts) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in parts)):
+                    parts[-1] += found
+                else:
+                    parts.append(found)
         self._noted.update(*each_has(self._noted))
-        return sums
+        if len(kinks) == 1:
+            return sums[0]
+        nearest = nearest_features(sums, intercept=layer.has_intercept)
+        self.kinks[index] = torch.tensor(kinks, dtype=torch.float64, device=nearest.device)[nearest]
+        return [Moments.picked(parts, nearest) for parts in zip(*sums, strict=True)]
 
     def note(self, index: int) -> str | None:
         """The report's note on the rows of a layer whose moments were taken, or None."""
@@ -146,8 +162,11 @@ class Carrier:
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
                 self._kept.put((fold, place), Values(original, converted, values.masks))
 
-    def _rows(self, index: int, batch: FoldBatch, trace: Trace, values: Values) -> Rows:
-        """The rows of a layer: inputs of its maps, and what the converted network lacks at the aim.
+    def _rows(
+        self, index: int, batch: FoldBatch, trace: Trace, values: Values, kinks: Sequence[float]
+    ) -> Iterator[Rows]:
+        """The rows of a layer for each kink of the gate before it, zero first: inputs of its maps, and what the
+        converted network lacks at the aim.
 
         Of a convolution, rows at some positions of each image.
         """
@@ -169,7 +188,22 @@ class Carrier:
         )
         inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in layer.maps]
         counted = self._counted(index, trace, values, positions, len(residuals))
-        return Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
+        features = torch.cat(inputs, dim=-1)
+        yield Rows(features, residuals, targets, counted)
+        if layer.unit is None or len(kinks) == 1:
+            return
+        gate_input = trace.program.flow.calls[layer.unit.site][0].args[0]
+        windows, inside = (
+            first.geometry.feature_rows(value, positions)
+            for each in [values.converted[gate_input]] for value in (each, torch.ones_like(each))
+        )  # fmt: skip
+        weight = oriented(self._converted, first.operation)
+        weight = weight.reshape(residuals.shape[1], -1, layer.width)
+        weight = weight * first.aim.scale.to(weight).view(weight.shape[0], -1, 1)
+        for kink in kinks[1:]:
+            moved = trace.converted.gates(layer.unit.site, windows - kink) * inside  # padding stays zero
+            lost = torch.einsum("ngd,gmd->ngm", widened(features - moved), widened(weight))
+            yield Rows(moved, residuals + lost, targets, counted)
 
     def _counted(self, index: int, trace: Trace, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
@@ -201,7 +235,11 @@ class Carrier:
                     earlier, later = sorted((unit.before.node, unit.other.node), key=program.operations.index)
                     halves[later] = [earlier]
             stops = [
-                ([node for each in layer.maps for node in (each.node, *halves.get(each.node, ()))], layer.aim)
+                (
+                    [node for each in layer.maps for node in (each.node, *halves.get(each.node, ()))]
+                    + ([] if layer.unit is None else [layer.unit.before.node]),
+                    layer.aim,
+                )
                 for layer in found.layers
             ]
             stages = plan_stages(program, stops)

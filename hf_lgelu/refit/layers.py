@@ -5,7 +5,8 @@ pooling, a product with the other half of a gated unit, a normalization) run unc
 sum, the map on the other side of the sum is a consumer, too: its output can correct the drift on the skip path.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from hf_lgelu.models.dataflow import (
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.aim import Aim, AimFinder
 from hf_lgelu.refit.features import Geometry, read_geometry, row_width
-from hf_lgelu.refit.gate_units import product_behind
+from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind, views_back
 from hf_lgelu.refit.program import Program, upstream
 
 _PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
@@ -81,11 +82,13 @@ class Bias:
 class Layer:
     """The maps that feed one sum and are solved together (most often a single map), and the gates before them.
 
-    A layer without gates reads what gated units have written (`find_readers`).
+    A layer without gates reads what gated units have written (`_readers`). `unit` is the gate of a depthwise map, where
+    nothing else takes its output: the map mixes no channels, so the kinks of its gate are chosen with its weights.
     """
 
     maps: tuple[LinearMap, ...]
     sites: tuple[int, ...]
+    unit: GateUnit | None = None
 
     @property
     def name(self) -> str:
@@ -171,8 +174,23 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         aim = finder.find(node, cast(int, operation.channel_axis))
         maps.append((LinearMap(operation, geometry, aim, _bias(program, operation, aim)), reached[node]))
     maps += [(reader, set()) for reader in _readers(program, model, finder, reached)]
-    found.layers = sorted(_grouped(maps), key=lambda layer: order[layer.aim])
+    units = {flow.calls[unit.site][0]: unit for unit in find_gate_units(program) if unit.other is None}
+    layers = (replace(layer, unit=_unit_before(layer, units)) for layer in _grouped(maps))
+    found.layers = sorted(layers, key=lambda layer: order[layer.aim])
     return found
+
+
+def _unit_before(layer: Layer, units: Mapping[Node, GateUnit]) -> GateUnit | None:
+    """The gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
+    consumer = layer.maps[0]
+    if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
+        return None
+    path = [*views_back(consumer.data)]
+    unit = units.get(path[-1])
+    is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(consumer.data)
+    if unit is None or unit.before.bias is None or not is_alone:
+        return None
+    return unit if unit.before.channel_axis == consumer.operation.channel_axis else None
 
 
 def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, site: int, gate: str) -> Iterator[Node]:

@@ -1,6 +1,6 @@
 """Sums over rows from which a ridge is solved and scored: memory does not grow with the rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from hf_lgelu.refit.processes import summed
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
-_WAITING = 4096  # rows, until they are summed
+WAITING = 4096  # rows, until they are summed
 _SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual_square", "target_square")
 
 
@@ -28,8 +28,8 @@ class Moments:
         target_sum: Σt, (g, m).
         gram: Σxxᵀ, (g, d, d).
         cross: Σxrᵀ, (g, d, m).
-        residual_square: Σ‖r‖² over all groups, a scalar.
-        target_square: Σ‖t‖² over all groups, a scalar.
+        residual_square: Σ‖r‖², (g,).
+        target_square: Σ‖t‖², (g,).
     """
 
     count: int
@@ -52,8 +52,8 @@ class Moments:
             target_sum=torch.zeros(groups, outputs, **place),
             gram=torch.zeros(groups, features, features, **place),
             cross=torch.zeros(groups, features, outputs, **place),
-            residual_square=torch.zeros((), **place),
-            target_square=torch.zeros((), **place),
+            residual_square=torch.zeros(groups, **place),
+            target_square=torch.zeros(groups, **place),
         )
 
     @torch.no_grad()
@@ -112,6 +112,13 @@ class Moments:
         """The sums over the rows that are not in `other`; all rows of `other` must be in `self`."""
         return Moments(self.count - other.count, *(getattr(self, name) - getattr(other, name) for name in _SUMS))
 
+    @classmethod
+    def picked(cls, choices: "Sequence[Moments]", at: Tensor) -> "Moments":
+        """Sums of which each group is that of one of the `choices`, by its index in `at` (g,)."""
+        groups = torch.arange(len(at), device=at.device)
+        sums = (torch.stack([getattr(choice, name) for choice in choices])[at, groups] for name in _SUMS)
+        return cls(choices[0].count, *sums)
+
     def is_finite(self) -> bool:
         """Whether all sums are finite."""
         return all(bool(getattr(self, name).isfinite().all()) for name in _SUMS)
@@ -160,7 +167,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
 
 def _square(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dtype=torch.float64) ** 2
+    return torch.linalg.vector_norm(rows, dim=(0, 2), dtype=torch.float64) ** 2
 
 
 def widened(value: Tensor) -> Tensor:
@@ -184,15 +191,16 @@ class Rows(NamedTuple):
 class BufferedMoments:
     """Moments that collect rows before adding them: products of a few hundred rows waste memory traffic."""
 
-    def __init__(self, moments: Moments) -> None:
-        self._moments, self._count = moments, 0
+    def __init__(self, moments: Moments, most: int = WAITING) -> None:
+        """At most about `most` rows wait."""
+        self._moments, self._count, self._most = moments, 0, most
         self._waiting: list[Rows] = []
 
     def add(self, rows: Rows) -> None:
         """Add the rows of a batch."""
         self._waiting.append(rows)
         self._count += len(rows.features)
-        if self._count >= _WAITING:
+        if self._count >= self._most:
             self._empty()
 
     def sums(self) -> Moments:

@@ -76,7 +76,7 @@ class _Deviations:
         if intercept:
             gram = torch.baddbmm(gram, x[:, :, None], x[:, None, :], alpha=-n)
             cross = torch.baddbmm(cross, x[:, :, None], r[:, None, :], alpha=-n)
-            square = square - n * r.square().sum()
+            square = square - n * r.square().sum(1)
         else:
             x, r = torch.zeros_like(x), torch.zeros_like(r)
         return cls(n, x, r, gram, cross, square, _scale(gram, moments.gram))
@@ -95,12 +95,12 @@ class _Deviations:
         return change, self.residual_mean - _apply(change, self.feature_mean)
 
     def squared_error(self, change: Tensor | None, bias_change: Tensor) -> Tensor:
-        """Σ‖r − Δx − δb‖² over these rows, a scalar; `change` is Δᵀ, None for Δ = 0."""
+        """Σ‖r − Δx − δb‖² over these rows, (g,); `change` is Δᵀ, None for Δ = 0."""
         error, gap = self.residual_square, self.residual_mean - bias_change
         if change is not None:
-            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum()
+            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum((1, 2))
             gap = gap - _apply(change, self.feature_mean)
-        return (error + self.count * gap.square().sum()).clamp(min=0)
+        return (error + self.count * gap.square().sum(1)).clamp(min=0)
 
 
 def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
@@ -175,6 +175,23 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[flo
     return RidgeFit(choice, strength, change.mT.contiguous(), bias_change, before, after)
 
 
+@torch.no_grad()
+def nearest_features(choices: Sequence[Sequence[Moments]], *, intercept: bool) -> Tensor:
+    """(g,) for each group, which of several features to take: the index of those with the least error held out.
+
+    `choices` are the folds of each, fitted with the weakest strength.
+    """
+    errors = []
+    for folds in choices:
+        _check(folds)
+        total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
+        for held_out in folds:
+            fitted = _Deviations.of(total - held_out, intercept).solve(STRENGTHS[0])
+            error += _Deviations.of(held_out, intercept).squared_error(*fitted)
+        errors.append(error)
+    return torch.stack(errors).argmin(0)
+
+
 def _scores(
     fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]], wide: bool
 ) -> Tensor:
@@ -184,7 +201,7 @@ def _scores(
     rising = False
     for index in reversed(range(len(candidates))):  # from the weakest strength up; candidates without a solve come last
         if candidates[index][1] is None or not rising:
-            scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).cpu()
+            scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).sum().cpu()
             rising = wide and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
     return scores
 
@@ -198,8 +215,9 @@ def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tupl
 
 
 def _relative(squared_error: float, targets: Moments) -> float | None:
-    spread = float(targets.target_square - targets.target_sum.square().sum() / targets.count)
-    return squared_error / spread if spread > _NO_SPREAD * float(targets.target_square) else None
+    square = float(targets.target_square.sum())
+    spread = square - float(targets.target_sum.square().sum() / targets.count)
+    return squared_error / spread if spread > _NO_SPREAD * square else None
 
 
 def _check(folds: Sequence[Moments]) -> None:

@@ -19,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.refit.carry import ROWS_PER_FEATURE
 
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
+KINKS = (0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0)
 
 
 def ones(model: nn.Module) -> float:
@@ -56,7 +57,8 @@ class Step:
     """One refit: `maps` are solved together towards the teacher's output of the module `target`.
 
     scales: per map, ∂target/∂(its output). bias: (parameter that takes the constant, ∂target/∂(it)), None where
-    there is none. layout: the target laid out as the maps' outputs.
+    there is none. layout: the target laid out as the maps' outputs. shifted: the bias before the gate of a depthwise
+    map, from which the kinks are taken.
     """
 
     maps: tuple[str, ...]
@@ -65,6 +67,7 @@ class Step:
     bias: tuple[str, Callable[[nn.Module], Tensor | float]] | None = None
     layout: Callable[[Tensor], Tensor] = as_it_is
     strengths: tuple[float, ...] = STRENGTHS
+    shifted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,8 @@ def refit(model: nn.Module, steps: Sequence[Step], plan) -> tuple[nn.Module, lis
     chosen = []
     images = sum(len(batch) for fold in plan.folds for batch in fold)
     for index, step in enumerate(steps):
+        if step.shifted is not None and len(plan.folds) > 1:
+            student.get_parameter(step.shifted)[:] = _nearest_shift(model, student, step, plan, index, images)
         folds = [_dense(model, student, step, fold, index, images) for fold in plan.folds]
         has_bias = step.bias is not None
         choice, strength, before, after = _choose(folds, has_bias, step.strengths)
@@ -103,6 +108,16 @@ def refit(model: nn.Module, steps: Sequence[Step], plan) -> tuple[nn.Module, lis
         changes = [_change(features, residuals, choice, strength, has_bias) for features, residuals, _ in everything]
         _write(student, step, changes)
     return student, chosen
+
+
+def _nearest_shift(model, student, step: Step, plan, index: int, images: int) -> Tensor:
+    """The bias from which each channel has the kink with the least error on the folds held out."""
+    bias, errors = student.get_parameter(step.shifted).clone(), []
+    for kink in KINKS:
+        student.get_parameter(step.shifted)[:] = bias - kink
+        folds = [_dense(model, student, step, fold, index, images) for fold in plan.folds]
+        errors.append([float(_errors([group], [("refit", 1e-3)], step.bias is not None)) for group in _by_group(folds)])
+    return bias - torch.tensor(KINKS)[np.argmin(errors, axis=0)]
 
 
 def _by_group(folds):
@@ -199,8 +214,17 @@ def _choose(folds, has_bias: bool, strengths: Sequence[float]) -> tuple[str, flo
         return ("refit", STRENGTHS[0], None, None) if strengths == STRENGTHS else ("kept", None, None, None)
     candidates = [("kept", None), *([("bias only", None)] if has_bias else [])]
     candidates += [("refit", strength) for strength in reversed(strengths)]
-    errors, spread = np.zeros(len(candidates)), 0.0
-    for group in _by_group(folds):
+    groups = _by_group(folds)
+    errors, targets = _errors(groups, candidates, has_bias), [np.concatenate([f[2] for f in group]) for group in groups]
+    spread = sum(((each - each.mean(0)) ** 2).sum() for each in targets)
+    best = int(errors.argmin())
+    return *candidates[best], errors[0] / spread, errors[best] / spread
+
+
+def _errors(groups, candidates, has_bias: bool) -> np.ndarray:
+    """The square error of each candidate, summed over groups and the folds held out in turn."""
+    errors = np.zeros(len(candidates))
+    for group in groups:
         for held_out in range(len(group)):
             features, residuals, _ = (
                 np.concatenate(part)
@@ -210,10 +234,7 @@ def _choose(folds, has_bias: bool, strengths: Sequence[float]) -> tuple[str, flo
             for index, candidate in enumerate(candidates):
                 change, constant = _change(features, residuals, *candidate, has_bias)
                 errors[index] += ((missing - unseen @ change.T - constant) ** 2).sum()
-        targets = np.concatenate([fold[2] for fold in group])
-        spread += ((targets - targets.mean(0)) ** 2).sum()
-    best = int(errors.argmin())
-    return *candidates[best], errors[0] / spread, errors[best] / spread
+    return errors
 
 
 def _change(features, residuals, choice, strength, has_bias) -> tuple[np.ndarray, np.ndarray]:

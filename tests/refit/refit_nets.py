@@ -230,6 +230,7 @@ def _reads(*modules: str, bias: bool = False) -> list[Step]:
 _BN1, _BN2, _SKIP = batch_norm_scale("bn1"), batch_norm_scale("bn2"), batch_norm_scale("skip.1")
 _INNER = Step(("conv1",), "bn1", (_BN1,), ("bn1.bias", ones))
 (_READS_LAST,) = _reads("2", bias=True)
+_DEPTHWISE = Step(("6",), "6", bias=("6.bias", ones), shifted="4.bias")
 _LAST = Step(("last",), "last", bias=("last.bias", ones))
 
 NETS = (
@@ -249,7 +250,7 @@ NETS = (
         "conv1d", Conv1DBlocks, (3, 5),
         tuple(Step((f"down.{i}",), f"sum.{i}", bias=(f"down.{i}.bias", ones)) for i in range(2)),
     ),
-    Net("convolutions", convolutions, (2, 8, 6), (*_bias("2", "4", "6"), Step(("8",), "8"), *_bias("11"))),
+    Net("convolutions", convolutions, (2, 8, 6), (*_bias("2", "4"), _DEPTHWISE, Step(("8",), "8"), *_bias("11"))),
     Net("convolutions-1d", sequence_convolutions, (2, 8), tuple(_bias("2", "4"))),
     Net(
         "residual", lambda: ResidualNet(down=False), (2, 4, 4),
