@@ -116,7 +116,8 @@ def _nearest_shift(model, student, step: Step, plan, index: int, images: int) ->
     for kink in KINKS:
         student.get_parameter(step.shifted)[:] = bias - kink
         folds = [_dense(model, student, step, fold, index, images) for fold in plan.folds]
-        errors.append([float(_errors([group], [("refit", 1e-3)], step.bias is not None)) for group in _by_group(folds)])
+        groups = _by_group(folds)
+        errors.append([_errors([group], [("refit", 1e-3)], step.bias is not None)[0] for group in groups])
     return bias - torch.tensor(KINKS)[np.argmin(errors, axis=0)]
 
 
