@@ -151,8 +151,8 @@ class ConversionConfig:
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
             length become tensors.
-        max_seconds: Seconds after which the rungs above refit stop; the nearest network so far is taken. Default: no
-            bound.
+        max_seconds: Seconds that the call may take. Above refit, nothing begins that would not end by then; the nearest
+            network so far is taken. Default: no bound.
         distill_steps: Steps of effort distill, of one batch each. More steps come nearer, if there are samples enough.
             Default: 200, and 600 if the first few take a tenth of the distance away.
         bf16: Compute the steps of effort distill in bfloat16: quicker if the processor or GPU has it. The result is

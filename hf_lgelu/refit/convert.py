@@ -42,15 +42,7 @@ from hf_lgelu.refit.verdict import (
 
 
 class Conversion(NamedTuple):
-    """What `convert_to_relu` gives: the new model, and what was done.
-
-    >>> import torch, hf_lgelu
-    >>> from torch import Tensor, nn
-    >>> net = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 3))
-    >>> conversion = hf_lgelu.convert_to_relu(net, torch.randn(200, 4))
-    >>> type(conversion.model[1]).__name__, conversion.report.gates
-    ('ReLU', {'1': 'GELU'})
-    """
+    """What `convert_to_relu` gives: the new model, and what was done."""
 
     model: nn.Module
     report: ConversionReport

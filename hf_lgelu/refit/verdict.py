@@ -217,16 +217,15 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             "output}"
         )
     yield from _of_layers(report.layers, report.distinct_samples)
-    second = report.evaluation
-    if second is None:
+    if report.evaluation is None:
         return
     if report.repeated:
         yield (
-            f"{report.repeated:,} of {second.samples:,} samples of the second set were given to fit on as well: of "
-            "these it says nothing on inputs that the network has not seen"
+            f"{report.repeated:,} of {report.evaluation.samples:,} samples of the second set were given to fit on as "
+            "well: of these it says nothing on inputs that the network has not seen"
         )
-    failed = _why_not_nearer(report, second, "the data that was fitted on is probably not from where that set is")
-    if failed is not None:
+    advice = "the data that was fitted on is probably not from where that set is"
+    if (failed := _why_not_nearer(report, report.evaluation, advice)) is not None:
         yield f"on the second set {failed}"
 
 
