@@ -69,9 +69,9 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
             begun = time.perf_counter()
-            data, made = data_set(arguments, given), ()
+            data, made = data_set(arguments, given), list[str]()
             if arguments.data is None:
-                made = (own_text_warning(data.first(len(data))["input_ids"], time.perf_counter() - begun),)
+                made.append(own_text_warning(data.first(len(data))["input_ids"], time.perf_counter() - begun))
                 tell(made[0])
             evaluation = evaluation_set(arguments, given)
         try:

@@ -80,7 +80,7 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
     splits = load_splits(name, config, progress=arguments.progress)
     is_data = False
     if of_data is not None and config == of_data.data_config:  # however its name is spelled
-        here, there = local(name), local(of_data.data)
+        here, there = local(name), local(str(of_data.data))
         is_data = name == of_data.data if here is None or there is None else here.samefile(there)
     taken = of_data.data_split if of_data is not None and is_data else None
     split = arguments.evaluation_split or _second_split(list(splits), taken)

@@ -119,14 +119,14 @@ def convert_to_relu(
     )
     model = operable_module(model)
     require_refittable(model, config)
-    processes, made = known_processes(), ()
+    processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     with _ALONE, looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
-        started = time.perf_counter()
+        started, made = time.perf_counter(), list[str]()
         if data is None:
             data = {"input_ids": sampled_text(model, config.max_samples or TEXTS)}
-            made = (own_text_warning(data["input_ids"], time.perf_counter() - started),)
+            made.append(own_text_warning(data["input_ids"], time.perf_counter() - started))
             if shown:
                 print(made[0], file=sys.stderr, flush=True)
         batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
@@ -151,7 +151,7 @@ def convert_to_relu(
 
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
-        warnings = made + warnings
+        warnings = (*made, *warnings)
         if not config.outputs:
             warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
         evaluation, held_out, choosing = None, best.held_out, 0

@@ -134,7 +134,7 @@ def sampled_text(model: nn.Module, texts: int = TEXTS) -> Tensor:
 
     The same model gives the same text. Raises ValueError of another model.
     """
-    text = model.config.get_text_config() if isinstance(model, PreTrainedModel) and is_causal(model) else None
+    text: Any = model.config.get_text_config() if isinstance(model, PreTrainedModel) and is_causal(model) else None
     known = (getattr(text, name, None) for name in ("bos_token_id", "eos_token_id"))
     start = next((token for token in known if isinstance(token, int) and token < text.vocab_size), None)
     if start is None or not model.can_generate():
