@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.elementwise import CONVERTED_KINDS, is_piecewise_linear, module_form, module_values
@@ -32,8 +32,7 @@ called, and clamp(x, min=0.01) bends, too."""
 
 _CALL = nn.Module._call_impl.__code__
 _LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
-# These run all of their children, one after the other.
-_RUN_THEIR_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_RUN_THEIR_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # one after the other
 
 
 class Called(nn.Module):
@@ -71,6 +70,10 @@ class CalledGates(nn.Module):
         self.are_alone = False
         """Whether no other smooth gate runs inside the module. Compiled code, which has no frames, needs that."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.calls = {key: call._replace(function=_shown(call.function)) for key, call in self.calls.items()}
+
     def add(self, call: Call, gate: nn.Module, number: str | None = None) -> None:
         """One more gate, unless there is one for this place."""
         if call not in self.calls.values():
@@ -89,12 +92,17 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     """A block in which the calls of activations of these kinds are modules `called.K` of the modules that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
-    in attributes are to be modules already. Only what one forward pass on `inputs` calls is found. Raises ValueError
-    where the model computes something else with these modules.
+    in attributes are to be modules already. A formula is found where it is a function, `def swish(x)`. Only what one
+    forward pass on `inputs` calls is found. Raises ValueError where the model computes something else with these
+    modules.
     """
     search = _Search(model, kinds)
     with search:
         expected = run_example(model, inputs)
+    if search.has_shown:
+        search = _Search(model, kinds)
+        with search:
+            run_example(model, inputs)
     with ExitStack() as routes:
         for owner, gates in search.found:
             for handle in _route(owner, gates):
@@ -125,19 +133,41 @@ def settle(model: nn.Module) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
+def _shown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as torch's modes see it: one of somebody's own file is put there anew, and computes the same."""
+    # A function that is shown already is one of this file.
+    if not isinstance(function, FunctionType) or str(function.__globals__["__name__"]).startswith(("torch.", __name__)):
+        return function
+
+    @torch.compiler.disable  # compiled code would run the function itself
+    def seen(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        run = functools.partial(handle_torch_function, shown, given) if has_torch_function(given) else function
+        return run(*args, **kwargs)
+
+    @functools.wraps(function)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        is_seen = not torch.compiler.is_dynamo_compiling() or torch._C._len_torch_function_stack()
+        return (seen if is_seen else function)(*args, **kwargs)
+
+    function.__globals__[function.__name__] = shown
+    return shown
+
+
 _HOLDERS = {"torch.nn.functional": F, "torch": torch, "torch.Tensor": Tensor}
 
 
 def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
     """{name of a gate in the place of a call: that call in plain values}, from which `restore_call` makes it again.
 
-    A function that is none of torch's has no holder there and cannot be restored.
+    Functions are torch's, or of the file that has the class of the module that calls them.
     """
     found = {}
     for name, gates in model.named_modules():
         for number, call in gates.calls.items() if isinstance(gates, CalledGates) else ():
             function = call.function.__name__
-            holder = next((key for key, held in _HOLDERS.items() if getattr(held, function, None) is call.function), "")
+            holders = (key for key, held in _HOLDERS.items() if getattr(held, function, None) is call.function)
+            holder = next(holders, call.function.__module__)
             said = {"holder": holder, "function": function, "place": list(call.place), "where": call.where}
             found[f"{name}.{number}"] = said
     return found
@@ -154,11 +184,12 @@ def restore_call(model: nn.Module, name: str, said: Mapping[str, Any]) -> None:
     except AttributeError:
         return  # it was in a head, and this model has another
     try:
-        function = getattr(_HOLDERS[said["holder"]], said["function"])
+        own = {cls.__module__: sys.modules[cls.__module__] for cls in type(owner).__mro__ if cls is not object}
+        function = _shown(getattr((own | _HOLDERS)[said["holder"]], said["function"]))
         qualified, line, column = said["place"]
         call = Call(function, (qualified, line, column), said["where"])
     except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"the config's record has a call at {name} that is none of torch's: {said}") from error
+        raise ValueError(f"the config's record has a call at {name} that its code does not have: {said}") from error
     if not isinstance(owner._modules.get(CALLED), CalledGates):
         _route(owner, CalledGates())
     cast(CalledGates, owner._modules[CALLED]).add(call, nn.ReLU(), number)
@@ -207,12 +238,13 @@ class _Search(TorchFunctionMode):
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
         super().__init__()
         self.found: list[tuple[nn.Module, CalledGates]] = []
+        self.has_shown = False  # a function of somebody's own file: another search finds its calls
         self._modules, self._kinds = ids_of(model.modules()), kinds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         named = {name: value for name, value in (kwargs or {}).items() if name != "inplace"}
-        x = args[0] if args else named.pop("input", None)
+        x = args[0] if args else named.pop("input" if "input" in named else next(iter(named), ""), None)
         if (
             isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point() and output.shape == x.shape
             and not isinstance(x, nn.Parameter)  # a scale
@@ -220,11 +252,22 @@ class _Search(TorchFunctionMode):
             and not any(isinstance(each, Tensor) for each in pytree.tree_leaves((args[1:], named)))
         ):  # fmt: skip
             gate = Called(func, args[1:], named)
-            form = module_form(gate)
-            found = running(self._modules) if form is not None and form.kind in self._kinds else None
-            if found is not None:
+            if self._takes(gate) and (found := running(self._modules)) is not None:
                 self._add(gate, *found)
+                return output
+        frame = sys._getframe(1)
+        own = frame.f_globals.get(frame.f_code.co_name)
+        if (
+            isinstance(own, FunctionType) and own.__code__ is frame.f_code and not own.__module__.startswith(_LIBRARIES)
+            and self._takes(Called(own))
+        ):  # fmt: skip
+            _shown(own)
+            self.has_shown = True
         return output
+
+    def _takes(self, gate: Called) -> bool:
+        form = module_form(gate)
+        return form is not None and form.kind in self._kinds
 
     def _add(self, gate: Called, owner: nn.Module, frames: Sequence[FrameType]) -> None:
         # A module that computes an activation is a gate already.
@@ -248,7 +291,7 @@ class _Route(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(call.function is func for call in self.gates.calls.values()):
-            x = args[0] if args else kwargs["input"]
+            x = args[0] if args else kwargs.get("input", next(iter(kwargs.values())))
             if torch.compiler.is_dynamo_compiling() and self.gates.are_alone:
                 return self.gates.at(func, None)(x)
             found = running(ids_of(self.owner.modules()))

@@ -152,23 +152,11 @@ def is_piecewise_linear(values: Tensor) -> bool:
     return int((near.diff(n=2).abs() > 1e-5).sum()) <= 8  # a corner bends two differences
 
 
-class _Itself:
-    """An object as a key: no other is equal. Kept alive by the key, so that its id stays its own."""
-
-    def __init__(self, held: object) -> None:
-        self._held = held
-
-    def __hash__(self) -> int:
-        return id(self._held)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and other._held is self._held
-
-
 def _as_key(value: Any) -> Any:
     if isinstance(value, tuple | list | dict) and len(value) < 8:  # arguments
         return type(value), *map(_as_key, value.items() if isinstance(value, dict) else value)
-    return (type(value), value) if isinstance(value, _PLAIN) else _Itself(value)
+    # Two bound methods are equal where they have the same object, which they also keep alive.
+    return (type(value), value) if isinstance(value, _PLAIN) else types.MethodType(id, value)
 
 
 _PLAIN = (str, int, float, bool, type(None), type, types.FunctionType, types.BuiltinFunctionType, torch.dtype)

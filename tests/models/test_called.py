@@ -198,6 +198,30 @@ def test_a_formula_is_refused_with_its_line(x):
     assert "sigmoid" in str(error.value)
 
 
+def swish(x):
+    return x * torch.sigmoid(x)
+
+
+class OfFunctions(Code):
+    def forward(self, x):
+        return self.out(swish(self.b(swish(x=self.a(x)))))
+
+
+def test_a_formula_that_is_a_function_is_a_gate(x):
+    model = OfFunctions()
+    before = model(x)
+    converted, report = hf_lgelu.convert_to_relu(model, x)
+    assert list(report.gates.values()) == ["swish", "swish"]
+    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert torch.equal(model(x), before)
+    expected = converted.out(F.relu(converted.b(F.relu(converted.a(x)))))
+    compiled = torch.compile(converted, backend="eager")
+    torch.testing.assert_close(compiled(x), expected)
+    for copied in (converted, pickle.loads(pickle.dumps(converted))):
+        torch.testing.assert_close(copied(x), expected)
+        assert not find_smooth_calls(copied, x[:2])
+
+
 class OwnConfig(transformers.PreTrainedConfig):
     model_type = "calls_its_gates"
 
@@ -211,13 +235,13 @@ class OwnModel(transformers.PreTrainedModel):
         self.post_init()
 
     def forward(self, x):
-        return {"logits": self.out(self.act(self.block(x)))}
+        return {"logits": self.out(swish(self.act(self.block(x))))}
 
 
 def test_a_saved_model_loads_with_the_gates_in_the_place_of_its_calls(tmp_path, x):
     model = OwnModel(OwnConfig())
     converted, report = hf_lgelu.convert_to_relu(model, {"x": x})
-    assert report.gates == {"block.called.0": "silu", "act": "GELU"}
+    assert report.gates == {"block.called.0": "silu", "act": "GELU", "called.0": "swish"}
     converted.save_pretrained(tmp_path)
     loaded = hf_lgelu.from_pretrained(OwnModel, tmp_path).eval()
     torch.testing.assert_close(loaded(x), converted(x))

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from loud_nets import VOCABULARY, bert, gpt2, llama, loud, tokens, traced
+from torch import nn
 from torch.nn import functional as F
 from transformers import (
     LlamaConfig,
@@ -144,3 +145,21 @@ def _matrix(model, operation):
 def _bias_change(model, original, block):
     name = block.down.operation.bias
     return (model.get_parameter(name) - original.get_parameter(name)).detach()
+
+
+class Watched(nn.Module):
+    """A head that does not count reads the first gate, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.watch = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3), nn.Linear(12, 5)
+
+    def forward(self, x):
+        hidden = nn.functional.gelu(self.a(x))
+        return {"logits": self.c(nn.functional.gelu(self.b(hidden))), "hidden_states": self.watch(hidden)}
+
+
+def test_units_that_an_uncounted_head_reads_are_not_added():
+    inputs = {"x": torch.randn(200, 6, generator=torch.Generator().manual_seed(0))}
+    with pytest.raises(ConversionRefusedError, match="also go to an output that does not count"):
+        convert_to_relu(Watched(), inputs, width=1.5)
