@@ -104,15 +104,19 @@ def torch_does_what_tests_need():
 
 @pytest.fixture(autouse=True, scope="session")
 def render():
-    """To render a picture takes a third of a second, so its file has a first word alone; this is what renders."""
+    """To render a picture takes a third of a second: a file has its first bytes alone, and pixels in memory are few.
+
+    Yields what renders.
+    """
     from matplotlib.figure import Figure
 
+    savefig = Figure.savefig
+
+    def quick(figure, to, **options):
+        return to.write_bytes(b"\x89PNG") if isinstance(to, Path) else savefig(figure, to, **options | {"dpi": 15})
+
     with pytest.MonkeyPatch.context() as patch:
-        savefig = Figure.savefig
-        patch.setattr(
-            Figure, "savefig", lambda figure, to, **options: to.write_bytes(b"\x89PNG") if isinstance(to, Path)
-            else savefig(figure, to, **options),
-        )  # fmt: skip
+        patch.setattr(Figure, "savefig", quick)
         yield savefig
 
 

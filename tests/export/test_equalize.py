@@ -63,19 +63,19 @@ def tokens(vocabulary: int) -> dict[str, torch.Tensor]:
 
 
 def bert() -> tuple[nn.Module, dict]:
-    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
                         hidden_act="relu")  # fmt: skip
     return BertForSequenceClassification(config), tokens(60)
 
 
 def gpt2() -> tuple[nn.Module, dict]:
     return GPT2LMHeadModel(
-        GPT2Config(vocab_size=60, n_embd=16, n_layer=2, n_head=2, activation_function="relu")
+        GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, activation_function="relu")
     ), tokens(60)
 
 
 def llama() -> tuple[nn.Module, dict]:
-    config = LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+    config = LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
                          num_attention_heads=2, num_key_value_heads=1, hidden_act="relu")  # fmt: skip
     return LlamaForCausalLM(config), tokens(60)
 
@@ -101,7 +101,7 @@ def int8_error(layer: nn.Linear, inputs: torch.Tensor) -> float:
     return wrong / total
 
 
-@pytest.mark.parametrize(("make", "layers"), [(bert, 2), (gpt2, 2), (llama, 2), (convolutions, 2)])
+@pytest.mark.parametrize(("make", "layers"), [(bert, 1), (gpt2, 1), (llama, 1), (convolutions, 2)])
 def test_the_function_stays_to_the_bit(make, layers):
     torch.manual_seed(0)
     model, inputs = make()

@@ -66,6 +66,7 @@ def test_every_table_and_figure_has_a_section():
     assert sorted([*placed, "path"]) == sorted([*ALL_TABLES, *ALL_FIGURES])
 
 
+@pytest.mark.usefixtures("rendered")
 def test_the_committed_picture_is_that_which_is_drawn(committed, tmp_path):
     """By what is written in it; nothing touches an edge, where it would be cut off."""
     (drawing,) = draw_all("path", PATH, committed)
