@@ -1,8 +1,9 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
-The loss needs no labels: the KL to the original, or, for outputs that are not class scores, the squared error of each
-column over its variance. The best learning rate differs by orders of magnitude between networks, so a few are tried.
-The result is the best state on held-out inputs; the start is one of the candidates.
+All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
+not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The best
+learning rate differs by orders of magnitude between networks, so a few are tried. The result is the best state on
+held-out inputs; the start is one of the candidates.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -23,6 +24,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.batches import Batch
@@ -31,7 +33,6 @@ from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
@@ -59,10 +60,6 @@ class Distill:
         """The nearest student, moved until time.perf_counter() is at `deadline` at the latest."""
         best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
-        names = [name for unit in find_gate_units(best.program) for name in unit.parameters]
-        names += [name for layer in best.fitted for consumer in layer.maps for name in consumer.parameters]
-        if not names:
-            return best
         student = independent_copy(best.model)
         # The best rung and the number of steps may differ from call to call.
         work = task.work(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
@@ -75,15 +72,20 @@ class Distill:
             work.begin(student)
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=[*dict.fromkeys(names)],
-                steps=config.distill_steps,
-                bf16=config.bf16,
-                max_seconds=None if left == math.inf else left,
+                task.model, student, task.folds, config.outputs, names=moved_names(student),
+                steps=config.distill_steps, bf16=config.bf16, max_seconds=None if left == math.inf else left,
             )  # fmt: skip
             if task.seconds_until(deadline) > 0:  # else the time ran out, and another call may have more time
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps)
+
+
+def moved_names(model: nn.Module) -> list[str]:
+    """The names of the parameters that steps move: all but embeddings, of which the inputs reach few rows."""
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    parameters = model.named_parameters()
+    return [name for name, value in parameters if value.is_floating_point() and id(value) not in embeddings]
 
 
 def distill(
@@ -177,10 +179,6 @@ class Together(NamedTuple):
             return cls(folds.some_sample, 0.0, len(batch))
         return cls(FoldBatch(samples, own, samples.longest(batch.numbers)), 1.0, len(batch))
 
-    def load(self) -> Batch:
-        """The inputs and labels of the part."""
-        return self.part.load()
-
 
 class _Distillation:
     """Descents of some parameters from their present values: a short one for each rate, then a long one."""
@@ -200,18 +198,18 @@ class _Distillation:
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         together = partial(Together.of, folds=folds)
-        most = main_decides(samples_at_once(original, together(folds.together[-1]).load(), outputs))
+        most = main_decides(samples_at_once(original, together(folds.together[-1]).part.load(), outputs))
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         # With few rows, processes may disagree whether an output holds probabilities.
         some = next((batch for batch in self._batches if batch.weight), self._batches[0])
-        are_logits = main_decides(compared_outputs(original, some.load().inputs, outputs).are_logits)
+        are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
         self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
         watched = _spread(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         with self._judging():
             first = self._batches[0]
-            self._centred = centred_maps(converted, parameters.keys(), first.load(), first.weight)
+            self._centred = centred_maps(converted, parameters.keys(), first.part.load(), first.weight)
         self._time_share = time_share
         self.start = self._seen()
 
@@ -243,8 +241,14 @@ class _Distillation:
                 if step % every:  # the last steps were not judged yet
                     best = self._nearer(best)
                 break
-            progress = max(step / steps, (share - begun) / (1 - begun))
-            self._step(optimizer, number, step, progress)
+            batch = self._batches[number]
+            with torch.enable_grad(), self._stepping():
+                loss = self._loss(batch.part.load(), weight=batch.weight)
+            optimizer.zero_grad()
+            loss.backward()
+            sum_gradients(self._parameters)
+            torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
+            optimizer.step(step, progress=max(step / steps, (share - begun) / (1 - begun)))
             if (step + 1) % every == 0:
                 best = self._nearer(best)
         return best
@@ -253,20 +257,11 @@ class _Distillation:
         """The present state where its loss is lower than that of `best`, else `best`."""
         return min(best, self._seen(), key=lambda seen: seen.loss)
 
-    def _step(self, optimizer: "CentredAdam", number: int, done: int, progress: float) -> None:
-        with torch.enable_grad(), self._stepping():
-            loss = self._loss(self._batches[number].load(), weight=self._batches[number].weight)
-        optimizer.zero_grad()
-        loss.backward()
-        sum_gradients(self._parameters)
-        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        optimizer.step(done, progress)
-
     @torch.no_grad()
     def _seen(self) -> _Seen:
         """The present state."""
         with self._judging():
-            losses = [self._loss(batch.load(), weight=batch.weight) * batch.samples for batch in self._watched]
+            losses = [self._loss(batch.part.load(), weight=batch.weight) * batch.samples for batch in self._watched]
         loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
@@ -292,10 +287,6 @@ class CentredMap:
     bias: Tensor
     mean: Tensor
     transposed: bool = False
-
-    def constant(self, change: Tensor) -> Tensor:
-        """W·x̄ for a change of the weight."""
-        return (change.mT if self.transposed else change) @ self.mean
 
 
 class CentredAdam:
@@ -328,7 +319,8 @@ class CentredAdam:
             centred.weight.grad.sub_(moved.mT if centred.transposed else moved)
         self._adam.step()
         for centred, old in zip(maps, before, strict=True):
-            centred.bias.sub_(centred.constant(centred.weight - old))
+            change = centred.weight - old
+            centred.bias.sub_((change.mT if centred.transposed else change) @ centred.mean)
 
 
 @torch.no_grad()
@@ -374,8 +366,9 @@ def output_loss(
     """The distance between the outputs of the two networks, without padding, summed over the outputs: a scalar.
 
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
-    columns of Σ(ŷ − y)² / Σ(y − ȳ)². With several processes it is this process's part of the mean over all rows, in
-    which its rows count with its `weight`. `are_logits` says whether the first output holds class scores, if known.
+    columns of Σ(ŷ − y)² / Σ(y − ȳ)². Of embeddings, 1 − cos of each sample's mean over positions is added. With several
+    processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
+    `are_logits` says whether the first output holds class scores, if known.
     """
     reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
@@ -383,6 +376,9 @@ def output_loss(
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
         counted = batch.counted(expected, name, channels_last=True)
+        if number == 0 and reference.are_embeddings:
+            cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
+            total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
         if counted is not None:
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
@@ -395,3 +391,9 @@ def output_loss(
             error = (found - wanted).square().sum(0)
             total = total + (error[varies] / spread[varies]).sum() / max(int(varies.sum()), 1)
     return weight * total
+
+
+def _pooled(states: Tensor, counted: Tensor | None) -> Tensor:
+    """(samples, columns): the sum over the positions that count, whose direction is that of the mean."""
+    kept = states if counted is None else states * counted[..., None]
+    return kept.reshape(len(kept), -1, kept.shape[-1]).sum(1)

@@ -156,7 +156,7 @@ class Refit:
         done = [*_without_refit(found, names)]
         task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
         with carrier:
-            self.write_first(student)
+            self.write_behind(student, None)
             work.begin(student)
             begun = last = time.perf_counter()
             longest = 0.0
@@ -198,11 +198,8 @@ class Refit:
     def note(self, layer: Layer) -> str | None:
         """What the report is to say of a layer beside its fit; None for nothing."""
 
-    def write_first(self, student: nn.Module) -> None:
-        """Write what waits for no refit."""
-
-    def write_behind(self, student: nn.Module, index: int) -> None:
-        """Write what waited for the refit of a layer."""
+    def write_behind(self, student: nn.Module, index: int | None) -> None:
+        """Write what waited for the refit of a layer; what waits for none comes first, with None."""
 
 
 def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:

@@ -128,12 +128,8 @@ class Place(Refit):
                 if unit.before.node in nodes or (unit.other is not None and unit.other.node in nodes)
             }
 
-    def write_first(self, student: nn.Module) -> None:
-        """Write the gates that wait for no refit."""
-        self.write_behind(student, None)
-
     def write_behind(self, student: nn.Module, index: int | None) -> None:
-        """Write the gates that waited for the refit of a layer."""
+        """Write the gates that waited for the refit of a layer, or for None."""
         for gate in self._gates:
             if self._layer_before.get(gate.unit.site) == index:
                 gate.write(student)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, distill, output_loss
+from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, distill, moved_names, output_loss
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -68,6 +68,53 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
         shares = [float((0.1 * y).square().sum() / (y - y.mean()).square().sum()) for y in columns.detach().double().T]
         total += sum(shares) / len(shares)
     assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+class Encoder(nn.Module):
+    """States of tokens, whose mean is the embedding; its last map shares the token embeddings."""
+
+    def __init__(self, size=6):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, size), nn.Embedding(9, size)
+        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 16), nn.Linear(16, size)
+        self.score = nn.Linear(size, 20, bias=False)
+        self.score.weight = self.words.weight
+
+    def forward(self, input_ids, attention_mask):
+        states = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        return {"last_hidden_state": self.down(F.gelu(self.up(self.norm(states))))}
+
+
+def test_of_embeddings_the_mean_over_the_tokens_counts_too():
+    torch.manual_seed(7)
+    original, other = Encoder(), Encoder()
+    ids, lengths = torch.randint(20, (5, 9)), [9, 7, 4, 9, 2]
+    mask = torch.tensor([[1] * length + [0] * (9 - length) for length in lengths])
+    batch = next(iter(read_batches({"input_ids": ids, "attention_mask": mask})))
+    loss = output_loss(original, other, batch, None)
+    y, found = (net(ids, mask)["last_hidden_state"].detach().double() for net in (original, other))
+    means = [[states[row, :length].mean(0) for row, length in enumerate(lengths)] for states in (y, found)]
+    turned = sum(1 - float(one @ two / one.norm() / two.norm()) for one, two in zip(*means, strict=True)) / 5
+    y, found = y[mask.bool()], found[mask.bool()]
+    shares = (found - y).square().sum(0) / (y - y.mean(0)).square().sum(0)
+    assert loss.item() == pytest.approx(turned + float(shares.mean()), rel=1e-4)
+
+
+def test_all_parameters_move_but_those_of_embeddings():
+    """Also norms and biases far from the gates; a map that shares the embeddings' weight stays."""
+    torch.manual_seed(7)
+    original = Encoder()
+    converted = copy.deepcopy(original)
+    converted.up.weight.data *= 1.1
+    moved = moved_names(converted)
+    assert moved == ["norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias"]
+    before = copy.deepcopy(converted.state_dict())
+    ids = {"input_ids": torch.randint(20, (40, 9)), "attention_mask": torch.ones(40, 9, dtype=torch.long)}
+    folds = deal_folds(read_batches(ids), batch_size=8)
+    first, last = distill(original, converted, folds, names=moved, steps=8)
+    assert last < first
+    changed = [name for name, value in converted.named_parameters() if not torch.equal(value, before[name])]
+    assert changed == moved
 
 
 class Drawing(nn.Module):

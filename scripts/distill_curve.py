@@ -1,0 +1,147 @@
+"""How near distillation brings a trained network, by the tokens that pass through its steps.
+
+    python scripts/distill_curve.py --network minilm --packages runs/packages --tokens 50000 200000 1000000
+
+The network is converted once (`refit`) and distilled anew for each budget, on a GPU where there is one. Texts are the
+paragraphs of WikiText and of the docstrings of installed packages; of a reaction, its precursors in other orders. Rows
+go to a CSV file as they are measured, and a rerun measures only what is not there.
+"""
+
+import ast
+import copy
+import importlib.metadata
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+import torch
+from lgelu_lab.measurements.real import RealSettings, load_measured
+from lgelu_lab.measurements.real_networks import REAL
+from lgelu_lab.measurements.real_tasks import TASKS, Inputs, in_batches
+from lgelu_lab.rows_file import RowsFile
+from lgelu_lab.studies.arguments import OneLineParser
+
+from hf_lgelu import convert_to_relu
+from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.models.batches import read_batches
+from hf_lgelu.refit.distill import distill, moved_names
+from hf_lgelu.refit.folds import deal_folds
+
+_PROSE = ("scipy", "sympy", "torch", "transformers")
+_JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
+_KEY = ("network", "tokens", "unique_tokens", "moved", "seed")
+_COLUMNS = (
+    *_KEY, "steps", "numbers", "loss_before", "loss_after", *_JUDGED, "judged", "seconds", "device", "bf16", "cpu",
+    "torch", "transformers", "hf_lgelu",
+)  # fmt: skip
+
+
+@dataclass
+class CurveArguments:
+    """Which network, on how much text, in how many steps."""
+
+    network: str = field(metadata={"help": f"One of {', '.join(REAL)}.", "choices": list(REAL)})
+    tokens: list[int] = field(metadata={"help": "Budgets: tokens that pass through the steps, with repetitions."})
+    csv: str = field(default="runs/distill_curve.csv", metadata={"help": "File of the rows; they are added to it."})
+    packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+    units: int = field(default=1024, metadata={"help": "Sequences that the refit takes."})
+    unique_tokens: int = field(default=2_000_000, metadata={"help": "Tokens of text at most; more are repetitions."})
+    few: bool = field(default=False, metadata={"help": "Move the biases and the gains of norms alone."})
+    bf16: bool = field(default=False, metadata={"help": "Steps in bfloat16."})
+    seed: int = field(default=0, metadata={"help": "Of the draws."})
+
+
+def main() -> int:
+    """Measure what has no row yet; the exit status is 1, with the reason, for what cannot be measured."""
+    (arguments,) = OneLineParser(CurveArguments).parse()
+    try:
+        _measure(arguments)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _measure(arguments: CurveArguments) -> None:
+    rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
+    packages = Path(arguments.packages) if arguments.packages else None
+    network, settings = REAL[arguments.network], RealSettings(units=(arguments.units,), seed=arguments.seed)
+    measured = load_measured(network, settings, arguments.data_dir, packages)
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    measured.model.to(device)
+    fitted = in_batches(measured.fitted, measured.pad, 16, labelled=False)
+    refitted = convert_to_relu(measured.model, fitted).model
+    texts = _more(arguments.network, measured.fitted, measured.processor, arguments)
+    units = [*measured.fitted, *texts]
+    data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
+    folds = deal_folds(data, model=measured.model)
+    a_step = folds.rows / len(folds.together)
+    what = "few" if arguments.few else "all"
+    for tokens in (0, *arguments.tokens):
+        asked = {"tokens": tokens, "unique_tokens": folds.rows, "moved": what}
+        if asked in rows:
+            continue
+        moved, started = copy.deepcopy(refitted), time.perf_counter()
+        names = [name for name in moved_names(moved) if not arguments.few or moved.get_parameter(name).ndim == 1]
+        steps = round(tokens / a_step)
+        losses = (None, None)
+        if steps:
+            losses = distill(measured.model, moved, folds, names=names, steps=steps, bf16=arguments.bf16)
+        judged = measured.row("distilled", moved)
+        row = asked | {name: judged[name] for name in (*_JUDGED, "judged")} | {
+            "steps": steps, "numbers": sum(moved.get_parameter(name).numel() for name in names),
+            "loss_before": losses[0], "loss_after": losses[1], "seconds": round(time.perf_counter() - started, 1),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type, "bf16": arguments.bf16,
+            "cpu": hardware(torch.get_num_threads())["cpu"], "torch": torch.__version__,
+            "transformers": importlib.metadata.version("transformers"), "hf_lgelu": package_versions()["hf-lgelu"],
+        }  # fmt: skip
+        rows.append(row)
+        print(", ".join(f"{name} {row[name]}" for name in ("tokens", "steps", *_JUDGED) if row[name] is not None))
+
+
+def _more(network: str, fitted: Sequence[Inputs], processor: object, arguments: CurveArguments) -> list[Inputs]:
+    """Sequences beside those of the refit, as many as `unique_tokens` allows."""
+    task, length, left = TASKS[REAL[network].task], REAL[network].length, arguments.unique_tokens
+    left -= sum(unit["input_ids"].numel() for unit in fitted)
+    found: list[Inputs] = []
+    texts = prose()
+    while left > 0 and (some := list(islice(texts, 512))):
+        for unit in task.units(some, None, processor, length):
+            found.append(unit)
+            left -= unit["input_ids"].numel()
+    return found
+
+
+def prose() -> Iterator[str]:
+    """Paragraphs of English in the docstrings of installed packages, each once, in a seeded order."""
+    found = set()
+    for package in _PROSE:
+        for file in importlib.metadata.files(package) or ():
+            if file.suffix == ".py":
+                found |= set(_paragraphs(file.locate().read_text(encoding="utf-8", errors="ignore")))
+    ordered = sorted(found)
+    Random(0).shuffle(ordered)
+    yield from ordered
+
+
+def _paragraphs(source: str) -> Iterator[str]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            for part in (ast.get_docstring(node) or "").split("\n\n"):
+                text = " ".join(part.split())
+                letters = sum(letter.isalpha() or letter == " " for letter in text)
+                if len(text.split()) >= 12 and ">>>" not in text and letters > 0.88 * len(text):
+                    yield text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
