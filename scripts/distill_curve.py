@@ -12,14 +12,14 @@ import copy
 import importlib.metadata
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from random import Random
 
 import torch
-from lgelu_lab.measurements.real import RealSettings, load_measured
+from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.measurements.real_networks import REAL
 from lgelu_lab.measurements.real_tasks import TASKS, Inputs, in_batches
 from lgelu_lab.rows_file import RowsFile
@@ -76,8 +76,7 @@ def _measure(arguments: CurveArguments) -> None:
     measured.model.to(device)
     fitted = in_batches(measured.fitted, measured.pad, 16, labelled=False)
     refitted = convert_to_relu(measured.model, fitted).model
-    texts = _more(arguments.network, measured.fitted, measured.processor, arguments)
-    units = [*measured.fitted, *texts]
+    units = [*measured.fitted, *_more(measured, arguments.unique_tokens)]
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(data, model=measured.model)
     a_step = folds.rows / len(folds.together)
@@ -104,17 +103,36 @@ def _measure(arguments: CurveArguments) -> None:
         print(", ".join(f"{name} {row[name]}" for name in ("tokens", "steps", *_JUDGED) if row[name] is not None))
 
 
-def _more(network: str, fitted: Sequence[Inputs], processor: object, arguments: CurveArguments) -> list[Inputs]:
-    """Sequences beside those of the refit, as many as `unique_tokens` allows."""
-    task, length, left = TASKS[REAL[network].task], REAL[network].length, arguments.unique_tokens
-    left -= sum(unit["input_ids"].numel() for unit in fitted)
+def _more(measured: Measured, unique_tokens: int) -> list[Inputs]:
+    """Sequences beside those of the refit, until there are so many tokens."""
+    left = unique_tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
     found: list[Inputs] = []
-    texts = prose()
-    while left > 0 and (some := list(islice(texts, 512))):
-        for unit in task.units(some, None, processor, length):
-            found.append(unit)
-            left -= unit["input_ids"].numel()
+    drawn = _reordered(measured) if measured.network.name == "reactions" else _prose(measured)
+    while left > 0 and (unit := next(drawn, None)) is not None:
+        found.append(unit)
+        left -= unit["input_ids"].numel()
     return found
+
+
+def _reordered(measured: Measured) -> Iterator[Inputs]:
+    """The reactions that were fitted, without end, their precursors in another order each time."""
+    draw = Random(0)
+    dot, arrow = (int(measured.processor(sign, 3)["input_ids"][0, 1]) for sign in (".", ">>"))
+    while True:
+        for unit in measured.fitted:
+            start, *ids = unit["input_ids"][0].tolist()
+            end = ids.index(arrow)
+            parts = [list(part) for is_dot, part in groupby(ids[:end], dot.__eq__) if not is_dot]
+            draw.shuffle(parts)
+            mixed = [start, *(number for part in parts for number in (*part, dot))][:-1] + ids[end:]
+            yield {**unit, "input_ids": torch.tensor([mixed])}
+
+
+def _prose(measured: Measured) -> Iterator[Inputs]:
+    task, length = TASKS[measured.network.task], measured.network.length
+    texts = prose()
+    while some := list(islice(texts, 512)):
+        yield from task.units(some, None, measured.processor, length)
 
 
 def prose() -> Iterator[str]:

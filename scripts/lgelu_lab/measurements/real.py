@@ -98,7 +98,7 @@ class RealSettings:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class Measured:
     """One network from elsewhere, and the units it is fitted on and judged on, each in a seeded order."""
 
     network: RealNetwork
@@ -134,10 +134,13 @@ def measure_real(
     network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
 ) -> list[Row]:
     """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime."""
-    return _rows(_load(network, settings, data_dir, packages))
+    return _rows(load_measured(network, settings, data_dir, packages))
 
 
-def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None) -> _Measured:
+def load_measured(
+    network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None
+) -> Measured:
+    """A network with the units that it is fitted on and judged on."""
     # What would stop the last rows is refused before hours of conversions.
     for package in ("onnx", "onnxscript", "onnxruntime") if settings.onnx else ():
         require(package, "onnx")
@@ -156,10 +159,10 @@ def _load(network: RealNetwork, settings: RealSettings, data_dir: str | None, pa
     else:
         fitted = fitted[:most]
         judged = read_units(network, found.splits[corpus.eval_split], processor, judged_on, settings.seed)
-    return _Measured(network, settings, model, processor, fitted, judged, found.origin)
+    return Measured(network, settings, model, processor, fitted, judged, found.origin)
 
 
-def _rows(measured: _Measured) -> list[Row]:
+def _rows(measured: Measured) -> list[Row]:
     settings, model = measured.settings, measured.model
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
@@ -173,7 +176,7 @@ def _rows(measured: _Measured) -> list[Row]:
     return rows
 
 
-def _conversions(measured: _Measured) -> Iterator[tuple[Row, nn.Module | None]]:
+def _conversions(measured: Measured) -> Iterator[tuple[Row, nn.Module | None]]:
     settings = measured.settings
     counts = sorted({min(count, len(measured.fitted)) for count in settings.units})
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
@@ -222,7 +225,7 @@ class _Session(nn.Module):
         return round(1e3 * min(times), 3)
 
 
-def _in_onnxruntime(measured: _Measured, rows: list[Row], networks: dict[str, nn.Module]) -> list[Row]:
+def _in_onnxruntime(measured: Measured, rows: list[Row], networks: dict[str, nn.Module]) -> list[Row]:
     """The rows with the latency of these networks, each with its int8 row behind the others."""
     pad, fitted = measured.pad, measured.fitted
     calibration = in_batches(fitted[:_CALIBRATED_ON], pad, _TIMED_AT_ONCE, labelled=False)
@@ -267,7 +270,7 @@ def record_real(
 ) -> MeasurementRecord:
     """Measure, and write the record to `output_dir`/<name>/real-seed<seed>.json."""
     began = time.perf_counter()
-    measured = _load(network, settings, data_dir, packages)
+    measured = load_measured(network, settings, data_dir, packages)
     rows = _rows(measured)
     told = {"run": network.source, "licence": network.licence, "metric": rows[0]["metric"], "score": rows[0]["score"]}
     record = MeasurementRecord(
