@@ -19,9 +19,9 @@ from pathlib import Path
 from random import Random
 
 import torch
+from lgelu_lab.benchmarks.real_inputs import UNITS, Inputs, in_batches
+from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
-from lgelu_lab.measurements.real_networks import REAL
-from lgelu_lab.measurements.real_tasks import TASKS, Inputs, in_batches
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser
 
@@ -129,10 +129,10 @@ def _reordered(measured: Measured) -> Iterator[Inputs]:
 
 
 def _prose(measured: Measured) -> Iterator[Inputs]:
-    task, length = TASKS[measured.network.task], measured.network.length
+    units, length = UNITS[measured.network.task], measured.network.length
     texts = prose()
     while some := list(islice(texts, 512)):
-        yield from task.units(some, None, measured.processor, length)
+        yield from units(some, None, measured.processor, length)
 
 
 def prose() -> Iterator[str]:
