@@ -61,6 +61,8 @@ class Distill:
         best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
         student = independent_copy(best.model)
+        if not (names := moved_names(student)):
+            return best
         # The best rung and the number of steps may differ from call to call.
         work = task.work(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
         if work.done:
@@ -72,7 +74,7 @@ class Distill:
             work.begin(student)
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=moved_names(student),
+                task.model, student, task.folds, config.outputs, names=names,
                 steps=config.distill_steps, bf16=config.bf16, max_seconds=None if left == math.inf else left,
             )  # fmt: skip
             if task.seconds_until(deadline) > 0:  # else the time ran out, and another call may have more time

@@ -90,7 +90,7 @@ class Task:
 class Student:
     """The converted network of one rung, and what was done to it.
 
-    `gaps` has its distance to the original on each sample held out; `fitted` are its layers in `program`.
+    `gaps` has its distance to the original on each sample held out; `fitted` are its layers.
     """
 
     effort: str
@@ -100,7 +100,6 @@ class Student:
     gaps: tuple[float, ...]
     config_changes: tuple[str, ...]
     width_share: float
-    program: Program
     fitted: Sequence[Layer]
 
 
@@ -188,9 +187,8 @@ class Refit:
                 )
 
         return Student(
-            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, program,
-            found.layers,
-        )  # fmt: skip
+            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, found.layers
+        )
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Find what the rung writes into the student beside the refits: here nothing."""
