@@ -101,7 +101,7 @@ def distill(
     bf16: bool = False,
     max_seconds: float | None = None,
 ) -> tuple[float, float]:
-    """The mean losses on the held-out part before and after Adam on some parameters of `converted`.
+    """The mean losses on what chooses, before and at its least, of Adam on some parameters of `converted`.
 
     Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps, unless
     the time runs out.
@@ -117,9 +117,6 @@ def distill(
         bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
             moved and judged under autocast.
         max_seconds: a limit on the time.
-
-    Returns:
-        (mean loss on the held-out part before, the least one seen).
     """
     started = time.perf_counter()
 
