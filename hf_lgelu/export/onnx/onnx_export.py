@@ -127,6 +127,7 @@ def export_onnx(
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
         TypeError: `model` is not float32, or an input is no tensor.
         ValueError: the model is too large for one file, or an argument does not fit.
+        torch.onnx.OnnxExporterError: torch cannot write an operation of the model at this opset.
         RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
         FileExistsError: there is a file, and `overwrite` is False.
 
