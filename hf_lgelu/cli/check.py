@@ -189,7 +189,7 @@ def _conversion(examined: Examined) -> Iterator[str]:
         wide = widen_original(examined.given.network, examined.program, layers.layers, 1.25)
         if has_biases(wide, find_gate_units(examined.program)):
             yield (
-                "More hidden units bring it nearer than all else: --width 1.25 gives each block a quarter more, for "
+                "More hidden units usually help most: --width 1.25 gives each block a quarter more, for "
                 "about three times the conversion's time."
             )
 

@@ -371,7 +371,7 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     """What may bring the network nearer, and its price; () where no finite distance above rounding was measured."""
     if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
         return ()
-    wider = "More hidden units bring it nearer than all else: `width=1.25` (--width 1.25) for a quarter more in each "
+    wider = "More hidden units usually help most: `width=1.25` (--width 1.25) for a quarter more in each "
     wider += "block, and about three times this conversion's time."
     higher = f"The next rung, `{report.next_step}` (effort, --effort), may bring the network nearer."
     return (*[higher] * (report.next_step is not None), *[wider] * report.can_be_wider)

@@ -170,6 +170,7 @@ def test_a_language_model_without_data_samples_text(family):
     network = family()
     del (network.transformer.h if family is gpt2 else network.model.layers)[1:]
     network.train().config.num_hidden_layers = 1
+    network.lm_head.weight.data *= 8 if family is gpt2 else 40  # so that another temperature would tell
     state = torch.get_rng_state()
     network.generation_config.top_k = network.generation_config.repetition_penalty = 1  # narrow no text
     text = sampled_text(network, 70)
@@ -182,7 +183,7 @@ def test_a_language_model_without_data_samples_text(family):
     scores = scores.masked_fill(torch.arange(40) == network.config.eos_token_id, -torch.inf).log_softmax(-1)
     surprise = -scores.gather(2, text[:, 1:, None]).mean()
     entropy = -(scores.exp() * scores.clamp(min=-99)).sum(-1).mean()
-    assert surprise == pytest.approx(float(entropy), rel=0.05)
+    assert surprise == pytest.approx(float(entropy), rel=0.1)
     if family is gpt2:
         _, report = convert_with(network, None, max_samples=70, max_kl=None)
         assert (report.samples, report.rows) == (70, len({tuple(row) for row in text.tolist()}) * 16)
