@@ -131,7 +131,7 @@ def test_gpt2_computes_what_float64_does_at_any_batch_size_and_length(gpt2, expo
     assert np.abs(wanted[seen] - unmasked[seen]).max() > 1e-2  # the mask matters
 
 
-@pytest.mark.parametrize("opset", [11, 17, 18, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("opset", [11, 17, *(pytest.param(opset, marks=pytest.mark.slow) for opset in (18, 25))])
 def test_the_file_has_the_opset_that_was_asked_for(gpt2, tmp_path, opset):
     """Below 18 it is torch's older exporter, and below 14 attention in the operations that it is made of."""
     ids = torch.randint(31, (3, 8))
