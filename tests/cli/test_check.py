@@ -72,6 +72,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     model.save_pretrained(tmp_path / "bert")
     _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
     assert "bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
+    assert "--width 1.25 gives each block a quarter more, for about three times the conversion's time" in said
     assert "- With ReLU in its config: llama.cpp ignores the activation that the config of a bert names" in said
     assert "1 of 1 gates can be" in said
     twice = {**SIZES, "num_hidden_layers": 2}  # one layer
@@ -79,6 +80,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     albert.save_pretrained(tmp_path / "albert")
     _, said, _ = call("check", tmp_path / "albert", "--disable_tqdm")
     assert "0 of 1 gates can be" in said
+    assert "--width" not in said
     assert "is shared: it is used 2 times" in said
     assert "Of these 1 would stay smooth" in said  # the pooler's tanh
     assert "These gates are exchanged all the same, with the weights behind them as they are." in said
