@@ -72,7 +72,7 @@ def _measure(arguments: CurveArguments) -> None:
     packages = Path(arguments.packages) if arguments.packages else None
     network, settings = REAL[arguments.network], RealSettings(units=(arguments.units,), seed=arguments.seed)
     measured = load_measured(network, settings, arguments.data_dir, packages)
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measured.model.to(device)
     fitted = in_batches(measured.fitted, measured.pad, 16, labelled=False)
     refitted = convert_to_relu(measured.model, fitted).model
