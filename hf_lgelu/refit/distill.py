@@ -336,7 +336,7 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
     seen: dict[nn.Module, tuple[Tensor, float]] = {}
 
     def see(module: nn.Module, inputs: tuple) -> None:
-        seen[module] = _weighted(inputs[0].flatten(0, -2), weight)
+        seen[module] = _weighted(inputs[0].reshape(-1, inputs[0].shape[-1]), weight)
 
     with forward_pre_hooks(modules, see):
         run_example(model, batch.inputs)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, distill, moved_names, output_loss
+from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, centred_maps, distill, moved_names, output_loss
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -230,3 +230,9 @@ def test_steps_on_bfloat16_weights_are_not_rounded_away(monkeypatch):
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
     assert all(parameter.grad is None for parameter in narrow.parameters())
     assert narrow_after / narrow_before < 1.3 * after / before < 0.8
+
+
+def test_the_inputs_of_a_map_that_reads_one_row_are_its_mean():
+    row = torch.arange(4.0)
+    (found,) = centred_maps(nn.Sequential(nn.Linear(4, 2)), ["0.weight", "0.bias"], Batch(row, is_sample=True))
+    torch.testing.assert_close(found.mean, row, check_dtype=False)
