@@ -20,7 +20,7 @@ from hf_lgelu.models.example_run import same_randomness
 from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.gate_units import find_gate_units
-from hf_lgelu.refit.layers import Layer, Layers, find_layers
+from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers, gates_before
 from hf_lgelu.refit.moments import WAITING, BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
@@ -114,8 +114,11 @@ class Carrier:
                 for _ in kinks
             ]
             for batch, trace, values in self._carried(index, fold):
-                for total, rows in zip(totals, self._rows(index, batch, trace, values, kinks), strict=True):
-                    total.add(rows)
+                for maps in trace.layers.layers[index].uses:
+                    given = _of_original(trace, maps[0], values) if layer.is_used_in_turn else values
+                    rows = self._rows(index, maps, batch, trace, given, kinks)
+                    for total, each in zip(totals, rows, strict=True):
+                        total.add(each)
             for total, parts in zip(totals, sums, strict=True):
                 found = total.sums().reduce_over_processes()
                 if len(parts) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in parts)):
@@ -163,22 +166,23 @@ class Carrier:
                 self._kept.put((fold, place), Values(original, converted, values.masks))
 
     def _rows(
-        self, index: int, batch: FoldBatch, trace: Trace, values: Values, kinks: Sequence[float]
-    ) -> Iterator[Rows]:
-        """The rows of a layer for each kink of the gate before it, zero first: inputs of its maps, and what the
-        converted network lacks at the aim.
+        self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, trace: Trace, values: Values,
+        kinks: Sequence[float],
+    ) -> Iterator[Rows]:  # fmt: skip
+        """The rows of one use of a layer's `maps` for each kink of the gate before, zero first: inputs of the maps, and
+        what the converted network lacks at the aim.
 
         Of a convolution, rows at some positions of each image.
         """
         layer = trace.layers.layers[index]
-        first, positions = layer.maps[0], None
+        first, aim, positions = maps[0], maps[0].aim.node, None
         sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
             available = math.prod(values.converted[first.node].shape[2:])
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = widened(values.original[layer.aim]), widened(values.converted[layer.aim])
+        original, converted = widened(values.original[aim]), widened(values.converted[aim])
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         if bool(hidden.any()):
             self._noted.add((index, HIDDEN_COUNT))
@@ -186,8 +190,8 @@ class Carrier:
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
-        inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in layer.maps]
-        counted = self._counted(index, trace, values, positions, len(residuals))
+        inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in maps]
+        counted = self._counted(index, first, trace, values, positions, len(residuals))
         features = torch.cat(inputs, dim=-1)
         yield Rows(features, residuals, targets, counted)
         if layer.unit is None or len(kinks) == 1:
@@ -205,9 +209,11 @@ class Carrier:
             lost = torch.einsum("ngd,gmd->ngm", widened(features - moved), widened(weight))
             yield Rows(moved, residuals + lost, targets, counted)
 
-    def _counted(self, index: int, trace: Trace, values: Values, positions: Tensor | None, rows: int) -> Tensor | None:
+    def _counted(
+        self, index: int, first: LinearMap, trace: Trace, values: Values, positions: Tensor | None, rows: int
+    ) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
-        node, first = trace.masks[index], trace.layers.layers[index].maps[0]
+        node = trace.masks[index]
         mask = None if node is None else values.masks.get(node)
         if mask is None:
             return None
@@ -236,9 +242,10 @@ class Carrier:
                     halves[later] = [earlier]
             stops = [
                 (
-                    [node for each in layer.maps for node in (each.node, *halves.get(each.node, ()))]
-                    + ([] if layer.unit is None else [layer.unit.before.node]),
-                    layer.aim,
+                    [node for maps in layer.uses for each in maps for node in (each.node, *halves.get(each.node, ()))]
+                    + ([] if layer.unit is None else [layer.unit.before.node])
+                    + [gate for use, *_ in layer.uses if layer.is_used_in_turn for gate in gates_before(program, use)],
+                    [maps[0].aim.node for maps in layer.uses],
                 )
                 for layer in found.layers
             ]
@@ -258,6 +265,18 @@ class Carrier:
                 )
             self._traces[program] = trace
         return self._traces[program]
+
+
+def _of_original(trace: Trace, use: LinearMap, values: Values) -> Values:
+    """Values with what the original computes up to the gates before a map, and the new gates from there on.
+
+    Where one use reads what another has written, a fit on the student's values would correct each use for the drift of
+    those before: that drift is gone once they are refitted, too.
+    """
+    program, converted = trace.program, dict(values.original)
+    nodes = program.downstream(gates_before(program, use), upstream(use.aim.node))
+    trace.converted.run(tuple(node for node in program.operations if node in nodes), converted)
+    return Values(values.original, converted, values.masks)
 
 
 def _mask_of(program: Program, layer: Layer) -> Node | None:

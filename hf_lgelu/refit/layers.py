@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
@@ -84,11 +85,16 @@ class Layer:
 
     A layer without gates reads what gated units have written (`_readers`). `unit` is the gate of a depthwise map, where
     nothing else takes its output: the map mixes no channels, so the kinks of its gate are chosen with its weights.
+    `more_uses` are the other places where a forward pass uses the map (one layer for all depths, a head for several
+    sizes): the rows of all uses are one least-squares problem. `is_used_in_turn` says whether one use reads what another
+    has written.
     """
 
     maps: tuple[LinearMap, ...]
     sites: tuple[int, ...]
     unit: GateUnit | None = None
+    more_uses: tuple[LinearMap, ...] = ()
+    is_used_in_turn: bool = False
 
     @property
     def name(self) -> str:
@@ -99,6 +105,11 @@ class Layer:
     def aim(self) -> Node:
         """The node whose value in the original the layer has to reproduce."""
         return self.maps[0].aim.node
+
+    @property
+    def uses(self) -> tuple[tuple[LinearMap, ...], ...]:
+        """The maps at each place where they are used."""
+        return (self.maps, *((use,) for use in self.more_uses))
 
     @property
     def width(self) -> int:
@@ -164,20 +175,60 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             for consumer in _consumers(program, call, finder, found, index, site.name):
                 reached.setdefault(consumer, set()).add(index)
     maps: list[tuple[LinearMap, set[int]]] = []
+    others: dict[Node, tuple[LinearMap, ...]] = {}
     for node in sorted(reached, key=order.__getitem__):
+        if any(node is use.node for uses in others.values() for use in uses):
+            continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         geometry = read_geometry(operation)
         reason = _why_not(program, model, operation, geometry)
         if reason is not None or geometry is None:
             found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
-        aim = finder.find(node, cast(int, operation.channel_axis))
-        maps.append((LinearMap(operation, geometry, aim, _bias(program, operation, aim)), reached[node]))
+        first, *rest = uses = [_map_at(program, finder, use) for use in _uses(program, operation)]
+        if any(use.geometry != geometry or not torch.equal(use.aim.scale, first.aim.scale) for use in uses):
+            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, and not alike each time"
+            found.refuse(operation.weight_name, tuple(sorted(reached[node])), reason)
+            continue
+        others[first.node] = tuple(rest)
+        maps.append((first, set().union(*(reached.get(use.node, ()) for use in uses))))
     maps += [(reader, set()) for reader in _readers(program, model, finder, reached)]
     units = {flow.calls[unit.site][0]: unit for unit in find_gate_units(program) if unit.other is None}
-    layers = (replace(layer, unit=_unit_before(layer, units)) for layer in _grouped(maps))
-    found.layers = sorted(layers, key=lambda layer: order[layer.aim])
+    layers = []
+    for layer in _grouped(maps, others):
+        rest = others.get(layer.maps[0].node, ())
+        layer = replace(layer, unit=None if rest else _unit_before(layer, units), more_uses=rest)
+        in_turn = any(use.data in program.downstream([layer.maps[0].node]) for use in rest)
+        layers.append(replace(layer, is_used_in_turn=in_turn))
+    found.layers = sorted(layers, key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
     return found
+
+
+def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
+    """The gates from which a map takes its input, with no other map in between."""
+    found, waiting, seen = [], [consumer.data], {consumer.data}
+    while waiting:
+        node = waiting.pop()
+        operation = None if is_site(node) else read_affine(node, program.flow)
+        if is_site(node):
+            found.append(node)
+        elif operation is None or not operation.mixes:
+            waiting += set(node.all_input_nodes) - seen
+            seen.update(node.all_input_nodes)
+    return found
+
+
+def _uses(program: Program, operation: AffineOperation) -> list[AffineOperation]:
+    """The operations that take the weight of a map, in their order; all are affine (see `_why_not`)."""
+    takers = set(program.flow.parameter_users(operation.weight_name))
+    found = (read_affine(node, program.flow) for node in program.operations if node in takers)
+    return [_as_stored(each, program.flow) for each in found if each is not None]
+
+
+def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> LinearMap:
+    """A map with its aim."""
+    aim = finder.find(operation.node, cast(int, operation.channel_axis))
+    return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, _bias(program, operation, aim))
 
 
 def _unit_before(layer: Layer, units: Mapping[Node, GateUnit]) -> GateUnit | None:
@@ -234,8 +285,8 @@ def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Coll
         geometry = read_geometry(operation)
         if geometry is None or geometry.kind != "linear" or _why_not(program, model, operation, geometry) is not None:
             continue
-        aim = finder.find(node, cast(int, operation.channel_axis))
-        yield LinearMap(operation, geometry, aim, _bias(program, operation, aim))
+        if len(program.flow.parameter_users(operation.weight_name)) == 1:
+            yield _map_at(program, finder, operation)
 
 
 def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
@@ -290,9 +341,10 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
             f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
             "to experts): the two networks may route others"
         )
-    uses = len(flow.parameter_users(weight))
-    if uses > 1:
-        return f"{weight} is shared: it is used {uses} times in a forward pass, here by {describe(operation.node)}"
+    takers = flow.parameter_users(weight)
+    uses = [use for use in _uses(program, operation) if use.mixes and use.is_direct == operation.is_direct]
+    if len(uses) < len(takers) or any(use.weight != weight for use in uses):
+        return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if flow.is_tied(weight):
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     if not operation.is_direct:
@@ -305,22 +357,23 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
 
 
 def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None:
-    """The bias of the map, or the bias of a BatchNorm behind the map."""
-    if operation.bias is not None and program.flow.are_used_once(operation.bias):
-        return Bias(operation.bias, aim.scale)
-    if aim.norm is not None:
-        name = program.flow.parameter(aim.norm.args[2])
-        if name is not None and program.flow.are_used_once(name):
-            return Bias(name, aim.scale_behind_norm)
+    """The bias of the map, or the bias of a BatchNorm behind the map; used as often as the map's weight."""
+    norms = None if aim.norm is None else program.flow.parameter(aim.norm.args[2])
+    for name, scale in ((operation.bias, aim.scale), (norms, aim.scale_behind_norm)):
+        uses = [] if name is None else program.flow.parameter_users(name)
+        if name is not None and len(uses) == len(_uses(program, operation)) and not program.flow.is_tied(name):
+            return Bias(name, scale)
     return None
 
 
-def _grouped(maps: Sequence[tuple[LinearMap, set[int]]]) -> Iterator[Layer]:
-    """The maps in layers: maps with the same aim and layout together, a grouped convolution alone."""
+def _grouped(
+    maps: Sequence[tuple[LinearMap, set[int]]], others: Mapping[Node, Sequence[LinearMap]]
+) -> Iterator[Layer]:
+    """The maps in layers: maps with the same aim and layout together; grouped, or with `others`, a map alone."""
     together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
     for entry in maps:
         consumer = entry[0]
-        alone = consumer.node if consumer.geometry.groups > 1 else None
+        alone = consumer.node if consumer.geometry.groups > 1 or others.get(consumer.node) else None
         key = (consumer.aim.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.aim.layout)
         together.setdefault((*key, not entry[1], alone), []).append(entry)
     for entries in together.values():

@@ -200,13 +200,14 @@ class Stage:
     converted: frozenset[Node]
 
 
-def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Node]]) -> list[Stage]:
-    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aim)."""
+def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> list[Stage]:
+    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims)."""
     done: set[Node] = set()
     parts: list[tuple[list[Node], list[Node]]] = []
-    for maps, aim in stops:
-        needed_for = upstream(aim)
-        changing = program.downstream([node for each in maps for node in _with_weights(each, program)], needed_for)
+    for maps, aims in stops:
+        needed_for = set().union(*map(upstream, aims))
+        weights = [node for each in maps for node in _with_weights(each, program)]
+        changing = program.downstream(weights, needed_for | done)  # a map that is used early and late
         ahead = needed_for - done - changing
         before = [node for node in program.operations if node in ahead]
         parts.append((before, [node for node in program.operations if node in changing]))
