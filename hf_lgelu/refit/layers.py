@@ -86,7 +86,7 @@ class Layer:
     A layer without gates reads what gated units have written (`_readers`). `unit` is the gate of a depthwise map, where
     nothing else takes its output: the map mixes no channels, so the kinks of its gate are chosen with its weights.
     `more_uses` are the other places where a forward pass uses the map (one layer for all depths, a head for several
-    sizes): the rows of all uses are one least-squares problem. `is_used_in_turn` says whether one use reads what another
+    sizes): the rows of all uses are one least-squares problem. `is_used_in_turn` says whether one reads what another
     has written.
     """
 
@@ -186,8 +186,8 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
             continue
         first, *rest = uses = [_map_at(program, finder, use) for use in _uses(program, operation)]
-        if any(use.geometry != geometry or not torch.equal(use.aim.scale, first.aim.scale) for use in uses):
-            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, and not alike each time"
+        if not all(torch.equal(use.aim.scale, first.aim.scale) for use in rest):
+            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, with another scale behind"
             found.refuse(operation.weight_name, tuple(sorted(reached[node])), reason)
             continue
         others[first.node] = tuple(rest)
@@ -342,8 +342,10 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
             "to experts): the two networks may route others"
         )
     takers = flow.parameter_users(weight)
-    uses = [use for use in _uses(program, operation) if use.mixes and use.is_direct == operation.is_direct]
-    if len(uses) < len(takers) or any(use.weight != weight for use in uses):
+    own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
+    alike = [(use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
+             for use in _uses(program, operation)]  # fmt: skip
+    if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if flow.is_tied(weight):
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
@@ -366,9 +368,7 @@ def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None
     return None
 
 
-def _grouped(
-    maps: Sequence[tuple[LinearMap, set[int]]], others: Mapping[Node, Sequence[LinearMap]]
-) -> Iterator[Layer]:
+def _grouped(maps: Sequence[tuple[LinearMap, set[int]]], others: Mapping[Node, Sequence[LinearMap]]) -> Iterator[Layer]:
     """The maps in layers: maps with the same aim and layout together; grouped, or with `others`, a map alone."""
     together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
     for entry in maps:

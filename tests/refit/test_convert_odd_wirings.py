@@ -205,6 +205,40 @@ def test_one_gate_at_two_places_is_placed_as_two(options, width):
     assert not gelu._forward_hooks
 
 
+class Uses(nn.Module):
+    """A map that one forward uses twice: the second time on what the first has given, or on another input."""
+
+    def __init__(self, in_turn):
+        super().__init__()
+        self.up, self.mid, self.down, self.act = nn.Linear(6, 9), nn.Linear(9, 9), nn.Linear(9, 9), nn.GELU()
+        self.in_turn = in_turn
+
+    def forward(self, x):
+        first = self.act(self.up(x))
+        given = self.down(first)
+        return [given, self.down(self.act(given if self.in_turn else self.mid(first)))]
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_map_used_twice_is_one_least_squares_problem(in_turn):
+    torch.manual_seed(0)
+    model, x = drawn(Uses(in_turn)), rows(48, 6)
+    converted, report = convert_to_relu(model, x)
+    assert report.layers[-1].layers == ("down",)
+    assert report.layers[-1].rows == 2 * 48
+    with torch.no_grad():
+        wanted = torch.cat(model(x))
+        # In turn, what the original computes before each gate; else what the converted network has before it.
+        last = model.down(model.act(model.up(x))) if in_turn else converted.mid(converted.up(x).relu())
+        features = torch.cat([model.up(x).relu(), last.relu()])
+        around, missing = features - features.mean(0), wanted - model.down(features)
+        penalty = 1e-3 * around.square().sum() / 9 * torch.eye(9, dtype=x.dtype)
+        change = torch.linalg.solve(around.T @ around + penalty, around.T @ missing)
+    torch.testing.assert_close(converted.down.weight, model.down.weight + change.T, rtol=0, atol=1e-9)
+    bias = model.down.bias + missing.mean(0) - features.mean(0) @ change
+    torch.testing.assert_close(converted.down.bias, bias, rtol=0, atol=1e-9)
+
+
 def test_a_bias_that_two_maps_hold_stays():
     model = wired(lambda net, x: net.inner(x), other=nn.Linear(9, 6))
     model.other.bias = model.down.bias

@@ -66,8 +66,8 @@ def recurrent(net, x):
 
 STRUCTURES = {
     "shared": (
-        wired(lambda net, x: net.head(net.down(net.down(x)))),
-        r"\n  down\.weight: down\.weight is shared: it is used 2 times in a forward pass",
+        wired(lambda net, x: net.head(net.down(x) @ net.down.weight)),
+        r"\n  down\.weight: down\.weight is used 2 times in a forward pass, and not as a plain map each time",
     ),
     "tied": (tied(), r"\n  down\.weight: down\.weight is tied: several modules hold it"),
     "at the output": (
@@ -124,12 +124,12 @@ def test_a_gate_that_works_in_place_on_what_is_used_again_is_refused():
 
 def test_what_cannot_be_refitted_is_swapped_and_said():
     torch.manual_seed(0)
-    model = drawn(nn.Sequential(wired(lambda net, x: net.down(net.down(x))), nn.GELU(), nn.Linear(7, 3)))
+    model = drawn(nn.Sequential(wired(lambda net, x: net.down(x) @ net.down.weight), nn.GELU(), nn.Linear(7, 3)))
     converted, report = convert_with(model, rows())
     unrefitted, refitted = report.layers
     assert (unrefitted.layers, unrefitted.sites, unrefitted.choice) == (("0.down.weight",), ("0.act",), "kept")
     assert unrefitted.note == (
-        "not refitted: 0.down.weight is shared: it is used 2 times in a forward pass, here by linear in 0.down"
+        "not refitted: 0.down.weight is used 2 times in a forward pass, and not as a plain map each time"
     )
     assert any("0.down.weight" in text for text in report.warnings)
     assert (refitted.layers, refitted.choice) == (("2",), "refit")
