@@ -6,7 +6,7 @@
 # make lint          ruff, mypy over the library, and the site with every link checked
 # make docs          the site in build/site; for its search: python -m http.server --directory build/site
 # make quickstart    both roads to ReLU on scikit-learn's digits: two minutes, once its environment is there
-# make report        tables, figures, report.html and model cards from the committed records
+# make report        tables, figures and model cards from the committed records
 # make clean         remove the environment
 
 VENV ?= .venv
@@ -54,7 +54,7 @@ quickstart: $(VENV)/quickstart
 
 report: $(VENV)/ready
 	$(RUN) scripts/report.py --runs model_cards/records --downstream model_cards/downstream \
-	    --output_dir model_cards/report --readme README.md \
+	    --output_dir model_cards/report --pages . \
 	    --cards model_cards
 
 # A half-made environment has no "ready" and is made anew.

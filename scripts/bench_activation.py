@@ -5,7 +5,6 @@ round. Rows go to a CSV file as they are measured, and a rerun measures only wha
 
     python scripts/bench_activation.py --csv bench.csv                      the activation alone
     python scripts/bench_activation.py --csv bench.csv --step               whole training steps
-    python scripts/bench_activation.py --csv bench.csv --table --hardness 2
 """
 
 import os
@@ -15,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, Bench, measure_operation, parse_size
 from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
-from lgelu_lab.kernel_bench.results import Cells, find_provenance, latest_rows, results_file
-from lgelu_lab.kernel_bench.shown import markdown_tables
+from lgelu_lab.kernel_bench.results import Cells, find_provenance, results_file
 from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
 from lgelu_lab.rows_file import RowsFile
 from transformers import HfArgumentParser
@@ -70,11 +68,10 @@ class BenchArguments:
         default_factory=list,
         metadata={"help": f"For --step, of {', '.join(STEP_MODELS)}; default those meant for the device."},
     )
-    table: bool = field(default=False, metadata={"help": "Print Markdown tables of the rows, and measure nothing."})
 
 
 def main() -> None:
-    """Measure, print a line a row; or show what has been measured."""
+    """Measure, and print a line a row."""
     (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
     try:
         check(arguments)
@@ -100,10 +97,6 @@ def check(arguments: BenchArguments) -> None:
 
 def run(arguments: BenchArguments) -> None:
     """Do what the arguments, which are right, ask for."""
-    if arguments.table:
-        rows = latest_rows(arguments.csv)
-        print(markdown_tables(rows, arguments.modes, arguments.dtypes, arguments.hardness, arguments.sizes))
-        return
     if arguments.device == "cpu":
         restart_with(ALLOCATORS[arguments.allocator] | _QUIET_PROFILER)
     logging.set_verbosity_error()

@@ -1,17 +1,19 @@
-"""Tables, figures and a page from the records below a folder: `python scripts/report.py --runs runs/profiles`.
+"""Tables and figures from the records below a folder: `python scripts/report.py --runs runs/profiles`.
 
-With --compare RUN, in place of these, how a run differs from the committed records of the same configuration.
+With --compare RUN, in place of these, how a run differs from the committed records of the same configuration; with
+--check, whether every number of README, docs and cards is that of a record.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
+from lgelu_lab.report.check import complaints, differing_reruns
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
-    README_TABLES,
+    WRITTEN_PAGES,
     page_tables,
     put_results,
     read_downstream,
@@ -31,8 +33,10 @@ def parse_arguments() -> argparse.Namespace:
     what.add_argument(
         "--compare", metavar="RUN", help="folder of a run: say how it differs from the committed records of its kind"
     )
+    what.add_argument("--check", action="store_true", help="compare README, docs and cards with the committed records")
+    parser.add_argument("--rerun", action="store_true", help="with --check, also run what README shows: two minutes")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
-    parser.add_argument("--readme", help="put the main results into this file, between its marks")
+    parser.add_argument("--pages", help="put results into the pages below this folder (README.md, …), between marks")
     parser.add_argument(
         "--downstream",
         help="folder with the records of scripts/measure.py in it or below it, and of the runs that trained their "
@@ -45,17 +49,28 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Write tables.md, report.html and the figures, print the results; 1, with the reason, if refused."""
+    """Write tables.md and the figures, print the results; 1, with the reason, if refused."""
     arguments = parse_arguments()
     try:
         if arguments.compare:
             print(compare_run(read_record(arguments.compare), read_records(COMMITTED)))
+        elif arguments.check:
+            return _check(arguments.rerun)
         else:
             _write(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check(rerun: bool) -> int:
+    records, measurements = read_downstream(COMMITTED / "downstream", read_records(COMMITTED / "records"))
+    found = list(complaints(COMMITTED.parent, read_frames(records, measurements, paper=read_paper_values())))
+    found += differing_reruns(COMMITTED.parent) if rerun else ()
+    told = f"{len(found)} numbers differ from the records" if found else "every number is from a record"
+    print(*found, told, sep="\n")
+    return int(bool(found))
 
 
 def _write(arguments: argparse.Namespace) -> None:
@@ -65,16 +80,16 @@ def _write(arguments: argparse.Namespace) -> None:
     data = read_frames(records, measurements, paper=read_paper_values())
     folder = Path(arguments.output_dir or arguments.runs)
     written = write_report(data, folder)
-    if arguments.readme:
-        page = Path(arguments.readme).resolve()  # a link stays one
-        write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data, README_TABLES)))
+    for name, keys in WRITTEN_PAGES.items() if arguments.pages else ():
+        page = (Path(arguments.pages) / name).resolve()  # a link stays one
+        write_whole(page, put_results(page.read_text(encoding="utf-8"), page_tables(data, keys)))
     if arguments.cards:
         from lgelu_lab.studies.cards import write_committed_cards
 
         write_committed_cards(arguments.cards, arguments.cards)
     print(page_tables(data))
     figures = sum(path.suffix == ".png" for path in written)
-    print(f"\nWritten to {folder}: tables.md, report.html, and {figures} figures in figures/")
+    print(f"\nWritten to {folder}: tables.md and {figures} figures in figures/")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def _loaded(name: str, packages: str | None) -> tuple[PreTrainedModel, Any]:
 
 
 class Samples(list[Batch]):
-    """Rows of texts of different lengths, each a batch of one."""
+    """Rows of texts of different lengths: tokens (T,), label (1,)."""
 
     @property
     def labels(self) -> torch.Tensor:
@@ -44,6 +44,17 @@ class Samples(list[Batch]):
     def to(self, device: torch.device) -> "Samples":
         """The same rows on another device."""
         return Samples({key: tensor.to(device) for key, tensor in sample.items()} for sample in self)
+
+    @classmethod
+    def of_units(cls, units: Sequence[Batch]) -> "Samples":
+        """Of batches of one."""
+        return cls({key: tensor.reshape(-1) for key, tensor in unit.items()} for unit in units)
+
+
+def collate_samples(samples: Sequence[Batch]) -> Batch:
+    """One batch of `Samples`, padded behind with 0."""
+    units = [{key: row if key == "labels" else row[None] for key, row in sample.items()} for sample in samples]
+    return joined(units, pad=0)
 
 
 def _load(name: str, options: DataOptions | None = None, model: ModelOptions | None = None) -> BenchmarkData:
@@ -66,7 +77,7 @@ def _load(name: str, options: DataOptions | None = None, model: ModelOptions | N
         return BenchmarkData(*blocks, label_names=(), processor=processor, **told)
     evaluated.sort(key=lambda unit: unit["input_ids"].shape[1])
     names = tuple(map(str, range(_loaded(name, model.pretrained)[0].config.num_labels)))
-    return BenchmarkData(Samples(train), Samples(evaluated), label_names=names, **told)
+    return BenchmarkData(Samples.of_units(train), Samples.of_units(evaluated), label_names=names, **told)
 
 
 def _build(name: str, activation: str, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
@@ -96,11 +107,15 @@ def _pretrained(
 
 REACTIONS = _pretrained(
     "reactions",
-    partial(joined, pad=0),
+    collate_samples,
     compute_metrics=classification_scores,
     metric="accuracy",
     greater_is_better=True,
-    recipe={"num_train_epochs": 1, "per_device_eval_batch_size": 32},
+    recipe={
+        "num_train_epochs": 1,
+        "per_device_eval_batch_size": 32,
+        "train_sampling_strategy": "group_by_length",
+    },
 )
 SMOLLM2 = _pretrained(
     "smollm2",

@@ -1,1 +1,1 @@
-"""What scripts/bench_activation.py is made of: providers, timing, measuring, training steps, results, what is shown."""
+"""What scripts/bench_activation.py is made of: providers, timing, measuring, training steps, results."""

@@ -4,11 +4,10 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 
-import pandas
 import torch
 
 from hf_lgelu.environment import hardware, package_versions
-from lgelu_lab.rows_file import RowsFile, read_rows
+from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.checkout import last_commit
 
 Cells = dict[str, str]
@@ -43,12 +42,6 @@ def number_text(value: float) -> str:
 def results_file(path: str | os.PathLike, provenance: Mapping[str, str]) -> RowsFile:
     """The file of rows that were measured on one machine with one software; ValueError as of RowsFile."""
     return RowsFile(path, COLUMNS, [name for name in COLUMNS if name not in NUMBERS], provenance)
-
-
-def latest_rows(path: str | os.PathLike) -> pandas.DataFrame:
-    """Of rows that measure the same with other software, the last that was written; numbers as numbers."""
-    rows = read_rows(path, COLUMNS).drop_duplicates([*CASE, "device"], keep="last")
-    return rows.assign(**{name: pandas.to_numeric(rows[name]) for name in ("elements", *NUMBERS)})
 
 
 def find_provenance(device: str) -> Cells:

@@ -29,6 +29,7 @@ CONVERSION_COLUMNS: dict[str, str] = {
     "distill; place-wider: place with a width budget; in older records bias-fold and blocks) or hardened",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
+    "loss": "mean loss on the evaluation split, of the network that is there (absent earlier)",
     "original_score": "the same of the GELU network",
     "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
     "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
@@ -96,9 +97,10 @@ class _Original:
 
     def compared(self, network: PreTrainedModel) -> dict[str, float]:
         batches = DataLoader(self.data.eval, batch_size=_COMPARED_ROWS, collate_fn=self.benchmark.collate)
-        score = evaluate(network, self.benchmark, self.data, bf16=self.bf16)[self.benchmark.metric]
+        scores = evaluate(network, self.benchmark, self.data, bf16=self.bf16)
+        score = {"score": scores[self.benchmark.metric], "loss": scores["loss"]}
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
-            return {"score": score, **change_of_outputs(self.model, network.cpu(), batches)}
+            return {**score, **change_of_outputs(self.model, network.cpu(), batches)}
 
 
 def measure_conversion(
@@ -197,7 +199,7 @@ def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batch
 
 CONVERSION = Measurement(
     name="conversion",
-    benchmarks=STUDIES["downstream"].benchmarks,
+    benchmarks=(*STUDIES["downstream"].benchmarks, *STUDIES["pretrained"].benchmarks),
     models=("gelu", "hardened_relu"),
     settings=ConversionSettings,
     measure=measure_conversion,

@@ -78,6 +78,8 @@ def find_models(runs: str | os.PathLike, benchmark: str, seed: int, names: tuple
     found, missing = {}, []
     for name in names:
         study, place, inner = STUDIES[_RUNS[name][0]], *_RUNS[name][1:]
+        if benchmark in STUDIES["pretrained"].benchmarks:
+            study, place = STUDIES["pretrained"], min(place, 1)  # fine-tuned, hardened
         run = Path(runs) / study.folder / experiment_name(benchmark, study.configurations(benchmark)[place], seed)
         if (run / inner / "config.json").exists():
             found[name] = TrainedModel(name, run / inner, read_record(run))

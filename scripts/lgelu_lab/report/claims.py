@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lgelu_lab.report.frames import ReportData, evaluations, of_label, paired
+from lgelu_lab.report.frames import ReportData, last_evaluations, of_label, paired
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import LOWER_IS_BETTER, digits_of, number, present
 from lgelu_lab.report.paper import PAPER_RECIPES, Notes, differences, marked
@@ -20,8 +20,8 @@ from lgelu_lab.report.run_tables import (
     profile_runs,
 )
 
-HOLDS, PARTLY, FAILS = "holds", "holds as far as measured", "does not hold"
-TOO_CLOSE, OTHER_RUNS, NOT_MEASURED = "too close to say", "not comparable", "not measured"
+HOLDS, PARTLY, FAILS = "holds", "holds so far", "does not hold"
+TOO_CLOSE, OTHER_RUNS, NOT_MEASURED = "too close", "not comparable", "not measured"
 _VERDICTS = (HOLDS, PARTLY, FAILS, TOO_CLOSE, OTHER_RUNS)
 _FREE = 1e-3  # what a swap may change and still be free, of accuracy, or as a share of a perplexity
 _SAME_ORDER = 0.5  # Spearman's ρ from which on two profiles are called alike
@@ -100,7 +100,7 @@ def _at_least_gelu(data: ReportData, benchmark: str) -> Evidence | None:
 def _swap_changes(data: ReportData, benchmark: str) -> Mapping[str, float]:
     """{"GELU" or the hardened label: the largest change of a seed by the swap in the last epoch}; of perplexity its
     share."""
-    runs = evaluations(data, "last")
+    runs = last_evaluations(data)
     found = of_label(runs[(runs["part"] == "") & runs["relu"].notna()], benchmark)
     changes = {}
     for label in {"GELU", HARDENED} & found.keys():
@@ -259,6 +259,25 @@ def _evidence(data: ReportData, judged: Judged, notes: Notes) -> str:
     missing = [name for name in claim.benchmarks if name not in found]
     return "; ".join([*parts, f"no runs: {', '.join(missing)}"] if missing else parts)
 
+
+def _in_short(data: ReportData) -> Iterator[Group]:
+    for (says,), (_, found) in _judged(data):
+        for name, evidence in found.items():
+            yield (says, name), evidence
+            says = ""
+
+
+SHORT_CLAIMS_TABLE = TableSpec(
+    title="What holds of the paper's claims, network by network",
+    caption="Rules, shortened runs and what is missing: tables.md.",
+    rows=_in_short,
+    head=("Claim of the paper", "Network"),
+    columns=(
+        Column("Ours, with its 95 % interval", lambda evidence, notes: evidence.number),
+        Column("Verdict", lambda evidence, notes: evidence.verdict),
+    ),
+    text_columns=4,
+)
 
 CLAIMS_TABLE = TableSpec(
     title="What holds of the paper's claims",

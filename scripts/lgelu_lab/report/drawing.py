@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,28 +78,18 @@ class FigureSpec:
     """How a figure is made of a report's data.
 
     Args:
-        title: what it shows; "{}" is the benchmark of one that is drawn for each.
-        draw: (data, benchmark) → (figure, caption), or None where there is nothing to draw; data alone for one
-            figure of all benchmarks.
+        title: what it shows.
+        draw: data → (figure, caption), or None where there is nothing to draw.
     """
 
     title: str
     draw: Callable[..., "tuple[Figure, str] | None"]
 
 
-def draw_all(key: str, spec: FigureSpec, data: ReportData) -> list[Drawing]:
-    """The drawings of one specification: one, or one for each benchmark that has something to show."""
-    if "{}" not in spec.title:
-        made = {key: (spec.title, spec.draw(data))}
-    else:
-        names = dict.fromkeys(data.runs["benchmark"])
-        made = {f"{key}-{_file_name(name)}": (spec.title.format(name), spec.draw(data, name)) for name in names}
-    return [Drawing(name, title, parts[1], parts[0]) for name, (title, parts) in made.items() if parts]
-
-
-def _file_name(benchmark: str) -> str:
-    """A record's benchmark as a part of a file's name: letters, digits, points and hyphens, no path."""
-    return re.sub(r"[^\w.]+", "-", benchmark).strip(".-")
+def draw(key: str, spec: FigureSpec, data: ReportData) -> Drawing | None:
+    """The drawing of a specification; None where there is nothing to show."""
+    made = spec.draw(data)
+    return Drawing(key, spec.title, made[1], made[0]) if made else None
 
 
 def new_figure(width: float, height: float) -> "Figure":

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
-from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PAPER_TARGET_HARDNESS, PaperValues, data_read
+from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PaperValues, data_read
 from lgelu_lab.studies.experiments import GATE_OPTIONS, PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
 from lgelu_lab.studies.records import EARLIER_DEFAULTS, RunRecord
 
@@ -24,16 +24,14 @@ _ORDER = (*_ACTIVATION_LABELS.values(), "λ-GELU uniform", "λ-GELU increasing",
 _GATE_LABELS = {"lambda_gelu": "λ-GELU", "lambda_gelu_tanh": "λ-GELU (tanh)", "lambda_silu": "λ-SiLU"}
 _OPTION_LABELS = {
     "channel": "λ per channel",
-    "neuron": "λ per neuron",
-    "network": "one λ",
-    "plateau": "onset on a plateau",
-    "tolerance": "rate by tolerance",
     "measured": "measured targets",
+    "geometric": "geometric",
 }
 _PARTS = {
     "grid/": "grid",
     "downstream/": "downstream",
     "gates/": "gates",
+    "pretrained/": "pretrained",
 }  # by the folder of a study that has runs of its own
 
 MODEL_LABELS = {
@@ -61,7 +59,7 @@ class ReportData:
     """What a report is made of.
 
     Args:
-        runs: a row a run, with its `record`, `benchmark`, `part` ("", "grid", "downstream" or "gates"), `label`,
+        runs: a row a run, with its `record`, `benchmark`, `part` (a value of _PARTS or ""), `label`,
             `seed`, ...; benchmarks in the paper's order, baselines first.
         epochs: a row an evaluation, with the `run`'s name and what it was with ReLU in the gates' place.
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
@@ -219,22 +217,16 @@ def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """A row an evaluation of each run: `score`, and `relu`, that of the ReLU network with its weights.
 
     A run that swapped ReLU in during training is a ReLU network from then on: its own score is both (`is_relu`).
-    `early`: the gates were not hard yet, or ReLU was not in yet.
     """
     rows = []
     for run in runs.itertuples():
-        config = run.record.config
-        target = config.get("target_hardness") or PAPER_TARGET_HARDNESS
-        targets = config.get("layer_targets", {})
         for epoch in run.record.epochs:
             swapped = run.relufied and epoch.relu_score is None
             smallest = min(epoch.hardness.values()) if epoch.hardness else None
-            soft = run.hardens and any(targets.get(site, target) > 2 * value for site, value in epoch.hardness.items())
             rows.append(
                 {
                     **{"run": run.Index, "epoch": epoch.epoch, "score": epoch.score, "is_relu": swapped},
                     "relu": epoch.score if swapped else epoch.relu_score,
-                    "early": (run.relufied and not swapped) or soft,
                     "smallest_hardness": smallest,
                     "logit_change": 0.0 if swapped else epoch.relu_max_logit_change,
                     "unchanged": 1.0 if swapped else epoch.relu_unchanged_predictions,
@@ -243,24 +235,9 @@ def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).astype({"relu": float, "smallest_hardness": float})
 
 
-EVALUATIONS = {
-    "best": "at each run's best epoch as trained (the paper's choice)",
-    "last": "in the last epoch",
-}
-"""Which evaluation of each run is looked at."""
-
-
-def evaluations(data: ReportData, at: str) -> pd.DataFrame:
-    """The runs with one evaluation of each beside them (the columns of `epoch_frame`); NaN where none was substituted.
-
-    `at`: a key of EVALUATIONS.
-    """
-    epochs = data.epochs.join(data.runs["greater_is_better"], on="run")
-    if at == "last":
-        chosen = epochs.groupby("run").tail(1)
-    else:
-        order = epochs["greater_is_better"].map({True: -1.0, False: 1.0}) * epochs["score"]
-        chosen = epochs.assign(order=order).sort_values(["run", "order", "epoch"]).groupby("run").head(1)
+def last_evaluations(data: ReportData) -> pd.DataFrame:
+    """The runs with their last evaluation beside them (the columns of `epoch_frame`); NaN where none was swapped."""
+    chosen = data.epochs.groupby("run").tail(1)
     chosen = chosen[chosen["relu"].notna()].set_index("run")
     return data.runs.join(chosen.drop(columns=["greater_is_better", "order"], errors="ignore"))
 
@@ -343,10 +320,10 @@ def configuration_label(record: RunRecord) -> str:
     name = _ACTIVATION_LABELS.get(config["activation"], config["activation"])
     if is_relufied(record):
         return f"{name} → ReLU at {config.get('switch_fraction', 0.25):.0%}, trained on"
-    gate = config["activation"].removesuffix("_relu")
+    gate = config["activation"]
     if gate not in _GATE_LABELS:
         return name
-    parts = [f"{_GATE_LABELS[gate]} {config['init_mode']}", *["ReLU forward"] * (config["activation"] != gate)]
+    parts = [f"{_GATE_LABELS[gate]} {config['init_mode']}"]
     if config.get("temperature", PAPER_TEMPERATURE) != PAPER_TEMPERATURE:
         parts.append(f"t = {config['temperature']:g}")
     if config.get("hardness_lr_multiplier", PAPER_LR_MULTIPLIER) != PAPER_LR_MULTIPLIER:
@@ -391,13 +368,6 @@ def hardness_path(record: RunRecord) -> pd.DataFrame:
     sites = list(record.initial_hardness)
     rows = {0.0: record.initial_hardness} | {epoch.epoch: epoch.hardness for epoch in record.epochs}
     return pd.DataFrame([[row[site] for site in sites] for row in rows.values()], index=list(rows), columns=sites)
-
-
-def mean_path(seeds: pd.DataFrame) -> pd.DataFrame:
-    """`hardness_path` of the epochs that all seeds have, mean over the seeds."""
-    return pd.concat([hardness_path(record) for record in seeds["record"]], keys=range(len(seeds)), join="inner").pipe(
-        lambda paths: paths.groupby(level=1).mean()[paths.groupby(level=1).size() == len(seeds)]
-    )
 
 
 def _rank(record: RunRecord, label: str) -> int:

@@ -5,14 +5,13 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, difference_of
-from lgelu_lab.report.frames import ReportData, evaluations, of_measurement
+from lgelu_lab.report.frames import ReportData, last_evaluations, of_measurement
 from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, score_column
 from lgelu_lab.report.numbers import (
     NONE,
     count,
     either,
     largest,
-    mean_and_deviation,
     metrics_in_words,
     number,
     present,
@@ -28,14 +27,13 @@ CONVERTED = "the first, converted without training"
 
 def gate_runs(data: ReportData) -> pd.DataFrame:
     """The study's runs in their last epoch; `relu` is there for all, and `paper` is that of the paper's hardening."""
-    runs = evaluations(data, "last")
+    runs = last_evaluations(data)
     runs = runs[runs["part"] == _STUDY.folder]
     always_relu = runs["activation"] == "relu"
     runs = runs.assign(
         score=runs["score"].where(~always_relu, runs["last_score"]),
         relu=runs["relu"].where(~always_relu, runs["last_score"]),
         parameters=[record.model.get("parameters") for record in runs["record"]],
-        granularity=[record.config.get("granularity", "layer") for record in runs["record"]],
     )
     return runs
 
@@ -53,7 +51,7 @@ def _rows(data: ReportData) -> Iterator[Group]:
             yield (benchmark, "all"), None
             continue
         paper = there[there["key"] == _key(benchmark, _PAPER)].set_index("seed")["relu"]
-        there = there.assign(paper=there["seed"].map(paper), steps=_steps(data, there))
+        there = there.assign(paper=there["seed"].map(paper))
         for place, configuration in enumerate(_STUDY.configurations(benchmark)):
             seeds = there[there["key"] == _key(benchmark, place)]
             if len(seeds):
@@ -62,20 +60,6 @@ def _rows(data: ReportData) -> Iterator[Group]:
                 yield (benchmark, _key(benchmark, place)), None
             if place == 0 and len(seeds) and len(converted := _converted(data, seeds)):
                 yield (benchmark, CONVERTED), converted
-
-
-def _steps(data: ReportData, runs: pd.DataFrame) -> list[float | None]:
-    """The time of a step of each run's network, from the measurement of its seed."""
-    if not len(runs):
-        return []
-    rows = of_measurement(data, "gates").get(runs["benchmark"].iloc[0], pd.DataFrame())
-    found = {}
-    for row in rows.to_dict("records"):
-        if row["way"] == "step":
-            found[row["seed"], row["activation"], row["granularity"]] = row["step_ratio"]
-    return [
-        None if run.relufied else found.get((run.seed, run.activation, run.granularity)) for run in runs.itertuples()
-    ]
 
 
 def _converted(data: ReportData, smooth: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +73,6 @@ def _converted(data: ReportData, smooth: pd.DataFrame) -> pd.DataFrame:
         score=None,
         relu=found["seed"].map(rows["score"]).astype(float),
         logit_change=found["seed"].map(rows["max_logit_change"]).astype(float),
-        steps=None,
     )
 
 
@@ -106,10 +89,6 @@ def _hardness(seeds: pd.DataFrame, notes: Notes) -> str:
     return " to ".join(ends) or NONE
 
 
-def _step(seeds: pd.DataFrame, notes: Notes) -> str:
-    return mean_and_deviation(present(list(seeds["steps"])), 2)
-
-
 def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     runs = gate_runs(data)
     for benchmark, there in runs.groupby("benchmark", sort=False):
@@ -121,11 +100,10 @@ def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 GATES_TABLE = TableSpec(
     title="Every option of the gates and of hardening beside the paper's",
     caption=lambda data: (
-        f"{metrics_in_words(gate_runs(data))} In the last epoch, as it is and with ReLU in the gates' place; a network "
-        "with a ReLU forward is its own ReLU network. Against the paper's: the score with ReLU minus that of hardening "
+        f"{metrics_in_words(gate_runs(data))} In the last epoch, as it is and with ReLU in the gates' place. "
+        "Against the paper's: the score with ReLU minus that of hardening "
         f"as in the paper (fixed onset, linear, one target), seed by seed. {INTERVAL} λ: smallest and largest over "
-        "layers and seeds. Step: processor time of forward, backward and the optimizer's step over the smooth "
-        f"network's. Mean ± sample standard deviation over seeds; of logit changes the largest. {ONE_SEED}"
+        f"layers and seeds. Mean ± sample standard deviation over seeds; of logit changes the largest. {ONE_SEED}"
     ),
     rows=_rows,
     head=("Benchmark", "Way"),
@@ -135,7 +113,6 @@ GATES_TABLE = TableSpec(
         Column("Against the paper's", _against_paper),
         Column("Largest logit change", lambda seeds, notes: largest(list(seeds["logit_change"]))),
         Column("λ, last epoch", _hardness),
-        Column("Step", _step),
         Column("Parameters", lambda seeds, notes: either(list(map(count, present(seeds["parameters"]))))),
         SEEDS_COLUMN,
         Column("Epochs × samples", trained_on),

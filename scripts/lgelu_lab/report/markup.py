@@ -1,4 +1,4 @@
-"""One model of a table, how it is specified, and its Markdown and HTML.
+"""One model of a table, how it is specified, and its Markdown.
 
 Texts are plain, and may come from records that anybody wrote: what is special in a format is escaped when a table is
 rendered.
@@ -120,12 +120,6 @@ def to_markdown(table: Table, *, level: int = 0) -> str:
     return TEMPLATES.get_template("table.md.j2").render(table=table, level=level).strip()
 
 
-def to_html(table: Table) -> str:
-    """The rows as a <table>, every text escaped."""
-    with pd.option_context("display.max_colwidth", None):  # which cuts texts
-        return pd.DataFrame(table.rows, columns=table.header).to_html(index=False, border=0)
-
-
 def markdown_text(text: str) -> str:
     """On one line, with nothing in it that ends a cell, opens a tag, a comment or code, or makes a link."""
     text = re.sub(r"\s+", " ", text).replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
@@ -134,12 +128,10 @@ def markdown_text(text: str) -> str:
 
 TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("lgelu_lab.report"),
-    autoescape=lambda name: bool(name) and ".html" in name,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-"""The templates beside this file; those of HTML escape what they are given."""
+"""The templates beside this file."""
 
 TEMPLATES.filters["md"] = markdown_text
-TEMPLATES.filters["html_table"] = lambda table: jinja2.utils.markupsafe.Markup(to_html(table))

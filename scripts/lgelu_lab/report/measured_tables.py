@@ -30,7 +30,6 @@ from lgelu_lab.report.markup import (
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     NONE,
-    amount,
     count,
     digits_of,
     either,
@@ -44,7 +43,7 @@ from lgelu_lab.report.numbers import (
 from lgelu_lab.report.paper import Notes
 from lgelu_lab.studies.experiments import STUDIES
 
-_OF_ANY_NETWORK = ("int8", "zeros", "conversion")
+_OF_ANY_NETWORK = ("int8", "conversion")
 """Measurements that any network of the study downstream allows: a benchmark without one is called missing."""
 
 INT8 = "int8-all"
@@ -70,7 +69,6 @@ STARTS = {
     "anneal": "annealed, then swapped",
     "gelu": "GELU tuned, never swapped",
 }
-CRITERIA = {"none": "nothing", "dead": "dead units", "apoz": "by APoZ", "magnitude": "by magnitude"}
 # Which rows
 
 
@@ -91,15 +89,13 @@ def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
                 yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
 
 
-def _refusals(data: ReportData, rows: Sequence[Row], name: str, after: str = "") -> Iterator[str]:
+def _refusals(data: ReportData, rows: Sequence[Row], name: str) -> Iterator[str]:
     """A line for each different refusal in the rows of a measurement, in the tool's own words."""
     said: dict[str, dict[str, None]] = {}
     for frame in of_measurement(data, name).values():
         for model, words in frame.loc[frame["refusal"].notna(), ["model", "refusal"]].values:
             said.setdefault(words, {})[MODEL_LABELS.get(model, model)] = None
     yield from (f"Refused, {listed(models)}: “{words}”." for words, models in said.items())
-    if said and after:
-        yield after
 
 
 def _conversion_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
@@ -176,31 +172,6 @@ def _int8_columns(data: ReportData) -> tuple[Column, ...]:
     )
 
 
-def _epsilon(seeds: pd.DataFrame, notes: Notes) -> str:
-    first = seeds.iloc[0]
-    return "refused" if first["refusal"] else f"{first['epsilon']:g}"
-
-
-def _linear_model(seeds: pd.DataFrame, notes: Notes) -> str:
-    return "first order" if seeds["refusal"].iloc[0] else "exact piece"
-
-
-def parameters_left(seeds: pd.DataFrame) -> list[float | None]:
-    """Share of the parameters of each seed; None where nothing was pruned."""
-    pairs = zip(seeds["parameters"], seeds["parameters_before"], strict=True)
-    return [None if left is None else left / before for left, before in pairs]
-
-
-def _pruned(seeds: pd.DataFrame, notes: Notes) -> str:
-    row = seeds.iloc[0]
-    words = CRITERIA.get(row["criterion"], row["criterion"])
-    if row["fraction"] is not None:
-        words += f", {row['fraction']:.0%}"
-    elif row["rule"] is not None:
-        words += f", {row['rule']}"
-    return words
-
-
 def change_of(row: Mapping[str, Any]) -> float | None:
     """Score less the original's: of perplexity in per cent of it; None where there is no network."""
     if row["score"] is None:
@@ -260,101 +231,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         rows=_int8_rows,
         head=_NETWORK,
         columns=_int8_columns,
-        text_columns=3,
-    ),
-    "verification": TableSpec(
-        title="Local robustness by Marabou, images proved and refuted per ε",
-        caption="Of the first test images that each network classifies correctly: is the class the same everywhere in "
-        "the L∞ ball of radius ε, a share of the pixels' range? Refuted: a counterexample that changes the class when "
-        "replayed in torch; unconfirmed: one of the solver's that does not. A proof holds in the solver's arithmetic "
-        f"and up to a margin. {_OVER_SEEDS}",
-        rows=partial(_rows, name="verification", keys=("epsilon",)),
-        head=_NETWORK,
-        columns=(
-            Column("ε", _epsilon),
-            _constant("Images", "points"),
-            mean_column("Proved", "proved", amount),
-            mean_column("by bounds alone", "proved_by_bounds", amount),
-            mean_column("Refuted", "refuted", amount),
-            mean_column("by attack", "refuted_by_attack", amount),
-            mean_column("Timeout", "timeout", amount),
-            mean_column("Unknown", "unknown", amount),
-            mean_column("Unconfirmed", "unconfirmed", amount),
-            _significant("Median time, s", "median_seconds", 2),
-            _largest("Longest, s", "max_seconds"),
-            SEEDS_COLUMN,
-        ),
-        notes=partial(
-            _refusals,
-            name="verification",
-            after="Other verifiers can bound a GELU network; the refusal is this solver's.",
-        ),
-    ),
-    "zeros": TableSpec(
-        title="Zeros of the activations on training rows, layer by layer",
-        caption="Zeros: outputs that are exactly zero, mean over the units (average percentage of zeros). A smooth "
-        "gate has hardly any: beside them the share of outputs that are not positive, which is the same for ReLU, and "
-        "of those close to zero (|a| at most the setting near_zero). A unit is never on where no output is positive. "
-        f"Zeros are a measurement; no speed-up is claimed. {_OVER_SEEDS}",
-        rows=partial(_rows, name="zeros", keys=("layer",)),
-        head=_NETWORK,
-        columns=(
-            _constant("Layer", "layer"),
-            _constant("Units", "units", count),
-            mean_column("Zeros, %", "apoz", percentage),
-            mean_column("Outputs ≤ 0, %", "off_fraction", percentage),
-            mean_column("Close to zero, %", "near_zero_fraction", percentage),
-            _significant("Mean size", "mean_absolute"),
-            mean_column("Units never on", "never_on_units", amount),
-            mean_column("Units always zero", "dead_units", amount),
-            _constant("Outputs counted of each unit", "values", count),
-            SEEDS_COLUMN,
-        ),
-        text_columns=3,
-    ),
-    "pruning": TableSpec(
-        title="Units removed by APoZ and by magnitude",
-        caption="Dead units never fire on the calibration rows: without them every logit there is the same but for "
-        "rounding. APoZ: the units with the most zeros go. Magnitude: those with the smallest L1 norm of incoming "
-        "weights. Every row is fine-tuned alike, also the network from which nothing was removed. A dash: refused. "
-        f"{_OVER_SEEDS}",
-        rows=partial(_rows, name="pruning", keys=("criterion", "rule", "fraction")),
-        head=_NETWORK,
-        columns=(
-            Column("Removed", _pruned),
-            _constant("Units left per layer", "widths"),
-            Column("Parameters left, %", lambda s, notes: mean_and_deviation(parameters_left(s), percentage)),
-            score_column("Score before", "score_before"),
-            score_column("Score pruned", "score_pruned"),
-            score_column("Score fine-tuned", "score_finetuned"),
-            _largest("Largest logit change, calibration rows", "calibration_max_logit_change"),
-            _largest("Largest logit change, evaluation split", "eval_max_logit_change"),
-            SEEDS_COLUMN,
-        ),
-        notes=partial(_refusals, name="pruning"),
-        text_columns=4,
-    ),
-    "linear-pieces": TableSpec(
-        title="Exact linear pieces, and first-order models of smooth networks",
-        caption="W and b with f(z) = W·z + b around each test row, and random steps away from it in standardized "
-        "features. Of a ReLU network the error is the largest over the steps that stay inside the row's region; of a "
-        "smooth one, which has no regions, over all steps, with its Jacobian as W. Errors in units of the scores, the "
-        "largest over seeds; the others mean ± sample standard deviation.",
-        rows=partial(_rows, name="linear_pieces", keys=("perturbation",)),
-        head=_NETWORK,
-        columns=(
-            Column("Linear model", _linear_model),
-            _constant("Step, L2", "perturbation", lambda value: f"{value:g}"),
-            mean_column("Still inside the region, %", "inside", percentage),
-            _largest("Largest error, float64", "max_error_float64"),
-            _largest("Largest error, float32", "max_error_float32"),
-            _largest("Inside or not, float64", "max_error_everywhere"),
-            mean_column("Regions", "distinct_regions", amount),
-            _constant("Points", "points"),
-            _significant("Seconds for all", "seconds"),
-            SEEDS_COLUMN,
-        ),
-        notes=partial(_refusals, name="linear_pieces"),
         text_columns=3,
     ),
     "conversion": TableSpec(

@@ -99,11 +99,6 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def amount(value: float) -> str:
-    """A count, or a mean of counts: "20", "19.3"."""
-    return f"{value:,.1f}".removesuffix(".0")
-
-
 def percentage(value: float) -> str:
     """A share of 1 in per cent, without the sign: it stands in the heading."""
     return number(100 * value, 1)

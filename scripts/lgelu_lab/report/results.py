@@ -11,7 +11,7 @@ from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
 from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
 from lgelu_lab.report.frames import (
     ReportData,
-    evaluations,
+    last_evaluations,
     of_label,
     of_measurement,
     paired,
@@ -65,7 +65,7 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
         found = results_from_elsewhere(data, benchmark)
         converted = pd.concat([found.pop(OWN_SHAPE), found.pop(WIDER)]).sort_index().groupby("seed").tail(1)
         return dict.fromkeys((SMOOTH, *WAYS), converted[:0]) | found | {CONVERTED: converted}
-    runs = evaluations(data, "last")
+    runs = last_evaluations(data)
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
         before=lambda frame: frame["last_score"]
     )
@@ -124,6 +124,23 @@ def results_from_elsewhere(data: ReportData, network: str) -> dict[str, pd.DataF
         OWN_SHAPE: converted[~is_wider].groupby("seed").tail(1),
         WIDER: converted[is_wider].groupby("seed").tail(1),
     }
+
+
+def tuned_ways(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
+    """The same of a network that others trained and that was fine-tuned here, hardened, or swapped."""
+    runs = data.part("pretrained")
+    runs = runs[runs["benchmark"] == benchmark]
+    last = [record.last for record in runs["record"]]
+    runs = runs.assign(score=[epoch.score for epoch in last], relu=[epoch.relu_score for epoch in last])
+    hard = runs["hardens"] & ~runs["label"].str.contains("geometric")
+    smooth = runs[~runs["hardens"] & runs["relu"].notna()]
+    made = of_measurement(data, "conversion").get(benchmark)
+    ways = {SMOOTH: smooth.assign(value=smooth["score"]), DIRECT: smooth.assign(value=smooth["relu"])}
+    ways |= {HARD: runs[hard].assign(value=runs["relu"])}
+    for way, method in ((OWN_SHAPE, "refit"), (WIDER, "place-wider")) if made is not None else ():
+        rows = made[(made["method"] == method) & made["score"].notna()].rename(columns={"score": "value"})
+        ways[way] = rows.groupby("seed").tail(1)
+    return ways
 
 
 def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
@@ -418,6 +435,8 @@ def _road_rows(data: ReportData) -> Iterator[Group]:
         if name in of_measurement(data, "real"):
             ways = results_from_elsewhere(data, name)
         yield (_SHORT.get(name, name),), ways | {"int8": _int8_time(data, name)}
+    for name in dict.fromkeys(data.part("pretrained")["benchmark"]):
+        yield (f"{_SHORT.get(name, name)}, fine-tuned",), tuned_ways(data, name)
 
 
 def _int8_time(data: ReportData, name: str) -> pd.DataFrame:

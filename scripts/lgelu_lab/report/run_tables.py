@@ -9,10 +9,9 @@ import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
 from lgelu_lab.report.frames import (
-    EVALUATIONS,
     ReportData,
-    evaluations,
     hardness_path,
+    last_evaluations,
     of_label,
     paired,
 )
@@ -68,9 +67,9 @@ def related_runs(data: ReportData) -> pd.DataFrame:
     return runs[runs["benchmark"].isin(runs.loc[runs["activation"].isin(_OTHERS), "benchmark"])]
 
 
-def substituted_runs(data: ReportData, at: str, learned: bool = False) -> pd.DataFrame:
-    """The runs of Table II at one evaluation of each, or those of λ-GELU swapped as learned."""
-    runs = evaluations(data, at)
+def substituted_runs(data: ReportData, learned: bool = False) -> pd.DataFrame:
+    """The runs of Table II in their last epoch, or those of λ-GELU swapped as learned."""
+    runs = last_evaluations(data)
     runs = runs[runs["part"] == ""]
     if learned:
         return runs[(runs["activation"] == "lambda_gelu") & ~runs["hardens"]]
@@ -96,9 +95,9 @@ def _asked(
             yield (benchmark, label), found.get(label)
 
 
-def _substituted(data: ReportData, at: str, learned: bool) -> Iterator[Group]:
+def _substituted(data: ReportData, learned: bool) -> Iterator[Group]:
     asked = ("substitution", SUBSTITUTION_LABELS) if not learned else ()
-    for head, seeds in _asked(expected_benchmarks(data.part("")), substituted_runs(data, at, learned), *asked):
+    for head, seeds in _asked(expected_benchmarks(data.part("")), substituted_runs(data, learned), *asked):
         if seeds is None or seeds["relu"].notna().all():
             yield head, seeds
 
@@ -133,21 +132,16 @@ def _profile_columns(data: ReportData) -> tuple[Column, ...]:
     )
 
 
-_EARLY = "†"
-
-
-def _substitution_columns(data: ReportData, at: str) -> tuple[Column, ...]:
-    paper = partial(_of_paper, data, data.part("")) if at == "best" else lambda *names: ()
-    return (
-        *(score_column("As is", "score"), *paper("As is", "as_is")),
-        *(score_column("ReLU substituted", "relu"), *paper("ReLU substituted", "substituted")),
-        Column("Change", _change),
-        Column("Epoch", _epoch),
-        mean_column("Smallest λ", "smallest_hardness", 1),
-        Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
-        Column("Unchanged predictions", _unchanged),
-        *(SEEDS_COLUMN, _TRAINED),
-    )
+_SUBSTITUTION_COLUMNS = (
+    score_column("As is", "score"),
+    score_column("ReLU substituted", "relu"),
+    Column("Change", lambda seeds, notes: _change(seeds, notes)),
+    mean_column("Epoch", "epoch", 0),
+    mean_column("Smallest λ", "smallest_hardness", 1),
+    Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
+    Column("Unchanged predictions", lambda seeds, notes: _unchanged(seeds, notes)),
+    *(SEEDS_COLUMN, _TRAINED),
+)
 
 
 def _unless_relu(seeds: pd.DataFrame, cell: str) -> str:
@@ -159,20 +153,11 @@ def _change(seeds: pd.DataFrame, notes: Notes) -> str:
     return _unless_relu(seeds, text)
 
 
-def _epoch(seeds: pd.DataFrame, notes: Notes) -> str:
-    return mean_and_deviation(list(seeds["epoch"]), 0) + f" {_EARLY}" * bool(seeds["early"].any())
-
-
 def _unchanged(seeds: pd.DataFrame, notes: Notes) -> str:
     return _unless_relu(seeds, mean_and_deviation(list(seeds["unchanged"]), 4))
 
 
 def _substitution_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    if any(cell.endswith(_EARLY) for row in rows for cell in row):
-        yield (
-            f"{_EARLY} In at least one seed this epoch lies before the gates were hard (smallest λ below half the "
-            "target) or, for ReLU swapped in during training, before the switch."
-        )
     if any("→ ReLU" in row[1] for row in rows):
         yield (
             "→ ReLU: from the switch on this is a ReLU network that trains on. Its score is both, as is and "
@@ -180,8 +165,8 @@ def _substitution_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _substitution_caption(data: ReportData, at: str, learned: bool) -> str:
-    runs = substituted_runs(data, at, learned)
+def _substitution_caption(data: ReportData, learned: bool) -> str:
+    runs = substituted_runs(data, learned)
     text = f"{metrics_in_words(runs)} Change: ReLU substituted minus as is".lstrip()
     lower = dict.fromkeys(runs.loc[~runs["greater_is_better"].astype(bool), "metric"])
     if lower:
@@ -189,13 +174,13 @@ def _substitution_caption(data: ReportData, at: str, learned: bool) -> str:
     return f"{text}. Logits and predictions are compared on every evaluation sample. {ONE_SEED}"
 
 
-def _substitution(at: str, learned: bool = False) -> TableSpec:
+def _substitution(learned: bool = False) -> TableSpec:
     what = "λ-GELU as learned, swapped without hardening, " if learned else "ReLU in the gates' place, same weights, "
     return TableSpec(
-        title=what + EVALUATIONS[at],
-        caption=partial(_substitution_caption, at=at, learned=learned),
-        rows=partial(_substituted, at=at, learned=learned),
-        columns=partial(_substitution_columns, at=at),
+        title=f"{what}in the last epoch",
+        caption=partial(_substitution_caption, learned=learned),
+        rows=partial(_substituted, learned=learned),
+        columns=_SUBSTITUTION_COLUMNS,
         notes=_substitution_notes,
     )
 
@@ -426,9 +411,8 @@ TABLES: dict[str, TableSpec] = {
             Column("Last epoch", _rho(lambda last: last)),
         ),
     ),
-    "substitution-best": _substitution("best"),
-    "substitution-last": _substitution("last"),
-    "substitution-learned-last": _substitution("last", learned=True),
+    "substitution-last": _substitution(),
+    "substitution-learned-last": _substitution(learned=True),
     "grid": TableSpec(
         title="Temperature t and learning-rate multiplier c",
         caption="Δλ: drift V_λ averaged over seeds and init modes, ± the sample standard deviation. ΔBVS: best "

@@ -18,9 +18,6 @@ from lgelu_lab.studies.experiments import INIT_MODES, PAPER_TEMPERATURE
 
 RECIPES = ("paper", "cpu")
 
-_SHOWN_FIRST = frozenset({"output_dir", "num_train_epochs", "seed", "bf16", "use_cpu", "resume_from_checkpoint"})
-"""Of Trainer's options those that most runs set: a page of help has them among the project's."""
-
 # What every run does unless told otherwise: one evaluation and one log a epoch, no checkpoints.
 _RUN_DEFAULTS: dict[str, Any] = {
     "eval_strategy": "epoch",
@@ -105,26 +102,6 @@ class OneLineParser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
-
-    def format_help(self) -> str:
-        """The project's options first, those of transformers' TrainingArguments under a heading of their own."""
-        inherited = {option.name for option in fields(TrainingArguments)}
-        inherited -= _SHOWN_FIRST
-        # Of --a_b and --a-b the first, and of a switch not what turns it off: its help says what turning it on does.
-        shown = [action for action in self._actions if f"--no_{action.dest}" not in action.option_strings]
-        for action in shown:
-            action.option_strings = action.option_strings[:1]
-        sections = {
-            "options": [action for action in shown if action.dest not in inherited],
-            "options of transformers' TrainingArguments": [each for each in shown if each.dest in inherited],
-        }
-        formatter = self.formatter_class(prog=self.prog)
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        for title, actions in sections.items():
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        return formatter.format_help()
 
     def parse(self, arguments: Sequence[str] | None = None) -> tuple[Any, ...]:
         """The dataclasses of a command line."""

@@ -68,22 +68,12 @@ class Study:
 
 GATE_OPTIONS: dict[tuple[str, str], str] = {
     ("granularity", "channel"): "channel",
-    ("granularity", "neuron"): "neuron",
-    ("granularity", "network"): "network",
-    ("hardening_switch", "plateau"): "plateau",
-    ("hardening_rate", "tolerance"): "tolerance",
     ("target_hardness", "measured"): "measured",
     ("hardening_schedule", "geometric"): "geometric",
 }
 """{(argument, value that is not the paper's): its word in the names of runs}."""
 
-REMOVED_OPTIONS = frozenset(
-    {
-        *(("hardening_switch", "plateau"), ("hardening_rate", "tolerance"), ("target_hardness", "measured")),
-        *(("granularity", "neuron"), ("granularity", "network")),
-        *(("activation", "lambda_gelu_relu"), ("activation", "lambda_silu_relu")),
-    }
-)
+REMOVED_OPTIONS = frozenset({("target_hardness", "measured")})
 """What the library no longer has. Their records stay, and the report reads them."""
 
 
@@ -117,8 +107,6 @@ _RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
 # The gate whose λ = 1 a network's activation is, and the others that were tried in its place.
 _SMOOTH_GATES = {"llama-wikitext2": ("silu", "lambda_silu"), "smollm2": ("silu", "lambda_silu")}
 _OTHER_GATES = {"gpt2-wikitext2": "lambda_gelu_tanh", "llama-wikitext2": "lambda_gelu"}
-_PLATEAU: Configuration = {"hardening_switch": "plateau", "switch_fraction": 0.5}
-"""A plateau is looked for until half of training, or nothing would be left to find before the paper's quarter."""
 
 
 def _gates(benchmark: str) -> list[Configuration]:
@@ -128,9 +116,8 @@ def _gates(benchmark: str) -> list[Configuration]:
     """
     smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
     hardened = {**_HARDENED, "activation": gate}
-    options: tuple[Configuration, ...] = (
-        _PLATEAU,
-        *({option: value} for option, value in GATE_OPTIONS if value not in ("plateau", "neuron", "geometric")),
+    options: tuple[Configuration, ...] = tuple(
+        {option: value} for option, value in GATE_OPTIONS if value != "geometric"
     )
     others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
     return [
@@ -139,7 +126,6 @@ def _gates(benchmark: str) -> list[Configuration]:
         {"activation": smooth, "relufication": True},
         hardened,
         *({**hardened, **option} for option in options),
-        *({**hardened, "activation": f"{gate}_relu", "harden": annealed} for annealed in (True, False)),
         *({**hardened, "activation": other} for other in others),
     ]
 

@@ -36,12 +36,10 @@ def command(monkeypatch, *words):
 SMALL = ("--hardness", "2", "--sizes", "64", "--modes", "both", "--dtypes", "float32", "--threads", "1")
 
 
-def test_the_command_measures_then_prints_a_table(tmp_path, monkeypatch, capsys):
+def test_the_command_measures_and_says_each_row(tmp_path, monkeypatch, capsys):
     words = ("--csv", str(tmp_path / "bench.csv"), *SMALL)
     command(monkeypatch, *words, "--rounds", "1", "--providers", "relu", "lambda_gelu:eager")
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(" (")[0] for line in said] == [
         f"both 64 contiguous float32 1 threads keep: {name}" for name in ("gelu", "lambda_gelu:eager λ=2", "relu")
     ]
-    command(monkeypatch, *words, "--table")
-    assert "| λ-GELU, kernel eager, λ = 2 |" in capsys.readouterr().out

@@ -5,9 +5,8 @@ import math
 
 import pytest
 from lgelu_lab.report.frames import (
-    EVALUATIONS,
-    evaluations,
     hardness_path,
+    last_evaluations,
     measured_benchmarks,
     of_measurement,
     paired,
@@ -102,33 +101,19 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
     assert pairs(record_of(), copied) == 0
 
 
-def evaluated(data_of, record, at):
-    ((_, row),) = evaluations(data_of([record]), at).iterrows()
+def evaluated(data_of, record):
+    ((_, row),) = last_evaluations(data_of([record])).iterrows()
     return row
 
 
-def test_each_evaluation_is_the_one_asked_for(data_of, record_of):
+def test_the_last_evaluation_is_the_one_shown(data_of, record_of):
     run = record_of(activation="lambda_gelu", harden=True, hardness=HARD, relu_scores=(0.75, 0.6, 0.7))
-    found = {at: evaluated(data_of, run, at) for at in EVALUATIONS}
-    assert {at: row["epoch"] for at, row in found.items()} == {"best": 2, "last": 3}
-    assert {at: (row["score"], row["relu"]) for at, row in found.items()} == {
-        "best": (0.9, 0.6), "last": (0.85, 0.7),
-    }  # fmt: skip
-    assert {at: row["early"] for at, row in found.items()} == {"best": True, "last": False}
-
-
-@pytest.mark.parametrize(("smallest", "early"), [(79.7, True), (79.79, False), (160.0, False)])
-def test_a_gate_counts_as_hard_from_half_the_target(data_of, record_of, smallest, early):
-    run = record_of(activation="lambda_gelu", harden=True, hardness=[{"a": 160.0, "b": smallest}] * 3)
-    assert evaluated(data_of, run, "last")["early"] == early  # the paper's target is 159.577
-    run.config["target_hardness"] = 2 * smallest + 0.1
-    assert evaluated(data_of, run, "last")["early"]
+    row = evaluated(data_of, run)
+    assert (row["epoch"], row["score"], row["relu"]) == (3, 0.85, 0.7)
 
 
 def test_a_run_that_swapped_early_is_its_own_relu_network_after_the_switch(data_of, relufied):
-    run = relufied(scores=(0.95, 0.8, 0.85))
-    best, last = (evaluated(data_of, run, at) for at in EVALUATIONS)
-    assert (best["epoch"], best["early"], best["is_relu"], best["relu"]) == (1, True, False, 0.5)
+    last = evaluated(data_of, relufied(scores=(0.95, 0.8, 0.85)))
     assert (last["score"], last["relu"], last["logit_change"], last["unchanged"]) == (0.85, 0.85, 0.0, 1.0)
 
 

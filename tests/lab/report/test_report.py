@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import time
@@ -11,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lgelu_lab.measurements.records import write_measurement
-from lgelu_lab.report.drawing import draw_all
+from lgelu_lab.report import check
+from lgelu_lab.report.drawing import draw
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
-from lgelu_lab.report.results import PATH
 from lgelu_lab.report.write import (
-    ALL_FIGURES,
     ALL_TABLES,
     END,
+    FIGURES,
     README_TABLES,
     SECTIONS,
     START,
@@ -50,8 +51,9 @@ def tables(committed):
 
 def test_every_table_is_the_committed_one(tables):
     there = (CARDS / "report" / "tables.md").read_text("utf-8")
-    assert there.count("\n### ") == len(tables)
-    for key, table in tables.items():
+    shown = {key: table for key, table in tables.items() if table.rows}
+    assert there.count("\n### ") == len(shown)
+    for key, table in shown.items():
         assert f"\n\n{to_markdown(table, level=3)}\n" in there, key
     assert not re.search(r"\b(nan|inf|None|True|False)\b", there)
 
@@ -61,18 +63,17 @@ def test_the_readme_shows_the_tables_of_the_committed_records(committed):
     assert put_results(text, page_tables(committed, README_TABLES)) == text
 
 
-def test_every_table_and_figure_has_a_section():
-    placed = [name for spec in SECTIONS.values() for name in (*spec.tables, *spec.figures)]
-    assert sorted([*placed, "path"]) == sorted([*ALL_TABLES, *ALL_FIGURES])
+def test_every_table_has_a_section():
+    assert sorted(name for spec in SECTIONS.values() for name in spec.tables) == sorted(ALL_TABLES)
 
 
 @pytest.mark.usefixtures("rendered")
-def test_the_committed_picture_is_that_which_is_drawn(committed, tmp_path):
+@pytest.mark.parametrize("key", FIGURES)
+def test_the_committed_picture_is_that_which_is_drawn(key, committed, tmp_path):
     """By what is written in it; nothing touches an edge, where it would be cut off."""
-    (drawing,) = draw_all("path", PATH, committed)
-    path = drawing.save(tmp_path)
+    path = draw(key, FIGURES[key], committed).save(tmp_path)
     words = []
-    for made in (path, CARDS / "report" / "figures" / "path.png"):
+    for made in (path, CARDS / "report" / "figures" / f"{key}.png"):
         with Image.open(made) as picture:
             words.append(picture.text["Description"].splitlines())
     assert words[0] == words[1]
@@ -106,6 +107,48 @@ def test_without_torch_a_killed_writer_leaves_a_whole_readme(tmp_path):
     assert set(text) in ({"a"}, {"b"})
 
 
+@pytest.fixture
+def copied_pages(tables, tmp_path, monkeypatch):
+    """A folder with the pages and the records, whose cards are not made anew."""
+    monkeypatch.setattr(check.Pages, "table", lambda self, key: tables[key])
+    monkeypatch.setattr("lgelu_lab.studies.cards.write_committed_cards", lambda source, target: [])
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "model_cards").symlink_to(CARDS)
+    return tmp_path
+
+
+def test_every_number_of_the_pages_is_that_of_a_record(committed, copied_pages):
+    assert list(check.complaints(copied_pages, committed)) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "written", "changed", "told"),
+    [
+        ("README.md", "0.85 to 0.97 of the time", "0.84 to 0.97 of the time", "does not say “the gain is small, 0.85"),
+        ("README.md", "| MLP, Adult | accuracy | 0.8555 |", "| MLP, Adult | accuracy | 0.8556 |", "0.8556"),
+        ("docs/results.md", "## The profile", "It gains 0.1234.\n\n## The profile", "0.1234 is from no record"),
+    ],
+)
+def test_a_changed_digit_is_named_with_page_and_record(committed, copied_pages, page, written, changed, told):
+    text = (copied_pages / page).read_text("utf-8")
+    assert text.count(written) == 1
+    (copied_pages / page).write_text(text.replace(written, changed), "utf-8")
+    found = list(check.complaints(copied_pages, committed))
+    assert found
+    assert all(line.startswith(page) for line in found)
+    assert any(told in line for line in found)
+
+
+def test_a_changed_record_is_named_with_the_page(committed, copied_pages):
+    there = copied_pages / "docs" / "lab" / "convert" / "time.csv"
+    there.write_text(there.read_text().replace("118.457", "128.457"))
+    check._rows.cache_clear()
+    found = list(check.complaints(copied_pages, committed))
+    check._rows.cache_clear()
+    assert any(line.startswith("docs/lab/conversion.md says 118") and "time.csv" in line for line in found)
+
+
 def test_a_report_on_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one record"):
         read_frames([])
@@ -132,12 +175,8 @@ def test_names_of_records_are_no_marks_paths_formulas_or_tags(record_of, data_of
     data, folder = data_of(runs), tmp_path / "out" / "report"
     written = write_report(data, folder)
     top = {path.relative_to(folder).parts[0] for path in written}
-    assert top == {"tables.md", "report.html", "figures"}
-    assert len([path for path in written if path.suffix == ".png"]) == 1
-    assert [path.name for path in tmp_path.rglob("*.html")] == ["report.html"]
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "<b>_{" not in page
-    assert not re.findall(r'(?:src|href)="(?!data:|#)', page), "the page needs nothing else"
+    assert top == {"tables.md"}
+    assert "<b>_{" not in (folder / "tables.md").read_text(encoding="utf-8")
     text = put_results(f"{START}{END}", page_tables(data))
     assert text.count(END) == 1
     assert "\n# mine" not in text
@@ -162,20 +201,21 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     script, measurement_of, record_of, tmp_path, capsys
 ):
     measured, readme = tmp_path / "measured", tmp_path / "README.md"
-    row = {"model": "gelu", "layer": "a", "gate": "gelu", "units": 8, "values": 9, "apoz": 0.0, "off_fraction": 0.25}
-    row |= {"near_zero_fraction": 0.0, "mean_absolute": 1.0, "dead_units": 0, "never_on_units": 0}
-    write_measurement(measurement_of("zeros", [row]), measured)
+    row = dict.fromkeys(("kl", "agreement", "max_logit_change", "seconds", "refusal"))
+    row |= {"model": "gelu", "method": "refit", "rows": 64, "score": 0.5, "original_score": 0.5}
+    write_measurement(measurement_of("conversion", [row], benchmark="mlp-digits"), measured)
     name = "downstream/mlp-digits/gelu-seed0"
     write_record(record_of(benchmark="mlp-digits", name=name), measured / "runs" / name)
     (tmp_path / "real.md").write_text(f"# Mine\n{START}{END}\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "results.md").write_text(f"{START}{END}\n")
     readme.symlink_to(tmp_path / "real.md")
-    assert script("--output_dir", tmp_path / "out", "--downstream", measured, "--readme", readme) == 0
+    assert script("--output_dir", tmp_path / "out", "--downstream", measured, "--pages", tmp_path) == 0
     shown = "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |"
     assert shown in capsys.readouterr().out
     assert "| MLP, Adult | accuracy |" in readme.read_text()
     assert readme.is_symlink()
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert 'id="downstream-zeros"' in page
+    assert "## Downstream: ReLU without training" in (tmp_path / "out" / "tables.md").read_text(encoding="utf-8")
     assert (tmp_path / "out" / "figures" / "path.png").is_file()
 
 

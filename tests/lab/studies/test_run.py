@@ -8,11 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import score
 import torch
 from lgelu_lab.benchmarks.data import DataOptions, FeatureRows
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.measurements.networks import evaluate, load_data
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import EpochRecord, read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, is_majority, run_benchmark, run_config, train_and_record
@@ -359,36 +357,6 @@ def test_a_wrong_call_is_answered_with_one_line(line, message, capsys):
     assert message in told
     assert told.count("\n") == 1
     assert told.endswith("; --help lists the options\n")
-
-
-def test_a_checkpoint_is_scored_on_the_rows_of_its_run_as_they_were(tmp_path):
-    """Features are standardized by the rows that train: by others, the score is another."""
-    record = digits(tmp_path, activation="gelu", num_train_epochs=2, learning_rate=0.5, max_train_samples=300)
-    told = score.score(score.ScoreArguments(str(tmp_path)))
-    scored, recorded = (line.rpartition(": ")[2] for line in told.splitlines())
-    assert scored == recorded == f"accuracy {record.last.score:.6g}, relu_accuracy {record.last.relu_score:.6g}"
-    others = BENCHMARKS["mlp-digits"].load(DataOptions())
-    assert not torch.equal(load_data(record).eval.features[:5], others.eval.features[:5])
-    with pytest.raises(ValueError, match="held out a part of its training split"):
-        load_data(replace(record, config=record.config | {"validation_fraction": 0.2}))
-
-
-def test_a_checkpoint_is_scored_in_the_arithmetic_of_its_run(tmp_path):
-    record = digits(tmp_path, activation="gelu", learning_rate=0.5, bf16=True, max_train_samples=None)
-    data = load_data(record)
-    losses = [
-        evaluate(AutoModel.from_pretrained(tmp_path), BENCHMARKS["mlp-digits"], data, bf16=bf16)["loss"]
-        for bf16 in (True, False)
-    ]
-    assert losses[0] == pytest.approx(record.last.loss, rel=1e-6)
-    assert losses[1] != pytest.approx(record.last.loss, rel=1e-5)
-    assert record.last.score > 0.5
-    told = {bf16: score.score(score.ScoreArguments(str(tmp_path), bf16=bf16)) for bf16 in (None, True, False)}
-    assert told[None] == told[True]
-    assert ", in bfloat16: " in told[True]
-    assert ", in float32: " in told[False]
-    scored, recorded = (line.rpartition(": ")[2] for line in told[None].splitlines())
-    assert scored == recorded
 
 
 def test_a_full_disk_at_the_end_keeps_what_was_measured(tmp_path, monkeypatch):
