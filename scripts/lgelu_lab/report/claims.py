@@ -262,7 +262,8 @@ def _evidence(data: ReportData, judged: Judged, notes: Notes) -> str:
 
 def _in_short(data: ReportData) -> Iterator[Group]:
     for (says,), (_, found) in _judged(data):
-        for name, evidence in found.items():
+        comparable = {name: evidence for name, evidence in found.items() if evidence.verdict != OTHER_RUNS}
+        for name, evidence in (comparable or found).items():
             yield (says, name), evidence
             says = ""
 
