@@ -196,10 +196,11 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     units = {flow.calls[unit.site][0]: unit for unit in find_gate_units(program) if unit.other is None}
     layers = []
     for layer in _grouped(maps, others):
-        rest = others.get(layer.maps[0].node, ())
-        layer = replace(layer, unit=None if rest else _unit_before(layer, units), more_uses=rest)
-        in_turn = any(use.data in program.downstream([layer.maps[0].node]) for use in rest)
-        layers.append(replace(layer, is_used_in_turn=in_turn))
+        more = others.get(layer.maps[0].node, ())
+        written = program.downstream([use.node for use in (layer.maps[0], *more)]) if more else set()
+        in_turn = any(use.data in written for use in more)
+        unit = None if more else _unit_before(layer, units)
+        layers.append(replace(layer, unit=unit, more_uses=more, is_used_in_turn=in_turn))
     found.layers = sorted(layers, key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
     return found
 
