@@ -96,11 +96,12 @@ LISTED = {
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
-    "models.smooth_calls",
     "models.surgery",  # the granularities, for a command line
     "models.outputs",  # the comparison of two networks; the label that is not counted
     "refit.compare",
     "refit.config",  # the efforts that a conversion can be asked for
+    "refit.distill",  # with refit.folds: distillation by itself, for its curve
+    "refit.folds",
     "training.resume",  # the last checkpoint that is whole
 }
 

@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (22_750, 18_500),
-    "package: modules": (120, 110),
-    "refit: lines": (6_140, 5_600),
+    "package: lines": (21_930, 18_500),
+    "package: modules": (110, 110),
+    "refit: lines": (6_330, 5_600),
     "refit: modules": (29, 28),
-    "package: raise statements": (357, 330),
-    "package: public names": (33, 32),
+    "package: raise statements": (341, 330),
+    "package: public names": (34, 32),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (11_090, 10_500),
+    "scripts: lines": (11_260, 10_500),
     "tests: lines": (33_300, 30_000),
-    "pages without api and changelog: words": (11_970, 12_000),
+    "pages without api and changelog: words": (11_990, 12_000),
     "README: words": (1_200, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

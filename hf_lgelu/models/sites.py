@@ -20,6 +20,12 @@ from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Form, is
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
 
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
+)
+
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
 
@@ -53,6 +59,9 @@ class ActivationSite:
             place(self.parent, self.attribute, self.function)
         else:
             place(self.parent, self.attribute, module.train(self.module.training))
+            for name in _HOOKS:  # they run at the new gate; their handles remove them from both
+                if (hooks := getattr(self.module, name)) and not getattr(module, name):
+                    setattr(module, name, hooks)
         if module is self.module and self.fused_kernel is not None:
             setattr(self.parent, _FUSED_KERNEL, self.fused_kernel)
 
