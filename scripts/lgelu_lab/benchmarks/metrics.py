@@ -1,5 +1,7 @@
 """What a benchmark is scored by: the functions that Trainer calls with the predictions of every process, gathered."""
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,17 @@ from transformers import EvalPrediction
 
 from lgelu_lab.benchmarks.token_blocks import IGNORED
 
+FOLDER = Path(__file__).parents[1] / "metrics"
+"""Of the modules of `evaluate`, which load without a network."""
+
+
+@cache
+def load_metrics(*names: str) -> Any:
+    """The modules of these names, combined; their `compute` gives one dictionary."""
+    import evaluate  # takes a second, and many who import this file score nothing
+
+    return evaluate.combine([evaluate.load(str(FOLDER / name), keep_in_memory=True) for name in names])
+
 
 def classification_scores(prediction: EvalPrediction) -> dict[str, float]:
     """{"accuracy": share of rows whose largest logit is that of their label}; Trainer's `compute_metrics`.
@@ -16,7 +29,7 @@ def classification_scores(prediction: EvalPrediction) -> dict[str, float]:
     `prediction` holds logits (N, classes) and labels (N,); of equal logits the first class counts.
     """
     classes = np.argmax(prediction.predictions, axis=-1)
-    return {"accuracy": float(np.mean(classes == prediction.label_ids))}
+    return load_metrics("accuracy").compute(predictions=classes, references=prediction.label_ids)
 
 
 def language_scores(prediction: EvalPrediction) -> dict[str, float]:
@@ -27,8 +40,7 @@ def language_scores(prediction: EvalPrediction) -> dict[str, float]:
     """
     predicted = prediction.label_ids[:, 1:] != IGNORED
     sums = np.where(predicted, prediction.predictions, 0).sum(axis=1, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        return {"perplexity": float(np.exp(np.sum(sums) / np.sum(predicted)))}
+    return load_metrics("perplexity").compute(predictions=sums, references=predicted.sum(axis=1))
 
 
 def row_scores(prediction: EvalPrediction) -> dict[str, list[float]]:
