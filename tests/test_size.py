@@ -26,7 +26,7 @@ LIMITS = {  # limit, goal
     "package: raise statements": (341, 330),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (11_260, 10_500),
+    "scripts: lines": (11_330, 10_500),
     "tests: lines": (33_300, 30_000),
     "pages without api and changelog: words": (11_990, 12_000),
     "README: words": (1_200, 1_200),

@@ -23,15 +23,14 @@ from hf_lgelu.refit.verdict import ConversionRefusedError
 HERE = Path(__file__).parent
 
 # Maps behind gates that cannot be refitted, from the architecture: the language modelling head has the embedding's
-# weight, ALBERT's layers are one layer, experts' weights are one parameter of three axes.
+# weight, and experts' weights are one parameter of three axes.
 UNFIT = {
     "bert": {"bert.embeddings.word_embeddings.weight"},
     "distilbert": {"distilbert.embeddings.word_embeddings.weight"},
     "modernbert": {"model.embeddings.tok_embeddings.weight"},
-    "albert": {"albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output.weight"},
     "mixtral": {f"grouped_mm_fallback in model.layers.{layer}.mlp.experts" for layer in range(2)},
 }
-NOTHING_ELSE = {"albert", "mixtral"}
+NOTHING_ELSE = {"mixtral"}
 # Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
 QUICK = {"gpt2", "bert", "albert", "timm-convnext"}
