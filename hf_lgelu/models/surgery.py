@@ -197,7 +197,7 @@ def substitute_relu(
 
     Args:
         model: any module tree; as for `replace_activations`.
-        kinds: rows of `hf_lgelu.models.sites.KINDS`. ("gelu",) is the direct GELU → ReLU swap.
+        kinds: rows of `hf_lgelu.models.sites.KINDS`. ("gelu",) is the plain swap of GELU.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
 

@@ -101,7 +101,7 @@ RUNGS = {
         ),
         Rung(
             "distill", "hf_lgelu.refit.distill:Distill", takes_steps=True, standard_errors=2.0,
-            on_the_card="these and the maps before the gates also took steps of Adam towards its outputs",
+            on_the_card="then all weights but embedding tables took steps of Adam towards its outputs",
         ),
     )
 }  # fmt: skip
@@ -122,7 +122,7 @@ class ConversionConfig:
 
     Args:
         effort: The last rung that is tried. refit fits the maps behind the gates, place also each ReLU's kink and
-            slope, distill all blocks together. Lower rungs come first; each is kept only if it is nearer on held-out
+            slope, distill the whole network. Lower rungs come first; each is kept only if it is nearer on held-out
             samples. Default: refit; with a tolerance, as far as needed.
         width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
             in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times

@@ -3,7 +3,7 @@
 All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
 not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The best
 learning rate differs by orders of magnitude between networks, so a few are tried. The result is the best state on
-held-out inputs; the start is one of the candidates.
+the inputs that choose; the start is one of the candidates.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -49,7 +49,7 @@ _LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost
 
 
 class Distill:
-    """The rung that moves all blocks of the nearest student together."""
+    """The rung that moves the whole nearest student, all but its embeddings."""
 
     effort = "distill"
 
