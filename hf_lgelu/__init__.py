@@ -1,9 +1,9 @@
 """λ-GELU for the Hugging Face ecosystem.
 
 Importing this package registers "lambda_gelu", "lambda_gelu_tanh" and "lambda_silu" with transformers and timm, and the
-MLP with transformers' Auto classes. It extends six methods of PreTrainedModel, so that λ is initialized in every
-loading, gates that no config key can say are rebuilt, and a saved config says what the gates are. All this happens
-when either library is imported, before or after. Everything else is loaded on first use (PEP 562).
+MLP with transformers' Auto classes. It extends six methods of PreTrainedModel, one of ModelHubMixin and one of
+diffusers, so that λ is initialized in every loading, gates that no config key can say are rebuilt, and a saved config
+says what the gates are. It does so when a library is imported, before or after. All else loads on first use (PEP 562).
 """
 
 import importlib

@@ -64,8 +64,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
 
     Code that loads a checkpoint by this name says that it needs the package: for gates that the activation string alone
     cannot say (granularity "channel", a config without an activation key, a conversion that kept some gates).
-    `model_class` is a PreTrainedModel subclass or one of transformers' Auto classes. As in transformers, a checkpoint
-    may be loaded with another head or without one.
+    `model_class` is a class of transformers, also an Auto class, or of diffusers. As in transformers, a checkpoint may
+    be loaded with another head or without one.
 
     Raises ValueError for a model with none of the places where the checkpoint has λ-gates.
 
