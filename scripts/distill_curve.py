@@ -121,6 +121,8 @@ def _reordered(measured: Measured) -> Iterator[Inputs]:
     while True:
         for unit in measured.fitted:
             start, *ids = unit["input_ids"][0].tolist()
+            if arrow not in ids:  # cut off before it
+                continue
             end = ids.index(arrow)
             parts = [list(part) for is_dot, part in groupby(ids[:end], dot.__eq__) if not is_dot]
             draw.shuffle(parts)
