@@ -169,10 +169,9 @@ class Carrier:
         self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, trace: Trace, values: Values,
         kinks: Sequence[float],
     ) -> Iterator[Rows]:  # fmt: skip
-        """The rows of one use of a layer's `maps` for each kink of the gate before, zero first: inputs of the maps, and
-        what the converted network lacks at the aim.
+        """Rows of one use of a layer: inputs of its `maps`, and what the converted network lacks at the aim.
 
-        Of a convolution, rows at some positions of each image.
+        They come once for each kink of the gate before, zero first. Of a convolution: at some positions of each image.
         """
         layer = trace.layers.layers[index]
         first, aim, positions = maps[0], maps[0].aim.node, None
@@ -196,11 +195,9 @@ class Carrier:
         yield Rows(features, residuals, targets, counted)
         if layer.unit is None or len(kinks) == 1:
             return
-        gate_input = trace.program.flow.calls[layer.unit.site][0].args[0]
-        windows, inside = (
-            first.geometry.feature_rows(value, positions)
-            for each in [values.converted[gate_input]] for value in (each, torch.ones_like(each))
-        )  # fmt: skip
+        before = values.converted[trace.program.flow.calls[layer.unit.site][0].args[0]]
+        windows = first.geometry.feature_rows(before, positions)
+        inside = first.geometry.feature_rows(torch.ones_like(before), positions)
         weight = oriented(self._converted, first.operation)
         weight = weight.reshape(residuals.shape[1], -1, layer.width)
         weight = weight * first.aim.scale.to(weight).view(weight.shape[0], -1, 1)
