@@ -92,12 +92,6 @@ class NetChange:
     relative_errors: Mapping[str, float] = field(default_factory=dict)
     embedding: Mapping[str, float] = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "NetChange":
-        """The reverse of `dataclasses.asdict`, also of values that went through JSON: null is what was not finite."""
-        lost = ("max_logit_change", "relative_error")
-        return cls(**{**values, **{name: math.inf for name in lost if values[name] is None}})
-
     @property
     def distance(self) -> float:
         """KL to the original in nats; of outputs that are no class scores, relative error.
@@ -268,21 +262,6 @@ class ConversionReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
         return finite_or_none(asdict(self))
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ConversionReport":
-        """The reverse of `as_dict`, also of values that went through JSON. Raises TypeError for other values."""
-        own: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        try:
-            for key in ("held_out", "evaluation"):
-                if own[key] is not None:
-                    parts = {name: NetChange.from_dict(own[key][name]) for name in ("direct", "refitted")}
-                    own[key] = Evaluation(**{**own[key], **parts})
-            own["steps"] = tuple(StepTaken(**step) for step in own["steps"])
-            own["layers"] = tuple(map(LayerRefit.from_dict, own["layers"]))
-        except KeyError as missing:
-            raise TypeError(f"no report of a conversion: it has no {missing}") from missing
-        return cls(**own)
 
 
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
