@@ -12,7 +12,6 @@ from torch import nn
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.page import draw_conversion, render_markdown
-from hf_lgelu.refit.report import ConversionReport
 
 
 @pytest.fixture
@@ -89,12 +88,10 @@ def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
         REPORT.held_out.direct, kl=math.nan, max_logit_change=math.inf, relative_error=math.nan
     )  # fmt: skip
     report = dataclasses.replace(REPORT, held_out=dataclasses.replace(REPORT.held_out, direct=broken))
-    text = json.dumps(report.as_dict(), allow_nan=False)
-    back = ConversionReport.from_dict(json.loads(text))
-    for each in (report, back):
-        assert each.held_out.direct.distance == math.inf
-        assert each.held_out.direct.in_words == "infinitely far"
-        for shown in (str(each), render_markdown(each)):
-            assert "not finite" in shown
-            assert "nan" not in shown.replace("nanos", "").split()
+    assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["held_out"]["direct"]["kl"] is None
+    assert report.held_out.direct.distance == math.inf
+    assert report.held_out.direct.in_words == "infinitely far"
+    for shown in (str(report), render_markdown(report)):
+        assert "not finite" in shown
+        assert "nan" not in shown.replace("nanos", "").split()
     draw_conversion(tmp_path / "a.png", dataclasses.replace(report, evaluation=None))
