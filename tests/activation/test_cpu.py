@@ -10,6 +10,7 @@ from expectations import X, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.kernels.cpu import function as cpu
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0]
@@ -35,12 +36,13 @@ def test_the_lower_tail_keeps_its_digits(hardness, depth, accuracy):
     assert_within(grad_x[deep], wanted[deep], accuracy * wanted[deep].abs())
 
 
-def test_every_bfloat16_number_is_the_rounded_float32_result():
+@pytest.mark.parametrize("gate", [gate for gate in GATES if cpu.unavailable(gate) is None])
+def test_every_bfloat16_number_is_the_rounded_float32_result(gate):
     x = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     x = x[torch.isfinite(x)]
     for hardness in (1.0, 160.0):
-        narrow = cpu.lambda_gate(x, torch.tensor([hardness]))
-        assert torch.equal(narrow, cpu.lambda_gate(x.float(), torch.tensor([hardness])).to(torch.bfloat16))
+        narrow = cpu.lambda_gate(x, torch.tensor([hardness]), gate)
+        assert torch.equal(narrow, cpu.lambda_gate(x.float(), torch.tensor([hardness]), gate).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,7 +2,6 @@
 
 import math
 
-import mpmath
 import oracle
 import pytest
 import torch
@@ -12,24 +11,7 @@ from torch.nn import functional as F
 from hf_lgelu.activation.functional import lambda_gelu
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0, 1e4]
-MAGNITUDES = [0.0, 1e-30, 1e-3, 1.0, 10.0, 1e4]
 HALVES = [torch.float16, torch.bfloat16]
-
-
-@pytest.mark.parametrize("hardness", HARDNESSES)
-@pytest.mark.parametrize(("dtype", "accuracy"), [(torch.float32, 1e-6), (torch.float64, 1e-14)])
-def test_matches_mpmath(function, dtype, accuracy, hardness):
-    x = torch.tensor([sign * magnitude for magnitude in MAGNITUDES for sign in (1, -1)], dtype=dtype)
-    delta = random(len(x), seed=1, dtype=dtype)
-    value, grad_x, grad_hardness = values_and_gradients(function, x, torch.tensor([hardness], dtype=dtype), delta)
-    terms = []
-    for i, (x_i, delta_i) in enumerate(zip(x.tolist(), delta.tolist(), strict=True)):
-        assert abs(value[i].item() - oracle.exact_value(x_i, hardness)) <= accuracy * abs(x_i)
-        exact = delta_i * oracle.exact_derivative_in_x(x_i, hardness)
-        assert abs(grad_x[i].item() - exact) <= accuracy * abs(delta_i)
-        terms.append(delta_i * oracle.exact_derivative_in_hardness(x_i, hardness))
-    slack = 10 * accuracy * sum(abs(term) for term in terms)
-    assert abs(grad_hardness.item() - mpmath.fsum(terms)) <= slack
 
 
 @pytest.mark.parametrize("hardness", HARDNESSES)

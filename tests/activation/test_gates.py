@@ -127,12 +127,12 @@ def test_in_narrower_dtypes_hardness_one_is_the_plain_activation_rounded(gate, d
 # Kernels, against mpmath and float64
 
 
-POINTS = [-8.0, -3.3, -1.0, -0.3, -1e-3, 0.0, 1e-3, 0.31, 0.75, 1.0, 2.2, 5.0, 9.0]
+POINTS = [-1e4, -8.0, -3.3, -1.0, -0.3, -1e-3, -1e-30, 0.0, 1e-3, 0.31, 0.75, 1.0, 2.2, 5.0, 9.0, 1e4]
 
 
-@other_gates
+@every_gate
 @pytest.mark.parametrize("name", TRANSFORMABLE)
-@pytest.mark.parametrize("hardness", [1.0, 1.7, 20.0, 160.0])
+@pytest.mark.parametrize("hardness", [1.0, 1.7, 160.0])
 def test_float64_against_mpmath(gate, name, hardness):
     x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
     each = torch.full_like(x, hardness).requires_grad_()
@@ -192,13 +192,6 @@ def test_what_is_not_finite_or_overflows_is_as_in_the_plain_activation(gate, nam
         assert abs(hardness.grad.item()) <= 1e-20
 
 
-@pytest.mark.parametrize("gate", FUSED)
-def test_ties_and_narrow_dtypes_of_the_fused_kernel_are_the_rounded_float32_result(gate):
-    x = random(5000, seed=10, dtype=torch.bfloat16)
-    narrow = lambda_gate(x, 2.0, gate, "cpu")
-    assert torch.equal(narrow, lambda_gate(x.float(), 2.0, gate, "cpu").to(torch.bfloat16))
-
-
 @pytest.mark.parametrize(  # every gate, every kernel, both shapes
     ("gate", "name", "shape"),
     [
@@ -217,7 +210,7 @@ def test_higher_orders_and_transforms(gate, name, shape):
     assert torch.allclose(by_row, function(x.detach(), hardness.reshape(-1)[:1]), rtol=1e-12)
 
 
-@other_gates
+@every_gate
 def test_the_sum_for_the_hardness_keeps_its_digits(gate):
     """A million equal terms: a float32 sum would be off by 1e-3 and more."""
     x, delta = torch.full((2**20,), 0.4), torch.full((2**20,), 0.1)
@@ -295,7 +288,7 @@ def test_traced_exported_and_recorded(gate):
 
 
 @pytest.mark.kernels
-@other_gates
+@every_gate
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled(gate, dtype):
     torch._dynamo.reset()

@@ -168,6 +168,9 @@ def test_an_override_on_its_way_up_in_an_average_is_none(kernel, average):
         assert module.hardness.tolist() == [pytest.approx(1.5)]
         assert_evaluates_at(module, 1.5)
         assert_learns(module, temperature=0.1)
+        loaded = LambdaGELU(init_hardness=2.0)
+        loaded.load_state_dict(module.state_dict())
+        assert_evaluates_at(loaded, 1.5)
     override(module, 1.0)
     with use_kernel(kernel):
         assert_evaluates_at(module, 1.0)
@@ -209,38 +212,6 @@ def test_gradient_of_s(init_hardness, temperature):
     module = LambdaGELU(init_hardness=init_hardness, temperature=temperature)
     # Gates as narrow as 1/λ, so that elements lie inside them.
     assert_learns(module, temperature, X / init_hardness)
-
-
-def fit_hardness(init_hardness, temperature, learning_rate, steps):
-    """s after each step of gradient descent on Σ(a(x; λ) − ReLU(x))², worked out in float64."""
-    raw = torch.tensor([temperature * math.log(math.expm1(init_hardness - 1))], dtype=torch.float64)
-    path = []
-    for _ in range(steps):
-        hardness = oracle.hardness_of(raw, temperature)
-        delta = 2 * (oracle.value(X, hardness) - X.double().relu())
-        slope = (delta * oracle.derivative_in_hardness(X, hardness)).sum() * oracle.hardness_rate(raw, temperature)
-        raw = raw - learning_rate * slope
-        path.append(raw.item())
-    return path
-
-
-def train_hardness(module, learning_rate, steps):
-    optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
-    path = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (module(X) - X.relu()).square().sum().backward()
-        optimizer.step()
-        path.append(module.raw_hardness.item())
-    return path
-
-
-@pytest.mark.parametrize("temperature", [0.1, 0.3])
-def test_sgd_follows_the_closed_form_towards_relu(temperature):
-    path = train_hardness(LambdaGELU(init_hardness=1.5, temperature=temperature), learning_rate=0.01, steps=20)
-    assert path == pytest.approx(fit_hardness(1.5, temperature, 0.01, 20), rel=1e-4)
-    assert path == sorted(path)
-    assert path[-1] - path[0] > 0.01
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (3, 5)])

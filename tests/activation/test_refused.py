@@ -98,18 +98,6 @@ def test_a_state_that_stands_for_no_hardness_is_refused(gate, name, number):
     model.load_state_dict({name: tensor.to("meta") for name, tensor in state.items()}, assign=True)  # nothing to read
 
 
-@every_gate
-@pytest.mark.parametrize("averaged", [0.0, 0.5, 0.999])
-def test_an_override_that_an_average_left_below_1_is_loaded_and_stands_for_none(gate, averaged):
-    """As in the model that was averaged, whose forward takes the learned λ."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), GATE_MODULES[gate](init_hardness=3.0))
-    state = model.state_dict()
-    loaded = torch.nn.Sequential(torch.nn.Linear(2, 2), GATE_MODULES[gate](init_hardness=2.0))
-    loaded.load_state_dict(state | {"1.hardness_override": torch.full((1,), averaged)})
-    assert loaded[1].hardness.item() == pytest.approx(3.0, rel=1e-6)
-    assert loaded[1].hardness_override.item() == pytest.approx(averaged)
-
-
 # What torch asks of an operation
 
 
