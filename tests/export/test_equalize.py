@@ -1,22 +1,17 @@
 """Equalized ranges: the same function to the bit, scales that are powers of two, and less lost in int8."""
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from networks import NETWORKS
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 from hf_lgelu import export_onnx, quantize_onnx
 from hf_lgelu.export.int8.equalize import equalize_ranges
+from hf_lgelu.models.surgery import substitute_relu
 
 
 def loud_mlp() -> nn.Sequential:
@@ -58,26 +53,10 @@ def convolutions() -> tuple[nn.Module, dict]:
     return Convolutions(), {"x": torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))}
 
 
-def tokens(vocabulary: int) -> dict[str, torch.Tensor]:
-    return {"input_ids": torch.randint(vocabulary, (4, 10), generator=torch.Generator().manual_seed(1))}
-
-
-def bert() -> tuple[nn.Module, dict]:
-    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-                        hidden_act="relu")  # fmt: skip
-    return BertForSequenceClassification(config), tokens(60)
-
-
-def gpt2() -> tuple[nn.Module, dict]:
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2, activation_function="relu")
-    ), tokens(60)
-
-
-def llama() -> tuple[nn.Module, dict]:
-    config = LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=1, hidden_act="relu")  # fmt: skip
-    return LlamaForCausalLM(config), tokens(60)
+def transformer(name: str) -> tuple[nn.Module, dict]:
+    model = NETWORKS[name].model()
+    substitute_relu(model, kinds=("gelu", "silu"))
+    return model, NETWORKS[name].inputs(4)
 
 
 def output(model: nn.Module, inputs: dict) -> torch.Tensor:
@@ -101,13 +80,13 @@ def int8_error(layer: nn.Linear, inputs: torch.Tensor) -> float:
     return wrong / total
 
 
-@pytest.mark.parametrize(("make", "layers"), [(bert, 1), (gpt2, 1), (llama, 1), (convolutions, 2)])
-def test_the_function_stays_to_the_bit(make, layers):
+@pytest.mark.parametrize("make", [*(partial(transformer, name) for name in ("gpt2", "llama")), convolutions])
+def test_the_function_stays_to_the_bit(make):
     torch.manual_seed(0)
     model, inputs = make()
     before, weights = output(model, inputs), copy.deepcopy(model.state_dict())
     report = equalize_ranges(model, inputs)
-    assert len(report.layers) == layers
+    assert len(report.layers) == 2
     assert torch.equal(output(model, inputs), before)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, weights[name])}
     assert changed
@@ -191,27 +170,6 @@ class BehindSum(nn.Module):
         return self.two(self.act(x + self.one(x)))
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), "has no ReLU module"),
-        (BehindSum(), "no units of BehindSum can be rescaled:\n  act: its input is a sum"),
-    ],
-)
-def test_what_has_no_units_to_rescale_is_refused_as_it_was(model, said):
-    weights = copy.deepcopy(model.state_dict())
-    with pytest.raises(ValueError, match=said):
-        equalize_ranges(model, torch.randn(8, 4))
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_rows_that_are_no_rows_are_refused():
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        equalize_ranges(loud_mlp(), torch.full((8, 12), torch.nan))
-    with pytest.raises(ValueError, match="data is empty"):
-        equalize_ranges(loud_mlp(), [])
-
-
 class HiddenUse(nn.Module):
     """Computes with the memory of its first weight once more, and says so nowhere."""
 
@@ -227,14 +185,23 @@ class HiddenUse(nn.Module):
 @pytest.mark.parametrize(
     ("model", "inputs", "said"),
     [
+        (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2)), torch.ones(8, 4), "has no ReLU module"),
+        (BehindSum(), torch.ones(8, 4), "no units of BehindSum can be rescaled:\n  act: its input is a sum"),
         (HiddenUse(), rows(), "gives other outputs, and it is as it was"),
     ],
 )
-def test_weights_that_do_two_things_are_refused_as_they_were(model, inputs, said):
+def test_what_cannot_be_rescaled_is_refused_as_it_was(model, inputs, said):
     weights = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=said):
         equalize_ranges(model, inputs)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+def test_rows_that_are_no_rows_are_refused():
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        equalize_ranges(loud_mlp(), torch.full((8, 12), torch.nan))
+    with pytest.raises(ValueError, match="data is empty"):
+        equalize_ranges(loud_mlp(), [])
 
 
 @pytest.mark.parametrize(

@@ -124,20 +124,6 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("activation", ["Relu", "Gelu"])
-def test_two_layers_stay_within_the_steps_of_their_scales(files, activation):
-    (wanted,), (found,) = (OnnxModel(path)({"x": INPUTS}) for path in files[activation][:2])
-    inputs, hidden = np.abs(INPUTS.astype(np.float64)), INPUTS.astype(np.float64) @ WEIGHTS[0]
-    steps = [np.abs(weights).max(0) / LARGEST for weights in WEIGHTS]
-    # Half a step each for inputs and weights; two of the layer's u8 output, before and after the activation.
-    error = (INPUTS.max() - INPUTS.min()) / 255 * np.abs(WEIGHTS[0]).sum(0) / 2
-    error = error + inputs.sum(1, keepdims=True) * steps[0] / 2 + 2 * (hidden.max() - hidden.min()) / 255
-    # No slope of GELU is above 1.13.
-    bound = 1.13 * error @ np.abs(WEIGHTS[1]) + np.abs(hidden).sum(1, keepdims=True) * steps[1] / 2
-    assert (np.abs(found - wanted) <= bound + (wanted.max() - wanted.min()) / 255).all()
-    assert not np.array_equal(found, wanted)
-
-
 def test_of_layers_alone_only_the_inputs_are_rounded(tmp_path):
     path, out = write_network(tmp_path / "two.onnx", "Relu"), tmp_path / "int8.onnx"
     quantize_onnx(path, out, [{"x": INPUTS}], operations="layers")
