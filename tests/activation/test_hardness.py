@@ -56,18 +56,6 @@ def test_hardness_from_raw_matches_mpmath(dtype, temperature):
         assert relative_error(got.item(), exact_hardness(raw.item(), temperature)) < slack, hardness
 
 
-@pytest.mark.parametrize("temperature", [0.1, 0.3])
-@pytest.mark.parametrize("hardness", [1 + 1e-6, 1.0067, 2.0, 21.5, 160.0])
-def test_derivatives_of_hardness(hardness, temperature):
-    """dλ/ds = σ(s/t)/t, with σ(s/t) = 1 − e^(−(λ−1)); dλ/dt = −s·σ(s/t)/t²."""
-    raw = torch.tensor(raw_from_hardness(hardness, temperature), dtype=torch.float64, requires_grad=True)
-    tensor_temperature = torch.tensor(temperature, dtype=torch.float64, requires_grad=True)
-    hardness_from_raw(raw, tensor_temperature).backward()
-    sigmoid = -math.expm1(-(hardness - 1))
-    assert raw.grad.item() == pytest.approx(sigmoid / temperature, rel=1e-13)
-    assert tensor_temperature.grad.item() == pytest.approx(-raw.item() * sigmoid / temperature**2, rel=1e-13)
-
-
 def test_target_of_the_paper():
     assert DEFAULT_TOLERANCE == 5e-3
     assert hardness_for_tolerance() == pytest.approx(159.577, abs=5e-4)
@@ -101,10 +89,6 @@ def test_init_profile(mode, count):
         "decreasing": [high - (high - low) * step for step in steps],
     }[mode]
     assert init_profile(mode, count, low, high) == pytest.approx(wanted, rel=1e-15)
-
-
-def test_uniform_takes_a_low_end_above_the_default_high_end():
-    assert init_profile("uniform", 3, 7.0, 2.0) == [7.0] * 3
 
 
 REFUSED = {

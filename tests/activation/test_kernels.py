@@ -46,14 +46,6 @@ def test_nothing_is_kept_without_a_gradient_to_compute(function):
         assert not function(torch.randn(4, requires_grad=True), torch.tensor([2.0], requires_grad=True)).requires_grad
 
 
-@pytest.mark.parametrize(("x_learns", "hardness_learns"), [(True, False), (False, True), (True, True)])
-def test_backward_computes_only_the_gradients_asked_for(function, x_learns, hardness_learns):
-    x = torch.randn(1000, requires_grad=x_learns)
-    hardness = torch.tensor([2.0], requires_grad=hardness_learns)
-    function(x, hardness).backward(torch.ones(1000))
-    assert (x.grad is not None, hardness.grad is not None) == (x_learns, hardness_learns)
-
-
 # Higher orders and torch.func
 
 

@@ -1,7 +1,5 @@
 """hf-lgelu check and profile: what they say, and that check writes nothing."""
 
-import json
-
 import pytest
 import torch
 from transformers import (
@@ -12,8 +10,6 @@ from transformers import (
     GPT2LMHeadModel,
     T5Config,
     T5ForConditionalGeneration,
-    TimmWrapperConfig,
-    TimmWrapperForImageClassification,
 )
 
 from hf_lgelu import replace_activations
@@ -106,30 +102,6 @@ def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
     assert "2 of 2 gates can be" in said
     assert "It gives logits, encoder_last_hidden_state: networks are compared by logits, and logits count." in said
     assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
-
-
-def test_pictures_of_another_size_than_the_models_are_told_as_such(tmp_path, call):
-    """timm asserts the size."""
-    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 2, "act_layer": "gelu"}
-    config = TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=sizes, num_labels=2)
-    TimmWrapperForImageClassification(config).save_pretrained(tmp_path / "timm")
-    rows = [{"pixel_values": torch.zeros(3, 16, 16).tolist(), "label": number % 2} for number in range(4)]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    status, _, errors = call("check", tmp_path / "timm", "--evaluation", tmp_path / "rows.json", "--disable_tqdm")
-    assert status == 1
-    assert "does not take the inputs of rows.json" in errors
-    assert "pixel_values: (2, 3, 16, 16)" in errors
-    assert "(16) doesn't match model (32)" in errors
-
-
-def test_a_damaged_checkpoint_is_told_as_such(place, tmp_path, call):
-    load_checkpoint(place / "gelu").save_pretrained(tmp_path / "cut")
-    weights = (tmp_path / "cut" / "model.safetensors").read_bytes()
-    (tmp_path / "cut" / "model.safetensors").write_bytes(weights[:100])
-    status, _, errors = call("check", tmp_path / "cut")
-    assert status == 1
-    assert "the weights of" in errors
-    assert "are damaged" in errors
 
 
 def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):

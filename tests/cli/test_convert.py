@@ -136,12 +136,6 @@ def test_an_interrupt_says_what_is_kept(resume, place, tmp_path, monkeypatch, ca
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_of_a_push_says_that_the_folder_is_complete(monkeypatch):
-    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", lambda *given, **options: stop())
-    with pytest.raises(KeyboardInterrupt, match=r"out/relu is complete.*push_to_hub\('out/relu', 'you/it'\) repeats"):
-        checkpoint.push(Path("out/relu"), "you/it", private=False, tell=print)
-
-
 def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", "--resume")
     write = module._write
@@ -302,18 +296,6 @@ def test_push_sends_the_folder_and_the_licence_is_the_originals(place, tmp_path,
     card = ModelCard.load(tmp_path / "a" / "README.md")
     assert card.data.license == "cc-by-4.0"
     assert 'from_pretrained(MLPForClassification, "me/rows")' in card.text
-
-
-def test_a_reader_that_has_left_ends_no_conversion(place, tmp_path, monkeypatch):
-    """As of `hf-lgelu convert … | head`."""
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "w") as unread:
-        monkeypatch.setattr("sys.stdout", unread)
-        assert main([*map(str, words), "--disable_tqdm"]) == 0
-        print("unread", flush=True)
-    assert (tmp_path / "relu" / "model.safetensors").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,6 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
         given = [getattr(arguments, entry, None) for entry in ("model", "converted", "data", "evaluation")]
         assert all(Path(path).exists() for path in given if path is not None)
     assert call("demo", "--output_dir", folder)[0] == 1
-    assert call("demo", "--output_dir", folder, "--overwrite")[0] == 0
 
 
 @pytest.mark.slow

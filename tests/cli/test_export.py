@@ -131,17 +131,6 @@ def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
     assert [card.data.license for card in cards] == ["cc-by-4.0", "mit"]
 
 
-def test_an_output_folder_that_is_a_link_is_followed(place, tmp_path, call):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "real" / "config.json").write_text("old")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    words = ("export", place / "hard", "--output_dir", tmp_path / "link", "--overwrite", "--disable_tqdm")
-    assert call(*words)[0] == 0
-    assert (tmp_path / "link").is_symlink()
-    assert load_checkpoint(tmp_path / "real").config.hidden_act == "relu"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
-
-
 def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call):
     pushed = []
 

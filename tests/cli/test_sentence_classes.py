@@ -145,8 +145,8 @@ def test_a_default_prompt_is_put_before_the_texts(sentence_folder, classes, pair
     ):
         folder = shutil.copytree(source, tmp_path / name)
         path = folder / "config_sentence_transformers.json"
-        settings = {**json.loads(path.read_text()), "prompts": {"ask": "red dog ", "none": ""}}
-        for default, prompt in (("ask", "red dog "), ("none", ""), (None, "")):
+        settings = {**json.loads(path.read_text()), "prompts": {"ask": "red dog "}}
+        for default, prompt in (("ask", "red dog "), (None, "")):
             path.write_text(json.dumps({**settings, "default_prompt_name": default}))
             whole = getattr(package(), name)(str(folder), device="cpu")
             own = whole.preprocess(texts if name == "SentenceTransformer" else pairs[1], prompt=prompt)
@@ -165,24 +165,6 @@ def test_what_is_read_from_no_folder_is_named(classes, tmp_path):
     (behind / "modules.json").write_text(json.dumps([*modules, {"idx": 1, "name": "1", "path": "1_LogitScore"}]))
     with pytest.raises(ValueError, match=r"behind its encoder \(1_LogitScore\).*convert_to_relu\(model, pairs"):
         read_checkpoint(str(behind))
-
-
-def test_a_hardened_cross_encoder_stays_one(classes, pairs, tmp_path, call):
-    from transformers import BertForSequenceClassification
-
-    from hf_lgelu.models.hardening import anneal_hardness
-
-    folder = shutil.copytree(classes["CrossEncoder"], tmp_path / "lambda")
-    network = BertForSequenceClassification.from_pretrained(folder, hidden_act="lambda_gelu")
-    anneal_hardness(network, 1.0)
-    network.save_pretrained(folder)
-    words = ("--evaluation", pairs[0], "--column", "query", "--pair_column", "passage", "--disable_tqdm")
-    status, said, errors = call("export", folder, "--output_dir", tmp_path / "relu", *words)
-    assert status == 0, errors
-    assert "relative error (share of squares)" in said
-    hardened = package().CrossEncoder(str(tmp_path / "relu"), device="cpu")
-    old = network(**package().CrossEncoder(str(folder), device="cpu").preprocess(pairs[1][:8])).logits.sigmoid()[:, 0]
-    assert (torch.tensor(hardened.predict(pairs[1][:8])) - old.detach()).abs().max() < 0.01
 
 
 def test_an_encoder_is_what_the_package_runs_and_not_what_its_config_says(sentence_folder, tmp_path):

@@ -391,6 +391,19 @@ def test_what_cannot_be_absorbed_is_named_with_its_reason(name):
     assert_refused(harden(build()), torch.randn(5, 3), reasons)
 
 
+class Branching(WithTwoUses):
+    def forward(self, x):
+        hidden = self.act(self.first(x))
+        return self.last(hidden) if hidden.sum() > 0 else hidden
+
+
+def test_a_model_that_branches_on_values_is_refused_and_left_as_it_was():
+    model = Branching()
+    with pytest.raises(ValueError, match=r"Branching runs on the example inputs, but torch\.export cannot"):
+        absorb_hardness(model, torch.ones(2, 3))
+    assert isinstance(model.act, LambdaGELU)
+
+
 @pytest.mark.parametrize("of", ["weight", "bias"])
 def test_two_parameters_in_one_memory_do_not_absorb_hardness(of):
     model = harden(nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3), LambdaGELU(), nn.Linear(3, 3))).eval()

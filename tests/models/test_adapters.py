@@ -196,13 +196,3 @@ def test_an_adapter_of_gates_that_need_the_package_is_loaded_with_its_base(tmp_p
         )
         for again in (by_peft, AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")):
             assert torch.equal(again.eval()(tokens).logits, expected)
-
-
-def test_an_adapter_of_a_plain_model_is_loaded_as_transformers_does(tmp_path):
-    gpt2("relu").save_pretrained(tmp_path / "base")
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    lora(base).save_pretrained(tmp_path / "adapter")
-    found = from_pretrained(AutoModelForCausalLM, tmp_path / "adapter")
-    assert any("lora" in name for name, _ in found.named_parameters())
-    with pytest.raises(OSError, match="nowhere"):
-        from_pretrained(AutoModelForCausalLM, tmp_path / "nowhere")

@@ -129,15 +129,6 @@ def test_fewer_samples_of_an_iterable_are_the_first_and_no_more_is_read(wanted):
     assert len(read) == -(-min(wanted, SAMPLES) // 4)
 
 
-@pytest.mark.parametrize("data", [Pairs(), X, table(), Stream()], ids=["pairs", "tensor", "datasets", "stream"])
-def test_the_global_generator_is_left_alone(data):
-    torch.manual_seed(0)
-    expected = torch.rand(1)
-    torch.manual_seed(0)
-    as_list(data)
-    assert torch.equal(torch.rand(1), expected)
-
-
 class Images(torch.utils.data.Dataset):
     """Unprepared images."""
 

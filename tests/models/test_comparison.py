@@ -42,14 +42,6 @@ def test_all_but_one_of_many_predictions_are_not_said_to_be_all():
     assert str(OutputChange(0.4, 9.0, 1.0, 40000)).endswith("100 % of 40000 predictions unchanged")
 
 
-def test_complex_numbers_beside_scores_are_not_compared_in_their_place():
-    one, other = (Calls(lambda x, scale=scale: (torch.fft.rfft(x).conj(), x * scale)) for scale in (1.0, -1.0))
-    found = compare_models(one, other, torch.randn(6, 4))
-    assert found.rows == 6
-    assert found.unchanged_predictions == 0
-    assert found.max_change > 0
-
-
 def test_classes_that_cannot_be_add_nothing_to_the_kl():
     inf = math.inf
     reference = torch.tensor([[0.5, -inf, 2.0], [0.5, -inf, 2.0], [1.0, 0.0, -1.0], [0.0, math.nan, 0.0]]).double()
@@ -122,13 +114,6 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
     assert f"same nearest neighbour {100 * same:.2f} %" in str(whole.change)
 
 
-def test_repeated_samples_are_each_others_nearest_whichever_is_chosen():
-    rows = torch.eye(3).repeat(3, 1)
-    swapped = rows + 1e-4 * torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    assert OutputComparison().add(rows, swapped, are_embeddings=True).embedding["same_neighbour"] == 1
-    assert "same_neighbour" not in OutputComparison().add(rows[:2], rows[:2], are_embeddings=True).embedding
-
-
 @pytest.mark.parametrize(
     ("network", "are_vectors"),
     [
@@ -144,12 +129,6 @@ def test_outputs_say_whether_a_network_gives_embeddings(network, are_vectors):
     assert found.are_embeddings == are_vectors
     assert not (found.are_embeddings and found.are_logits)
     assert bool(compare_models(network, network, torch.randn(4, 5, 3)).embedding) == are_vectors
-
-
-def test_the_features_of_a_network_of_timm_without_classes_are_embeddings():
-    network = Calls(lambda x: x)
-    network.num_classes = 0
-    assert compared_outputs(network, torch.randn(4, 5))[1:] == (False, False, True)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import BatchEncoding, BertConfig, BertForSequenceClassification
 
 import hf_lgelu
-from hf_lgelu.models.example_run import evaluation_mode, placed, run_example
+from hf_lgelu.models.example_run import evaluation_mode, run_example
 from hf_lgelu.refit.gate_costs import gate_costs
 
 
@@ -129,13 +129,3 @@ def test_what_only_looks_at_a_model_leaves_its_buffers(name, tmp_path):
     assert net.training
     net(torch.randn(3, 4))
     assert buffer > 0
-
-
-def test_tensors_within_lists_and_mappings_are_copied_too():
-    """As labels of a detector: one mapping an image."""
-    boxes = torch.ones(3, 4)
-    given = placed({"labels": [{"boxes": boxes, "id": 7}], "pair": (boxes, None)}, Add())
-    assert torch.equal(given["labels"][0]["boxes"], boxes)
-    assert given["labels"][0]["id"] == 7
-    assert isinstance(given["pair"], tuple)
-    assert len({tensor.data_ptr() for tensor in (boxes, given["labels"][0]["boxes"], given["pair"][0])}) == 3

@@ -155,13 +155,6 @@ def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_repor
         load_checkpoint(tmp_path)
 
 
-def test_a_lost_hardness_is_reported_where_the_config_cannot_be_asked(tmp_path, caplog):
-    without_hardness(tmp_path / "inner")
-    _, info = BertForMaskedLM.from_pretrained(tmp_path, subfolder="inner", output_loading_info=True)
-    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
-    assert "holds no hardness, and its config was not found again" in caplog.text
-
-
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
     BERT.build().save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -272,25 +265,12 @@ def _by_string(path):
     return BERT.build("lambda_gelu")
 
 
-def _by_surgery(path):
-    model = BERT.build()
-    replace_activations(model)
-    return model
-
-
-def _by_surgery_on_a_checkpoint(path):
-    BERT.build().save_pretrained(path)
-    model = BertForMaskedLM.from_pretrained(path)
-    replace_activations(model)
-    return model
-
-
 def _by_checkpoint(path):
     BERT.build().save_pretrained(path)
     return BertForMaskedLM.from_pretrained(path, hidden_act="lambda_gelu")
 
 
-@pytest.mark.parametrize("make", [_by_string, _by_surgery, _by_surgery_on_a_checkpoint, _by_checkpoint])
+@pytest.mark.parametrize("make", [_by_string, _by_checkpoint])
 def test_init_weights_does_not_undo_what_was_learned(make, tmp_path):
     model = learn(make(tmp_path))
     model.init_weights()
@@ -364,9 +344,3 @@ def test_a_gate_of_the_same_function_is_not(saved, read, tmp_path, caplog):
     BERT.build(saved).save_pretrained(tmp_path)
     BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
     assert "differs from that" not in caplog.text
-
-
-def test_a_checkpoint_of_an_activation_with_weights_is_read(tmp_path, caplog):
-    BERT.build("prelu").save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
-    assert "was trained with 'prelu'" in caplog.text

@@ -5,7 +5,6 @@ import json
 
 import pytest
 import torch
-from networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -82,15 +81,6 @@ def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
     file = json.loads((tmp_path / "second" / "config.json").read_text())
     assert {entry["site"] for entry in file["lambda_gelu"]} == {site.name for site in find_sites(model)}
     assert ("hf_lgelu.from_pretrained" in file.values()) is (build is unet)  # has a key, which guards others
-
-
-def test_a_conversion_says_that_no_key_guards_the_folder():
-    model, inputs = own()
-    converted, report = convert_with(model.eval(), inputs, max_kl=None)
-    assert [type(gate) for gate in (converted.net[1], converted.net[3], converted.act)] == [nn.ReLU] * 3
-    assert (
-        sum("load the saved folder by hf_lgelu.from_pretrained(Own, folder)" in told for told in report.warnings) == 1
-    )
 
 
 def test_learned_gates_of_diffusers_come_back(tmp_path):

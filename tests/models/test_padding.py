@@ -14,7 +14,7 @@ from transformers import (
     Wav2Vec2Model,
 )
 
-from hf_lgelu.models.batches import counted_rows, frames_of_sound, mask_of_frames, pad_tokens
+from hf_lgelu.models.batches import counted_rows, mask_of_frames, pad_tokens
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
 
@@ -48,12 +48,6 @@ def test_a_part_without_a_token_has_that_of_the_whole():
     both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=None))
     both.pad_token_id = 5
     assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 5}
-
-
-def test_of_several_counts_the_last_is_that_of_the_frames():
-    model = nn.Module()
-    model._get_feat_extract_output_lengths = lambda steps: (steps // 2, steps // 4)
-    assert frames_of_sound(model)(torch.tensor([12, 40])).tolist() == [3, 10]
 
 
 def test_a_token_that_the_vocabulary_does_not_have_is_none():

@@ -88,14 +88,6 @@ def test_initializing_lifts_the_override_and_keeps_or_sets_the_temperature():
     assert [module.raw_hardness.item() for module in model] == pytest.approx([0.2 * math.log(math.expm1(0.5))] * 2)
 
 
-def test_initializing_keeps_parameters_their_gradient_and_their_identity():
-    model = chain(2)
-    parameters = list(model.parameters())
-    initialize_hardness(model, "increasing", 1.1, 1.4)
-    assert all(now is then for now, then in zip(model.parameters(), parameters, strict=True))
-    assert all(parameter.requires_grad and parameter.is_leaf for parameter in parameters)
-
-
 ERRORS = [
     ({"init_mode": "rising"}, "rising"),
     ({"init_hardness": 1.0}, "1.0"),

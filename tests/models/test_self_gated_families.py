@@ -85,12 +85,10 @@ def of_timm(name: str) -> Callable[[type], nn.Module]:
 LANGUAGE = {
     "llama": language_model("llama", "silu", "lambda_silu"),
     "gemma": language_model("gemma", "gelu_pytorch_tanh", "lambda_gelu_tanh"),
-    "phi": language_model("phi", "gelu_new", "lambda_gelu_tanh"),
 }
 NETWORKS = {
     **LANGUAGE,
     "efficientnet": of_images(of_timm("test_efficientnet"), 11),
-    "mobilevit": of_images(of_timm("mobilevit_xxs"), 34),
     "detector": of_images(DetectorShaped, 6),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)

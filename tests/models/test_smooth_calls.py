@@ -94,16 +94,6 @@ def test_modules_and_functions_are_told_apart():
     ]
 
 
-def test_the_model_itself_can_be_the_caller():
-    assert find_smooth_calls(Calls(F.gelu), torch.randn(2)) == [SmoothCall("", "Calls", "gelu", "function", 1)]
-    assert find_smooth_calls(nn.GELU(), torch.randn(2)) == [SmoothCall("", "GELU", "gelu", "gate", 1)]
-
-
-def test_a_module_built_in_the_forward_is_found():
-    model = nn.Sequential(Calls(lambda x: nn.GELU()(nn.GELU()(x))))
-    assert find_smooth_calls(model, torch.randn(2)) == [SmoothCall(None, "GELU", "gelu", "function", 1)] * 2
-
-
 def test_calls_are_counted():
     gelu = nn.GELU()
     model = nn.Sequential(gelu, Calls(lambda x: F.gelu(F.gelu(x)) + torch.tanh(x)), gelu, gelu)
@@ -213,11 +203,6 @@ def test_an_activation_module_is_found_unless_it_is_piecewise_linear(name):
         assert calls == []
 
 
-def test_there_are_activations_of_both_sorts_to_look_at():
-    names = {name.rpartition(".")[2] for name in activation_modules()}
-    assert {"ReLU", "PReLU", "Hardtanh", "Softsign", "ReLUSquaredActivation", "LaplaceActivation", "HardMish"} <= names
-
-
 def test_what_another_thread_runs_is_not_counted():
     """A model that is served while this one is checked, here begun in the midst of it."""
     other = nn.Sequential(nn.Tanh(), nn.GELU())
@@ -230,11 +215,3 @@ def test_what_another_thread_runs_is_not_counted():
 
     calls = find_smooth_calls(nn.Sequential(nn.GELU(), Calls(meanwhile), nn.SiLU()), torch.zeros(1, 4))
     assert [(call.module, call.count) for call in calls] == [("0", 1), ("2", 1)]
-
-
-@pytest.mark.parametrize("cell", [nn.LSTM(4, 4), nn.GRU(4, 4), nn.LogSigmoid()], ids=lambda cell: type(cell).__name__)
-def test_inference_mode_hides_nothing(cell):
-    expected = find_smooth_calls(cell, torch.zeros(2, 4))
-    with torch.inference_mode():
-        found = find_smooth_calls(cell, torch.zeros(2, 4))
-    assert found == expected != []

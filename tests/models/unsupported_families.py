@@ -17,16 +17,6 @@ REFUSED = {
 # What is built anew has the initial hardness at every call: it is never trained, saved or hardened.
 BUILT_ANEW = {
     "roformer": ("RoFormer", "ForSequenceClassification", _EMBEDDED, 2, 1),
-    "bigbird": (
-        *("BigBird", "ForSequenceClassification", {**TEXT, "attention_type": "original_full", "sep_token_id": 2}),
-        *(2, 1),
-    ),
-    "convbert": ("ConvBert", "ForSequenceClassification", {**_EMBEDDED, "head_ratio": 1}, 2, 1),
-    "nystromformer": (
-        *("Nystromformer", "ForSequenceClassification", {**TEXT, "segment_means_seq_len": 6, "num_landmarks": 6}),
-        *(2, 1),
-    ),
-    "yoso": ("Yoso", "ForSequenceClassification", TEXT, 2, 1),
     "funnel": (
         *("Funnel", "ForPreTraining"),
         {"vocab_size": 32, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "num_decoder_layers": 1},

@@ -111,15 +111,6 @@ class Images(nn.Module):
         return self.head(self.maps(torch.cat(alike)).mean((2, 3)))
 
 
-class Joined(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, parts):
-        return self.net(torch.cat(parts))
-
-
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
@@ -216,25 +207,6 @@ def test_fewer_than_16_graphs_are_fitted_on_and_none_is_held_out():
     assert (report.held_out, report.samples, report.folds) == (None, 12, 1)
     assert report.rows > 200
     assert "16 inputs or more" in report.warnings[0]
-
-
-def test_a_graph_is_fitted_as_its_parts_are_where_the_network_looks_at_each_node_alone():
-    """One sample of 40 rows or 40 samples: the sums over all rows are the same."""
-    x = torch.randn(320, 3, generator=seeded())
-    net = Set().point.double().eval()
-    as_samples = convert_to_relu(net, x[:320].double()).model
-    as_sets = convert_to_relu(Joined(net), [list(part.double().split(10)) for part in x.split(20)]).model.net
-    torch.testing.assert_close(as_sets(x.double()), as_samples(x.double()), rtol=0, atol=0.05)
-
-
-def test_few_large_images_are_enough_and_the_guard_works():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.GELU(), nn.Conv2d(6, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    images = torch.randn(24, 3, 16, 16, generator=seeded())
-    report = convert_to_relu(net.eval(), images).report
-    assert (report.samples, report.held_out.samples, report.rows) == (24, 4, 24 * 14 * 14)
-    few = convert_to_relu(net.eval(), images[:6]).report
-    assert (few.held_out, few.rows) == (None, 6 * 14 * 14)
 
 
 def test_two_tensors_by_position_are_split_like_one():

@@ -7,11 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fresh_process import run_fresh
 from loud_nets import gpt2, llama, tokens
 from networks import convert_with
 from torch import nn
-from torch.nn import functional as F
 from transformers import (
     GPT2LMHeadModel,
 )
@@ -120,22 +118,6 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
 
 
-def test_named_gates_are_kept():
-    torch.manual_seed(9)
-    model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 8), nn.GELU(), nn.Linear(8, 4)).double()
-    rows = torch.randn(400, 6, dtype=torch.float64)
-    for options in ({}, {"effort": "distill", "distill_steps": 2}):
-        converted, report = convert_with(model, rows, keep=["1"], **options)
-        assert [type(module).__name__ for module in converted] == ["Linear", "SiLU", "Linear", "ReLU", "Linear"]
-        assert list(report.gates) == ["3"]
-        assert torch.equal(converted[0].weight, model[0].weight)
-    network = gpt2()
-    first = "transformer.h.0.mlp.act"
-    converted, report = convert_with(network, tokens(), keep=[first], rewrite_config=False, max_kl=None)
-    assert type(converted.get_submodule(first)) is type(network.get_submodule(first))
-    assert "names the gates from before" in report.warnings[-1]  # a reload would build another network
-
-
 def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     torch.manual_seed(7)
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
@@ -153,13 +135,13 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
 
 
-def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_it(tmp_path, monkeypatch):
+def test_wider_blocks_bring_a_gated_network_nearer(monkeypatch):
     inputs, widened = tokens(120), []
     make = lambda *given: widened.append(widen_original(*given)) or widened[-1]  # noqa: E731
     monkeypatch.setattr("hf_lgelu.refit.place.widen_original", make)
     model = llama(layers=1)
     before = copy.deepcopy(model.state_dict())
-    converted, report = convert_with(model, inputs, width=1.25, max_kl=None, effort="distill", distill_steps=8)
+    report = convert_with(model, inputs, width=1.25, max_kl=None, effort="distill", distill_steps=8).report
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert report.width_share == 1.25
     assert len(widened) == 1  # for all rungs
@@ -169,20 +151,6 @@ def test_wider_blocks_bring_a_gated_network_nearer_and_plain_transformers_loads_
     assert kept[-1] < 0.9 * kept[0]
     assert report.held_out.refitted.kl == pytest.approx(kept[-1])
     assert any("the same inputs chose the rung" in warning for warning in report.warnings)
-    converted.save_pretrained(tmp_path / "llama")
-    ids = inputs["input_ids"][:3]
-    with torch.no_grad():
-        torch.save((ids, converted(input_ids=ids).logits), tmp_path / "given.pt")
-    (tmp_path / "elsewhere.py").write_text(
-        "import sys, torch, transformers\n"
-        "model = transformers.LlamaForCausalLM.from_pretrained(sys.argv[1] + '/llama').eval()\n"
-        "ids, logits = torch.load(sys.argv[1] + '/given.pt')\n"
-        "with torch.no_grad():\n"
-        "    torch.testing.assert_close(model(input_ids=ids).logits, logits)\n"
-        "assert 'hf_lgelu' not in sys.modules\n"
-    )
-    result = run_fresh(tmp_path / "elsewhere.py", tmp_path)
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def test_a_metric_of_the_caller_says_how_much_may_be_lost():
@@ -235,27 +203,3 @@ def test_a_rung_ends_when_the_time_is_up(monkeypatch):
     monkeypatch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
     _, steps = climb([Rung(effort) for effort in EFFORTS], ConversionConfig(max_seconds=8), 1.0)
     assert [step.effort for step in steps] == ["refit", "distill"]
-
-
-class OwnParameters(nn.Module):
-    """A gated block that multiplies by parameters of its own: what it gives is no map's output."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.up, self.gated = (nn.Parameter(torch.randn(width, 12) / 3) for _ in range(2))
-        self.bias, self.down = nn.Parameter(torch.randn(width) / 3), nn.Parameter(torch.randn(12, width) / 4)
-        self.act = nn.SiLU()
-
-    def forward(self, x):
-        return F.linear(self.act(F.linear(x, self.up, self.bias)) * F.linear(x, self.gated), self.down)
-
-
-@pytest.mark.parametrize("width", [24, 12])
-def test_a_block_of_own_parameters_is_refitted_and_not_placed(width):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 12), OwnParameters(width), nn.Linear(12, 5))
-    converted, report = convert_to_relu(model, torch.randn(400, 8), effort="place")
-    assert report.held_out.refitted.kl < report.held_out.direct.kl
-    for name in ("up", "bias", "gated"):
-        assert torch.equal(getattr(converted[1], name), getattr(model[1], name)), name
-    assert not torch.equal(converted[1].down, model[1].down)

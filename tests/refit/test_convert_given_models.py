@@ -8,10 +8,10 @@ import torch
 from networks import convert_with
 from refit_nets import BY_NAME, drawn
 from torch import nn
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.weights import forget_quantizer, why_not_here, why_not_writable
+from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
 
 def llama(layers=2):
@@ -119,11 +119,6 @@ def on_two_devices(model):
 def test_weights_that_are_no_plain_numbers_are_refused(model, words):
     with pytest.raises(ConversionRefusedError, match=f"Sequential cannot be refitted: .*{words}"):
         convert_to_relu(model(), torch.randn(80, 6))
-
-
-def test_a_device_without_float64_is_no_place_to_refit():
-    assert "no float64" in why_not_here({torch.device("mps", 0)})
-    assert why_not_here({torch.device("cuda", 3)}) is why_not_here(["cpu"]) is None
 
 
 def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
@@ -247,57 +242,6 @@ def test_other_outputs_on_request():
         convert_with(bare, rows, outputs=["logits"])
     with pytest.raises(ValueError, match=r"outputs is empty"):
         convert_with(bare, rows, outputs=[])
-
-
-class Pooling(nn.Module):
-    """The mean over tokens, as sentence-transformers has it."""
-
-    def forward(self, features):
-        mask = features["attention_mask"][..., None].to(features["token_embeddings"].dtype)
-        embedding = (features["token_embeddings"] * mask).sum(1) / mask.sum(1)
-        return features | {"sentence_embedding": nn.functional.normalize(embedding, dim=-1)}
-
-
-class Encoder(nn.Module):
-    """A transformer that takes and gives a mapping of features."""
-
-    def __init__(self):
-        super().__init__()
-        config = BertConfig(
-            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=30,
-            max_position_embeddings=16, initializer_range=0.3,
-        )  # fmt: skip
-        self.auto_model = BertModel(config, add_pooling_layer=False)
-
-    def forward(self, features):
-        given = {name: features[name] for name in ("input_ids", "attention_mask")}
-        return features | {"token_embeddings": self.auto_model(**given).last_hidden_state}
-
-
-class SentenceEncoder(nn.Sequential):
-    """The interface of sentence_transformers.SentenceTransformer: modules in a row, a mapping through all of them."""
-
-    def forward(self, input, **kwargs):
-        for module in self:
-            input = module(input)
-        return input
-
-
-def test_a_sentence_encoder_is_compared_on_its_embeddings():
-    torch.manual_seed(0)
-    model = SentenceEncoder(Encoder(), Pooling()).eval()
-    mask = (torch.arange(8) < torch.randint(2, 9, (80, 1))).long()
-    data = tokens(80) | {"attention_mask": mask}
-    converted, report = convert_to_relu(model, data)
-    assert report.outputs == ("sentence_embedding",)
-    assert report.held_out.rows == report.held_out.samples
-    assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error
-    assert report.rows == int(mask.sum())
-    assert report.layers[0].rows < int(mask.sum())
-    assert converted[0].auto_model.config.hidden_act == "relu"
-    with torch.no_grad():
-        expected, found = (net(dict(data))["sentence_embedding"] for net in (model, converted))
-    assert nn.functional.cosine_similarity(expected, found).mean() > 0.9
 
 
 def test_a_mask_that_is_drawn_anew_at_each_forward_is_the_same_for_all_networks():

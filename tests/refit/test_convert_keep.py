@@ -12,8 +12,6 @@ from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    EuroBertConfig,
-    EuroBertForSequenceClassification,
 )
 
 import hf_lgelu
@@ -32,31 +30,6 @@ def mlp(**more):
 
 def rows(count=400):
     return torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
-
-
-def test_gates_that_no_config_key_names_are_remembered(tmp_path):
-    torch.manual_seed(0)
-    config = EuroBertConfig(
-        hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        vocab_size=30, max_position_embeddings=16, initializer_range=0.5, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, mask_token_id=3,
-    )  # fmt: skip
-    model = EuroBertForSequenceClassification(config).eval()  # its head has a GELU of its own
-    inputs = {"input_ids": torch.randint(4, 30, (40, 8), generator=torch.Generator().manual_seed(0))}
-    converted, _ = convert_with(model, inputs, max_kl=None)
-    assert converted.config.hidden_act == "hf_lgelu.from_pretrained"
-    converted.save_pretrained(tmp_path / "all")
-    loaded = EuroBertForSequenceClassification.from_pretrained(tmp_path / "all").eval()
-    assert type(loaded.activation) is nn.ReLU
-    with torch.no_grad():
-        assert torch.equal(loaded(**inputs).logits, converted(**inputs).logits)
-    converted, _ = convert_with(model, inputs, keep=["activation"], max_kl=None)  # the key alone says the others
-    assert converted.config.hidden_act == "relu"
-    converted.save_pretrained(tmp_path / "but the head")
-    loaded = EuroBertForSequenceClassification.from_pretrained(tmp_path / "but the head").eval()
-    assert [type(layer.mlp.act_fn).__name__ for layer in loaded.model.layers] == ["ReLU", "ReLU"]
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(**inputs).logits, converted(**inputs).logits)
 
 
 def test_a_number_keeps_the_gates_that_cost_the_most():
@@ -167,16 +140,6 @@ def test_what_is_kept_can_be_hardened_beside_what_was_exchanged(tmp_path, target
     else:
         assert hf_lgelu.substitute_relu(again).config_changes
         assert again.config.hidden_act == "relu"
-
-
-def test_a_gate_that_somebody_exchanged_by_hand_comes_back(tmp_path):
-    model, inputs = mlp(hidden_act="gelu"), rows()
-    model.layers[0].activation = nn.ReLU()
-    hf_lgelu.replace_activations(model)
-    model.save_pretrained(tmp_path)
-    again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path).eval()
-    assert type(again.layers[0].activation) is nn.ReLU
-    assert torch.equal(again(inputs).logits, model(inputs).logits)
 
 
 def test_a_record_that_names_no_activation_is_refused(tmp_path):

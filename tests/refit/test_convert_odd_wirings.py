@@ -239,15 +239,6 @@ def test_a_map_used_twice_is_one_least_squares_problem(in_turn):
     torch.testing.assert_close(converted.down.bias, bias, rtol=0, atol=1e-9)
 
 
-def test_a_bias_that_two_maps_hold_stays():
-    model = wired(lambda net, x: net.inner(x), other=nn.Linear(9, 6))
-    model.other.bias = model.down.bias
-    converted, report = convert_to_relu(model, rows(96, 6))
-    assert report.layers[0].note == "no bias: only its weights were refitted"
-    assert torch.equal(converted.down.bias, model.down.bias)
-    assert not torch.equal(converted.down.weight, model.down.weight)
-
-
 class SkippedNorm(nn.Module):
     """A block whose BatchNorm cuts off the first half of its channels, on a skip path that drifts."""
 
@@ -317,27 +308,6 @@ class ScaledBlock(nn.Module):
         return self.head(x + self.scale * self.down(self.act(self.up(x))))
 
 
-class Doubled(nn.Module):
-    def __init__(self, gate):
-        super().__init__()
-        self.gate = gate
-
-    def forward(self, x):
-        return 2 * self.gate(x)
-
-
-def test_what_a_hook_does_to_a_gates_output_is_done_once():
-    torch.manual_seed(0)
-    hooked = drawn(nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 3)))
-    spelled_out = nn.Sequential(hooked[0], Doubled(nn.GELU()), hooked[2])
-    inputs = rows(96, 6)
-    expected, _ = convert_to_relu(spelled_out, inputs)
-    hooked[1].register_forward_hook(lambda module, given, output: 2 * output)
-    converted, _ = convert_to_relu(hooked, inputs)
-    torch.testing.assert_close(converted[2].weight, expected[2].weight)
-    torch.testing.assert_close(converted(inputs), expected(inputs))
-
-
 class OtherInput(nn.Module):
     """The gate is multiplied by a map of another input: no block of three maps of one."""
 
@@ -404,31 +374,6 @@ def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_mo
     assert report.held_out.refitted.kl < report.held_out.direct.kl
     with pytest.raises(ConversionRefusedError, match="no gate stands in a block"):
         convert_to_relu(model, inputs, width=2)
-
-
-class Rowwise(nn.Module):
-    """A convolution's channels are rows to its gate."""
-
-    def __init__(self, is_reshaped):
-        super().__init__()
-        self.up, self.act, self.down = nn.Conv1d(2, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 3, 1)
-        self._is_reshaped = is_reshaped
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.up(x)
-        return self.down(self.act(z.reshape(-1, 6)).reshape(z.shape) if self._is_reshaped else self.act(z))
-
-
-def test_a_gate_that_is_not_given_channels_is_refitted_and_not_placed():
-    nets = []
-    for is_reshaped in (True, False):
-        torch.manual_seed(0)
-        nets.append(drawn(Rowwise(is_reshaped)))
-    inputs = rows(200, 2, 6)
-    placed = convert_with(nets[0], inputs, effort="place", max_kl=None).model
-    refitted = convert_with(nets[1], inputs, max_kl=None).model
-    for name, value in refitted.state_dict().items():
-        torch.testing.assert_close(placed.state_dict()[name], value, msg=name)
 
 
 class Conditioned(nn.Module):

@@ -167,15 +167,6 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
     assert errors[True] > 4 * errors[False]
 
 
-def test_hidden_states_beside_scores_are_no_head():
-    class Beside(ActorCritic):
-        def forward(self, x):
-            given = super().forward(x)
-            return {"logits": given["logits"], "hidden": given["hidden"], "features": self.body[:2](x)}
-
-    assert not convert_with(Beside().eval(), torch.randn(300, 8)).report.warnings
-
-
 class Encoder(nn.Module):
     """torch's own encoder, whose fused path makes nested tensors of padded sequences."""
 
@@ -204,13 +195,6 @@ def test_torchs_encoder_with_a_padding_mask_converts(options):
         plain = converted(**inputs)["logits"]
         torch.backends.mha.set_fastpath_enabled(True)
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
-
-
-def test_a_model_that_takes_no_single_row_converts():
-    norm = nn.BatchNorm1d(16, track_running_stats=False)
-    report = convert_to_relu(nn.Sequential(nn.Linear(8, 16), norm, nn.GELU(), nn.Linear(16, 3)).eval(),
-                             torch.randn(200, 8)).report  # fmt: skip
-    assert report.smooth_calls == ()
 
 
 class Merging(nn.Linear):

@@ -12,7 +12,7 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.outputs import Compared, OutputComparison, compared_outputs, in_order_of
+from hf_lgelu.models.outputs import Compared, compared_outputs, in_order_of
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison, Score, evaluate_conversion
 from hf_lgelu.refit.distill import output_loss
@@ -98,15 +98,6 @@ def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
     wanted = values[0] if expected is None else values[0][tensors[expected][0].bool()]
     assert torch.equal(batch.without_padding(values, part), wanted.reshape(-1, 2))
     assert batch.counted(torch.randn(1, 4, 2), part) is None
-
-
-def test_the_largest_change_is_that_of_all_batches_and_nan_stays():
-    zeros, total = torch.zeros(2, 3), OutputComparison()
-    for change in (0.5, 2.0, 1.0):
-        total.merge(OutputComparison().add(zeros, torch.full((2, 3), change)))
-    assert total.largest_change == 2.0
-    total.add(zeros, torch.full((2, 3), math.nan)).add(zeros, zeros)
-    assert math.isnan(total.largest_change)
 
 
 @pytest.mark.parametrize(

@@ -64,16 +64,6 @@ def test_chosen_positions_are_each_image_s_own(case):
     assert torch.equal(geometry.output_rows(y, positions), expected)
 
 
-def test_a_view_that_is_not_contiguous_has_the_same_windows():
-    x = torch.randn(3, 7, 6, 4).movedim(-1, 1)  # channels last in memory
-    inside = torch.randn(3, 5, 9, 9)[:, 1:, 2:, :6]  # starts in the middle of its storage
-    geometry = Geometry("convolution", 1, (3, 3), (1, 1), (0, 0), (1, 1))
-    for view in (x, inside):
-        assert torch.equal(geometry.feature_rows(view), geometry.feature_rows(view.clone().contiguous()))
-    unfolded = F.unfold(inside, 3).transpose(1, 2).reshape(-1, 1, 36)
-    assert torch.equal(geometry.feature_rows(inside), unfolded)
-
-
 def test_only_the_chosen_windows_are_laid_out():
     x = torch.randn(1, 1, 3000, 3000)
     geometry = Geometry("convolution", 1, (99, 99), (1, 1), (0, 0), (1, 1))  # all windows: 8.4 million of 9,801
@@ -102,16 +92,3 @@ def test_an_image_has_the_same_positions_in_any_batch():
         assert row == sorted(set(row))
         assert row[0] >= 0
         assert row[-1] < 50
-
-
-def test_every_position_is_drawn_about_equally_often():
-    counts = choose_positions(range(2000), 10, 3).flatten().bincount(minlength=10)
-    assert counts.sum() == 6000
-    # binomial(2000, 0.3): standard deviation 20.5
-    assert (counts - 600).abs().max() < 5 * 20.5
-
-
-def test_as_many_as_there_are_means_all():
-    assert choose_positions([1, 2], 9, 9) is None
-    assert choose_positions([1, 2], 9, 100) is None
-    assert choose_positions([1, 2], 9, 8).shape == (2, 8)

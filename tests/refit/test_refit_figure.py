@@ -1,7 +1,5 @@
 """The conversion's picture: what is drawn, read off the axes before they become pixels."""
 
-import dataclasses
-import math
 from pathlib import Path
 
 import pytest
@@ -43,12 +41,3 @@ def test_each_layer_before_and_after_on_a_logarithmic_axis(drawn):
     assert points(layers) == {
         "weights kept": ([1, 2, 3], [0.25, 0.5, 0.03]), "as chosen": ([1, 2, 3], [0.0123456, 0.4, 0.03]),
     }  # fmt: skip
-
-
-def test_an_exact_layer_and_one_that_was_not_scored_leave_gaps(drawn):
-    exact = dataclasses.replace(REPORT.layers[0], error_after=0.0)
-    unscored = dataclasses.replace(REPORT.layers[1], error_before=None, error_after=None)
-    layers = drawn(dataclasses.replace(REPORT, layers=(exact, unscored, REPORT.layers[2])))
-    found = points(layers)
-    assert [math.isnan(value) for value in found["as chosen"][1]] == [True, True, False]
-    assert [math.isnan(value) for value in found["weights kept"][1]] == [False, True, False]

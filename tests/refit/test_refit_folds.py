@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.folds import FoldBatch, SecondSet, deal_folds
+from hf_lgelu.refit.folds import SecondSet, deal_folds
 
 
 def features(count, width=3, seed=0):
@@ -75,12 +75,6 @@ def test_under_64_rows_all_are_fitted_on(count, batch_size, sizes):
 def test_fewer_than_16_distinct_rows_are_refused(inputs):
     with pytest.raises(ValueError, match=r"at least 16 distinct rows .* got 15 in (15|3) distinct samples"):
         planned(inputs)
-
-
-@pytest.mark.parametrize("inputs", [iter(()), features(0)])
-def test_nothing_given_is_refused(inputs):
-    with pytest.raises(ValueError, match="data holds no inputs; an iterator gives its batches once"):
-        deal_folds(read_batches(inputs))
 
 
 @pytest.mark.parametrize(
@@ -159,17 +153,6 @@ def test_what_looks_at_the_gates_sees_short_and_long_sequences():
     assert len(seen) == 4 * 16  # 2,048 tokens of the longest are 15 sequences, four batches of a fold
     assert sum(seen) / len(seen) == pytest.approx(sum(fitted) / len(fitted), rel=0.1)
     assert min(seen) < 20 < 110 < max(seen)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "sizes"), [((), [7]), ((6,), [7]), ((7,), [4, 3]), ((7, 4), [3, 3, 1]), ((7, 4, 3, 2), [1] * 7)]
-)
-def test_no_piece_of_a_batch_has_as_many_samples_as_tokens(lengths, sizes):
-    batch = FoldBatch(None, tuple(range(7)), dict(enumerate(lengths)))
-    pieces = batch.not_square()
-    assert [len(piece) for piece in pieces] == sizes
-    assert [number for piece in pieces for number in piece.numbers] == list(range(7))
-    assert {piece.lengths == batch.lengths for piece in pieces} == {True}
 
 
 def test_sequences_whose_parts_are_long_in_turn_all_fit():

@@ -75,12 +75,3 @@ def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monke
     for comparison in (of_numbers, of_both):  # no class scores in one batch, so in none
         assert comparison.first.gaps == pytest.approx(errors, rel=1e-9)
     assert of_classes.change.kl * of_classes.first.rows == pytest.approx(sum(kls), rel=1e-9)
-
-
-@pytest.mark.parametrize("errors", [0.0, 2.0])
-def test_any_finite_network_is_nearer_than_one_that_is_not(errors):
-    broken, finite = [1.0, math.nan, 1.0], [9.0, 9.0, 9.0]
-    assert is_nearer(finite, broken, errors)
-    assert is_nearer(finite, [1.0, math.inf, 1.0], errors)
-    assert not is_nearer(broken, finite, errors)
-    assert not is_nearer(broken, broken, errors)

@@ -109,15 +109,6 @@ def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothin
     assert report.held_out.samples >= 20
 
 
-def test_a_side_on_which_numbers_are_lost_is_none():
-    def pool(x, mask):
-        return (x * mask).sum(1) / mask.sum(1) + torch.where(mask[:, -1] > 0, 0.0, torch.nan)
-
-    model = drawn(lambda: Pooled(pool))
-    given = [batch for batch in batches(model, 24, 1) if bool(batch["attention_mask"].all())]
-    assert "input_ids" in deal_folds(read_batches(given), model=model).samples.left
-
-
 @pytest.mark.parametrize("in_front", [False, True])
 def test_a_network_that_bears_no_padding_is_refused(in_front):
     model = drawn(lambda: Pooled(whole, numbered=True))

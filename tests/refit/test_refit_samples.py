@@ -55,23 +55,6 @@ def test_equal_bytes_make_equal_samples():
     assert len(read_samples([Batch(x)]).keys) == 3
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"x": torch.tensor([[1.0, 2.0]]), "z": torch.tensor([[3.0]])},
-        {"x": torch.tensor([[1.0]]), "y": torch.tensor([[2.0, 3.0]])},
-        {"x": torch.tensor([[1.0, 2.0]]).view(torch.int32), "y": torch.tensor([[3.0]])},
-        {"x": torch.tensor([[[1.0], [2.0]]]), "y": torch.tensor([[3.0]])},
-    ],
-    ids=["name", "border", "dtype", "shape"],
-)
-def test_keys_tell_names_dtypes_and_shapes_apart(other):
-    (key,) = read_samples([Batch({"x": torch.tensor([[1.0, 2.0]]), "y": torch.tensor([[3.0]])})]).keys
-    (reordered,) = read_samples([Batch({"y": torch.tensor([[3.0]]), "x": torch.tensor([[1.0, 2.0]])})]).keys
-    assert reordered == key
-    assert read_samples([Batch(other)]).keys != [key]
-
-
 def test_of_duplicates_the_first_stays():
     x = torch.tensor([[1.0], [2.0], [1.0], [2.0], [2.0]])
     samples = read_samples([Batch(x[:2], torch.tensor([0, 1])), Batch(x[2:], torch.tensor([2, 3, 4]))])
@@ -94,26 +77,6 @@ def test_padding_does_not_matter(other):
     assert found == [list(range(1, length + 1)) for length in range(1, 6)]
 
 
-def test_tokens_in_sight_matter():
-    ids = torch.tensor([[1, 2, 0], [1, 3, 0], [1, 2, 4]])
-    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 1, 1]])
-    assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask})]).keys) == 3
-    assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask[:1].expand(3, 3)})]).keys) == 2
-
-
-def test_other_tensors_of_a_padded_batch_count_whole():
-    """An embedding has another shape than the mask; a decoder's tokens have a mask of their own."""
-    mask = torch.tensor([[1, 0], [1, 0]])
-    ids = torch.tensor([[5, 0], [5, 0]])
-    for name, value in {
-        "pixels": torch.tensor([[1.0], [2.0]]),
-        "decoder_input_ids": torch.tensor([[1, 2], [1, 3]]),
-    }.items():
-        assert len(read_samples([Batch({"input_ids": ids, "attention_mask": mask, name: value})]).keys) == 2
-    hidden = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": value, "decoder_attention_mask": mask}
-    assert len(read_samples([Batch(hidden)]).keys) == 1
-
-
 def test_sequences_of_different_lengths_are_padded_on_the_right():
     short = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1]])}
     long = {"input_ids": torch.tensor([[3, 4, 5, 6]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])}
@@ -131,18 +94,6 @@ def test_sequences_of_different_lengths_are_padded_on_the_right():
     wider = samples.take([0, 1], {"input_ids": 6, "attention_mask": 6, "labels": 5})
     assert wider.inputs["input_ids"].shape == (2, 6)
     assert wider.labels.shape == (2, 5)
-
-
-def test_sequences_given_with_padding_in_front_get_more_of_it_there():
-    short = {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[1, 1]])}
-    long = {"input_ids": torch.tensor([[9, 4, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1, 1]])}
-    given = [Batch(short, labels=torch.tensor([[7, 8]])), Batch(long, labels=torch.tensor([[-100, 9, 10, 11]]))]
-    taken = take_all(read_samples(given))
-    found = {tuple(row) for row in torch.cat([*taken.inputs.values(), taken.labels], 1).tolist()}
-    assert found == {
-        (0, 0, 1, 2, 0, 0, 1, 1, -100, -100, 7, 8),
-        (9, 4, 5, 6, 0, 1, 1, 1, -100, 9, 10, 11),
-    }
 
 
 def test_a_decoders_padding_lies_where_its_own_mask_has_it():
@@ -175,13 +126,6 @@ def test_rows_of_a_sound_are_its_frames_where_the_model_says_how_many(has_frames
     samples = read_samples([Batch({"input_values": torch.randn(4, 24), "attention_mask": mask})], model=model)
     assert set(samples.rows) == rows
     assert len(samples.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
-
-
-def test_samples_without_a_row_are_left_out():
-    mask = torch.tensor([[0, 0], [1, 0], [0, 0]])
-    samples = read_samples([Batch({"input_ids": torch.tensor([[1, 2], [3, 4], [5, 6]]), "attention_mask": mask})])
-    assert take_all(samples).inputs["input_ids"][:, 0].tolist() == [3]
-    assert samples.given == 3
 
 
 ONE = {"x": torch.ones(2, 3)}

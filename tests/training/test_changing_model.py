@@ -28,21 +28,6 @@ def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy
     assert logged == [False] * 6 + [True] * 6
 
 
-def test_another_model_and_a_second_training_are_looked_at_anew(tmp_path):
-    first, second = tiny_model(), tiny_model(seed=1)
-    trainer = tiny_trainer(tmp_path, first, harden=True, switch_fraction=0.0)
-    trainer.train()
-    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
-    first.activations[0] = LambdaGELU()  # in place of one that the first training knew
-    trainer.optimizer = trainer.lr_scheduler = None
-    trainer.train()
-    assert hardness_values(first) == pytest.approx([159.577] * 2, rel=1e-5)
-    again = tiny_trainer(tmp_path, second, callbacks=[HardeningCallback(HardeningConfig(switch_fraction=0.0))])
-    again.callback_handler.callbacks = trainer.callback_handler.callbacks  # the same callbacks
-    again.train()
-    assert hardness_values(second) == pytest.approx([159.577] * 2, rel=1e-5)
-
-
 def test_callbacks_do_not_keep_a_model_alive(tmp_path):
     callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
     trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))

@@ -48,14 +48,12 @@ def test_equal_ratio_and_equal_start_give_the_same_path(tmp_path, reference):
     assert furthest(reference, path(tmp_path, 0.3, 9.0)) < 7e-6
 
 
-@pytest.mark.parametrize(("temperature", "multiplier"), [(0.3, 1.0), (0.3, 3.0)])
-def test_another_ratio_gives_another_path(tmp_path, reference, temperature, multiplier):
+def test_another_ratio_gives_another_path(tmp_path, reference):
     """(0.3, 3) has the same c/t, which is what counts under AdamW and not here."""
-    assert furthest(reference, path(tmp_path, temperature, multiplier)) > 0.02
+    assert furthest(reference, path(tmp_path, 0.3, 3.0)) > 0.02
 
 
 def test_under_adamw_it_is_c_over_t_that_counts(tmp_path):
     """Adam's step has no units of its gradient; its ε does, so the paths are not as close."""
     one = path(tmp_path, 0.1, 1.0, "adamw_torch")
     assert furthest(one, path(tmp_path, 0.3, 3.0, "adamw_torch")) < 1e-4
-    assert furthest(one, path(tmp_path, 0.3, 9.0, "adamw_torch")) > 0.02

@@ -93,18 +93,6 @@ def test_it_takes_batches_and_classes(comparison, outputs):
     assert (same["unchanged_predictions"], same["mcnemar_p"]) == (1, 1)
 
 
-def test_the_trainer_says_the_same(comparison, tmp_path):
-    model = tiny_model(seed=3)
-    networks = copy.deepcopy(model), substituted(model)
-    found = comparison.compute(
-        **{f"predictions{place}": by_hand(network, SAMPLES)[0].float() for place, network in enumerate(networks, 1)}
-    )
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES).evaluate()
-    assert found["unchanged_predictions"] < 1
-    for name in ("unchanged_predictions", "max_logit_change"):
-        assert metrics[f"eval_relu_{name}"] == pytest.approx(found[name], rel=1e-6), name
-
-
 @pytest.mark.parametrize("options", [{}, {"batch_eval_metrics": True}])
 def test_a_metric_of_evaluate_is_taken_for_compute_metrics(accuracy, tmp_path, options):
     model = tiny_model(seed=3)

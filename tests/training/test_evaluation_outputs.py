@@ -1,6 +1,5 @@
 """The substitution report for logits of tokens, models with caches and models with several outputs."""
 
-import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ from transformers import (
 from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness
-from hf_lgelu.training.evaluation import compare_samples, metrics_of_module
+from hf_lgelu.training.evaluation import metrics_of_module
 
 
 def bert_for_tokens():
@@ -180,20 +179,6 @@ def test_a_metric_of_a_language_model_sees_the_labels_that_its_loss_sees(labelle
     assert 0 < expected < 1
 
 
-def test_a_batch_without_a_label_leaves_the_loss_as_trainer_reports_it(tmp_path):
-    labels = ([0, 1, 2, 0, 1, 2], [-100] * 6, [2, 2, -100, 1, 0, 0])
-    samples = [{"input_ids": torch.arange(6) + i, "labels": torch.tensor(row)} for i, row in enumerate(labels)]
-    options = {"eval_dataset": samples, "per_device_eval_batch_size": 1}
-    own = tiny_trainer(tmp_path, bert_for_tokens(), plain=True, **options).evaluate()["eval_loss"]
-    metrics = tiny_trainer(tmp_path, bert_for_tokens(), **options).evaluate()
-    assert metrics["eval_loss"] == pytest.approx(own, rel=1e-6, nan_ok=True)  # before 5.2x it left none out
-    relu = substituted(bert_for_tokens())
-    with torch.no_grad():
-        losses = [relu(**{name: value[None] for name, value in samples[i].items()}).loss.item() for i in (0, 2)]
-    expected = sum(losses) / 2 if math.isfinite(own) else math.nan
-    assert metrics["eval_relu_loss"] == pytest.approx(expected, rel=1e-5, nan_ok=True)
-
-
 class Plain(nn.Module):
     """A network in plain torch; `give` makes its output of the two hidden units and the labels."""
 
@@ -316,26 +301,3 @@ def test_generated_tokens_come_in_both_passes(tmp_path):
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged)
     assert 0 < unchanged < 1
     assert "eval_relu_max_logit_change" not in metrics
-
-
-def test_generated_rows_of_other_lengths_are_compared_without_their_padding():
-    before, after = (
-        torch.tensor([[5, 6, 2, 0], [5, 2, 0, 0], [5, 7, 2, 0]]),
-        torch.tensor([[5, 6, 2, 0, 0], [5, 2, 0, 0, 0], [5, 7, 7, 7, 2]]),
-    )
-    found = compare_samples(None, before, None, after, None, 3, padding=0)
-    assert found[:, 3:5].tolist() == [[1, 1], [1, 1], [0, 1]]
-
-
-def test_a_metric_that_writes_into_its_labels_is_given_them_anew(tmp_path):
-    """-100 to a token that can be decoded, as in many an example of speech."""
-
-    def share_of_labelled(prediction):
-        mask = prediction.label_ids != -100
-        prediction.label_ids[~mask] = 0
-        return {"labelled": float(mask.mean())}
-
-    samples = [{"input_ids": torch.arange(6), "labels": torch.tensor([1, 0, -100, -100, -100, -100])} for _ in range(4)]
-    trainer = tiny_trainer(tmp_path, bert_for_tokens(), eval_dataset=samples, compute_metrics=share_of_labelled)
-    metrics = trainer.evaluate()
-    assert metrics["eval_labelled"] == metrics["eval_relu_labelled"] == pytest.approx(1 / 3)

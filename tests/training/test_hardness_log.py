@@ -91,20 +91,6 @@ class Reporter(TrainerCallback):
         self.received.append(dict(logs))
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_any_reporter_receives_the_hardness(tmp_path, later):
-    truth, reporter = Truth(), Reporter()
-    trainer = tiny_trainer(tmp_path, callbacks=[truth] if later else [reporter, truth], harden=True, **RUN)
-    if later:
-        trainer.add_callback(reporter)
-    trainer.train()
-    training = [logs for logs in reporter.received if "loss" in logs]
-    check({name: [logs[name] for logs in training] for name in NAMES}, truth.steps)
-    others = [logs for logs in reporter.received if "loss" not in logs]
-    assert len(others) == 5  # 4 evaluations and the summary: a second value for a step would blur the curves
-    assert not any(name.startswith("hardness") for logs in others for name in logs)
-
-
 # The history
 
 
@@ -219,11 +205,3 @@ def test_passed_to_a_plain_trainer_it_refuses_to_run_too_late(tmp_path):
     trainer = tiny_trainer(tmp_path, plain=True, callbacks=[HardnessLogCallback()])
     with pytest.raises(RuntimeError, match=r"runs after the reporters.*HardnessLogCallback.add_to\(trainer\)"):
         trainer.train()
-
-
-def test_add_to_takes_the_one_that_is_there(tmp_path):
-    given = HardnessLogCallback()
-    trainer = tiny_trainer(tmp_path, plain=True, report_to=["tensorboard"], callbacks=[given])
-    assert HardnessLogCallback.add_to(trainer) is given
-    assert place(trainer) == 0
-    trainer.train()

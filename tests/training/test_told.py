@@ -18,13 +18,11 @@ from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
     anneal_hardness,
-    from_pretrained,
     hardness_parameter_groups,
     hardness_profile,
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.models.hardening import release_hardness, smallest_soft_hardness
 from hf_lgelu.models.operable import hardness_modules_to_save
 from hf_lgelu.models.optimizer_groups import separate_hardness_group
@@ -84,32 +82,6 @@ def test_a_config_of_surgery_builds_no_other_network():
     assert MLPForClassification(mlp().config).eval()(X).logits.isfinite().all()  # a string says these
 
 
-def test_a_layer_that_is_dropped_is_dropped_from_the_record(tmp_path):
-    model = mixed(3, silu="layers.1.")
-    model.layers[0].linear.weight.data = torch.randn(8, 4)
-    model.layers = nn.ModuleList([model.layers[0], model.layers[2]])
-    model.config.num_hidden_layers = 2
-    model.save_pretrained(tmp_path)
-    loaded = from_pretrained(MLPForClassification, tmp_path).eval()
-    assert [type(layer.activation).__name__ for layer in loaded.layers] == ["LambdaGELU", "LambdaGELU"]
-    torch.testing.assert_close(loaded(X).logits, model(X).logits, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("trained", "resumed"), [({}, {"gate": "lambda_silu"}), ({"gate": "lambda_silu"}, {})])
-def test_surgery_of_another_kind_does_not_go_on_from_a_checkpoint(trained, resumed, tmp_path):
-    def make(gate="lambda_gelu"):
-        model = mlp(act="gelu")
-        replace_activations(model, gate=gate, granularity="channel", inputs=torch.zeros(1, 4))
-        return model
-
-    options = {"num_train_epochs": 2, "save_strategy": "epoch"}
-    trainer(make(**trained), tmp_path, **options).train()
-    (checkpoint,) = tmp_path.glob("checkpoint-4")
-    trainer(make(**trained), tmp_path, **options).train(resume_from_checkpoint=str(checkpoint))
-    with pytest.raises(ValueError, match=r"differ \(layers\.0\.activation, layers\.1\.activation\), which is another"):
-        trainer(make(**resumed), tmp_path, **options).train(resume_from_checkpoint=str(checkpoint))
-
-
 def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path):
     callback = HardeningCallback(HardeningConfig(hardening_schedule="geometric"))
     with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
@@ -149,17 +121,6 @@ def test_an_evaluation_with_the_substitution_says_of_the_model_what_one_without_
     assert both["eval_relu_loss"] == pytest.approx(twice.loss.item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("form", ["relu", "gelu"])
-def test_no_card_says_of_a_folder_with_gates_that_they_are_gone(form, tmp_path):
-    model = mlp()
-    for folder, network in (("named", model), ("recorded", mixed())):
-        network.save_pretrained(tmp_path / folder)
-        with pytest.raises(ValueError, match=rf"config\.json says .*a card of form='{form}' would say"):
-            write_card(network, tmp_path / folder, form=form)
-        assert not (tmp_path / folder / "README.md").exists()
-        write_card(network, tmp_path / folder)
-
-
 def test_one_gate_at_two_places_goes_into_no_adapter():
     model = mlp()
     model.layers[1].activation = model.layers[0].activation
@@ -182,17 +143,6 @@ def test_a_training_on_from_half_hardened_gates_says_that_they_do_not_learn(tmp_
     trainer(model, tmp_path, num_train_epochs=1, learning_rate=0.5).train()
     assert [round(value, 2) for value in hardness_profile(model).values()] == [32.76, 32.76]
     assert "λ of 2 gates was set by hardening (from 32.76 on) and stays there" in said()
-
-
-def test_a_hardening_run_that_is_resumed_without_harden_says_where_its_gates_stay(tmp_path, said):
-    trainer(mlp(), tmp_path, num_train_epochs=4, harden=True, save_strategy="epoch").train()
-    before = said()
-    again = trainer(mlp(), tmp_path, num_train_epochs=4)
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
-    value = min(hardness_profile(again.model).values())
-    assert 1 < value < 159
-    assert "set by hardening" not in before
-    assert f"λ of 2 gates was set by hardening (from {value:.4g}" in said().removeprefix(before)
 
 
 @pytest.mark.parametrize("ready", [release_hardness, lambda model: anneal_hardness(model, 1.0)])
@@ -368,15 +318,3 @@ def test_two_callbacks_do_not_harden_one_model(tmp_path, added):
     run.train()  # by the one that is left
     expected = 159.577 if added is HardeningCallback else 40.0
     assert list(hardness_profile(run.model).values()) == pytest.approx([expected] * 2, rel=1e-5)
-
-
-def test_a_callback_that_is_added_takes_the_place_of_the_arguments(tmp_path):
-    run = trainer(mlp(), tmp_path, harden=True, num_train_epochs=8)
-    run.add_callback(HardeningCallback(HardeningConfig(20.0)))
-    run.train()
-    assert list(hardness_profile(run.model).values()) == pytest.approx([20.0] * 2, rel=1e-5)
-
-
-def test_two_callbacks_are_not_passed(tmp_path):
-    with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
-        trainer(mlp(), tmp_path, [HardeningCallback(), HardeningCallback()])

@@ -14,7 +14,6 @@ from tiny_training import (
     assert_same_state,
     batch,
     hardness_values,
-    lambda_gelus,
     rows,
     state_of,
     tiny_model,
@@ -201,17 +200,6 @@ def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch
     assert hardness_values(trainer.model) == pytest.approx([40.0] * 2)
     with pytest.raises(ValueError, match="switch_fraction must lie in"):
         trainer.train(trial=SimpleNamespace(number=2, params={"switch_fraction": 1.5}))
-
-
-def test_each_model_of_model_init_is_looked_at(tmp_path, caplog):
-    frozen = tiny_model()
-    for module in lambda_gelus(frozen):
-        module.raw_hardness.requires_grad_(False)
-    made = iter([tiny_model(), frozen])
-    args = LambdaGELUTrainingArguments(output_dir=str(tmp_path), **ARGUMENTS)
-    trainer = LambdaGELUTrainer(args=args, model_init=lambda: next(made), train_dataset=rows(12))
-    trainer.train()
-    assert "λ of 2 of 2 gates does not learn" in caplog.text
 
 
 def test_a_search_without_an_objective_compares_what_trainer_would(tmp_path, monkeypatch):

@@ -5,8 +5,6 @@ import sys
 import bench_activation
 import pytest
 
-from hf_lgelu.activation.kernels import use_kernel
-
 
 @pytest.mark.parametrize(
     ("change", "said"),
@@ -20,11 +18,6 @@ from hf_lgelu.activation.kernels import use_kernel
 def test_a_wrong_argument_is_named(change, said):
     with pytest.raises(ValueError, match=said):
         bench_activation.check(bench_activation.BenchArguments(**change))
-
-
-def test_a_kernel_of_the_environments_is_refused():
-    with use_kernel("aten"), pytest.raises(ValueError, match="LGELU_KERNEL is set"):
-        bench_activation.check(bench_activation.BenchArguments())
 
 
 def command(monkeypatch, *words):

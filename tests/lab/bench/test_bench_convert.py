@@ -6,7 +6,7 @@ import bench_convert
 import pytest
 import torch
 from bench_convert import CASES, TIME_COLUMNS, Case
-from lgelu_lab.rows_file import RowsFile, read_rows
+from lgelu_lab.rows_file import read_rows
 from torch import nn
 
 from hf_lgelu.models.sites import find_sites
@@ -74,16 +74,6 @@ def test_a_rerun_measures_only_what_is_not_there(monkeypatch, tmp_path, capsys):
     capsys.readouterr()
     assert run(monkeypatch, "--csv", str(path), "--cases", "none") == 1
     assert "unknown case none; accepted: mlp-4x256" in capsys.readouterr().err
-
-
-def test_a_file_of_other_rows_is_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys):
-    path = tmp_path / "rows.csv"
-    RowsFile(path, ("a", "b"), ("a",)).append({"a": 1, "b": 1})
-    monkeypatch.setattr(bench_convert, "measure_apart", lambda *_: pytest.fail("measured"))
-    assert run(monkeypatch, "--csv", str(path)) == 1
-    told = capsys.readouterr().err
-    assert "has other columns (a, b) than " in told
-    assert "name another file with --csv" in told
 
 
 def test_the_committed_rows_can_be_added_to():

@@ -44,20 +44,6 @@ def row_numbers(data, rows):
     return [round(value * deviation + mean) - 100_000 for value in rows.features[:, column].tolist()]
 
 
-def test_one_hot_columns_by_hand(load_rows, adult_rows):
-    train = adult_rows(4, workclass=["Private", "?", "Private", "State-gov"], sex=["Male", "Female", "Male", "Male"])
-    test = adult_rows(3, workclass=["?", "Never-worked", "State-gov"], sex=["Female", "Male", "Female"])
-    data = load_rows({"train": train, "test": test})
-    assert data.preprocessing["categories"]["workclass"] == ["?", "Private", "State-gov"]
-    workclass = slice(6, 9)  # behind the six numbers
-    assert data.train.features[:, workclass].tolist() == [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    # Never-worked is in no training row
-    assert data.eval.features[:, workclass].tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 1]]
-    categories = data.preprocessing["categories"]
-    sex = 6 + sum(len(categories[name]) for name in CATEGORY_COLUMNS[: CATEGORY_COLUMNS.index("sex")])
-    assert data.eval.features[:, sex : sex + 2].tolist() == [[1, 0], [0, 1], [1, 0]]
-
-
 def test_features_and_labels_equal_a_loop(load_rows, adult_rows):
     train, test = adult_rows(24), adult_rows(10, education=["Masters", "HS-grad"] * 5)
     data = load_rows({"train": train, "test": test})

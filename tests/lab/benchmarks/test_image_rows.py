@@ -75,15 +75,6 @@ def test_the_outcomes_are_every_crop_in_both_orientations_once():
     assert {picture.numpy().tobytes() for picture in found} == expected
 
 
-def test_each_image_of_a_batch_has_its_own_outcome():
-    augmentation = Augmentation(padding=1)
-    images, outcomes = bytes_of(7, 4), torch.tensor([0, 17, 3, 3, 9, 8, 12])
-    together = augmentation.apply(images, outcomes)
-    alone = [augmentation.apply(images[i : i + 1], outcomes[i : i + 1])[0] for i in range(7)]
-    assert torch.equal(together, torch.stack(alone))
-    assert len({picture.numpy().tobytes() for picture in together}) == 7
-
-
 def test_a_rows_augmentation_depends_on_seed_epoch_and_row_alone():
     data = rows(count=40, augmentation=Augmentation(padding=3), seed=5)
     data.set_epoch(2)

@@ -1,14 +1,12 @@
 """Decoding and channel statistics, against the pixels that were encoded and a loop over Python floats."""
 
 import io
-import math
 
 import datasets
 import numpy as np
 import pytest
-import torch
 from lgelu_lab.benchmarks import images
-from lgelu_lab.benchmarks.images import ChannelStatistics, class_names, decode_images
+from lgelu_lab.benchmarks.images import class_names, decode_images
 from PIL import Image
 
 
@@ -41,17 +39,6 @@ def test_pixels_are_those_that_were_encoded_in_the_order_asked_for(file_format, 
     np.testing.assert_array_equal(found, pixels[numbers])
 
 
-def test_grey_images_among_coloured_ones_have_three_equal_channels():
-    pixels = pixels_of(2)
-    rows = split([encoded(Image.fromarray(pixels[0])), encoded(Image.fromarray(pixels[1, :, :, 0]))])
-    found = decode(rows, [1, 0])
-    np.testing.assert_array_equal(found[0], np.repeat(pixels[1, :, :, :1], 3, axis=2))
-    np.testing.assert_array_equal(found[1], pixels[0])
-    np.testing.assert_array_equal(decode(rows, [1], mode="L"), pixels[1:, :, :, 0])
-    with pytest.raises(ValueError, match=r"pets must hold 6x6 grey images \(PIL mode 'L'\), got 6x6 of mode 'RGB'"):
-        decode(rows, [0, 1], mode="L")
-
-
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
@@ -62,17 +49,6 @@ def test_grey_images_among_coloured_ones_have_three_equal_channels():
 def test_other_images_are_refused(picture, message):
     with pytest.raises(ValueError, match=message):
         decode(split([encoded(picture)]), [0])
-
-
-def test_statistics_are_those_of_a_loop(monkeypatch):
-    monkeypatch.setattr(images, "_CHUNK_IMAGES", 3)
-    pixels = torch.from_numpy(pixels_of(7) // np.array([1, 2, 5], dtype=np.uint8)).movedim(3, 1)
-    found = ChannelStatistics.fit(pixels)
-    for channel in range(3):
-        values = [value / 255 for value in pixels[:, channel].flatten().tolist()]
-        mean = math.fsum(values) / len(values)
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-        assert (found.mean[channel], found.deviation[channel]) == pytest.approx((mean, deviation), rel=1e-12)
 
 
 def test_class_names_need_a_class_label():

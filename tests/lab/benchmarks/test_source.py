@@ -25,16 +25,6 @@ def test_a_folder_gives_the_splits_asked_for(write_splits):
     assert found["train"]["b.c"][:] == [1, 2, 3]
 
 
-def test_the_environment_names_the_directory_and_the_argument_goes_first(write_splits, monkeypatch, tmp_path):
-    data_dir = write_splits("pets", {"train": table("a", "b.c")})
-    monkeypatch.setenv("LGELU_DATA_DIR", str(data_dir))
-    assert set(load().splits) == {"train"}
-    monkeypatch.setenv("LGELU_DATA_DIR", str(tmp_path / "elsewhere"))
-    assert set(load(data_dir).splits) == {"train"}
-    with pytest.raises(ValueError, match="elsewhere"):
-        load()
-
-
 def test_a_missing_folder_never_falls_back_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("loaded something else"))
     looked_for = re.escape(str(tmp_path / "pets"))

@@ -5,10 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import FeatureRows
-from lgelu_lab.benchmarks.images import Augmentation, ImageRows
-from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
-from lgelu_lab.measurements.networks import available_rows, draw_calibration, training_batches
+from lgelu_lab.measurements.networks import available_rows, draw_calibration
 
 
 def data_of(train):
@@ -40,16 +38,3 @@ def test_tokens_are_counted_and_sequences_begin_where_blocks_begin(rows, shape):
 def test_too_few_tokens_for_sequences_are_refused():
     with pytest.raises(ValueError, match="at least 32 tokens, got 31"):
         draw_calibration(data_of(TokenBlocks(torch.zeros(9, 8, dtype=torch.int64))), 31, 0)
-
-
-def test_images_come_as_they_are():
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (12, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    options = {"mean": (0.5,) * 3, "deviation": (0.25,) * 3, "image_size": 8}
-    rows = ImageRows(images, torch.arange(12), augmentation=Augmentation(padding=2), **options)
-    batches = training_batches(BENCHMARKS["resnet18-cifar10"], data_of(rows), 5, 1, seed=0)
-    drawn = [{name: values[0] for name, values in batch.items()} for batch in batches]
-    assert len(drawn) == 5
-    for row in [*draw_calibration(data_of(rows), 5, 0), *drawn]:
-        expected = (images[int(row["labels"])].double() / 255 - 0.5) / 0.25
-        torch.testing.assert_close(row["pixel_values"].double(), expected, atol=1e-5, rtol=0)

@@ -109,14 +109,6 @@ def test_missing_networks_are_named_with_the_command_that_trains_them(runs, tmp_
         run_measurement(COUNT, "mlp-adult", 0, runs, tmp_path, CountSettings())
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundedSettings:
-    bf16: bool | None = None
-
-
-ROUNDED = dataclasses.replace(COUNT, settings=RoundedSettings, of_run=("bf16",))
-
-
 @pytest.fixture
 def rewritten(runs, tmp_path):
     """(a copy of the runs, a function that changes the record of one of its networks)"""
@@ -129,24 +121,6 @@ def rewritten(runs, tmp_path):
         path.write_text(json.dumps(raw))
 
     return copy, rewrite
-
-
-def test_a_record_says_the_arithmetic_of_the_run_where_none_was_asked_for(rewritten, tmp_path):
-    runs, rewrite = rewritten
-    rewrite("gelu", "config", bf16=True)
-    measured = [
-        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / str(bf16), RoundedSettings(bf16)).settings
-        for bf16 in (None, True, False)
-    ]
-    assert measured == [{"bf16": True}, {"bf16": True}, {"bf16": False}]
-    again = run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings())
-    assert again.settings == {"bf16": False}
-    path = tmp_path / "False" / "mlp-digits" / "count-seed0.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {}}))  # as versions before wrote it
-    for same in (None, False):
-        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings(same))
-    with pytest.raises(ValueError, match="was measured with bf16=False"):
-        run_measurement(ROUNDED, "mlp-digits", 0, runs, tmp_path / "False", RoundedSettings(True))
 
 
 def test_networks_that_were_trained_on_other_data_are_not_measured(rewritten, tmp_path):

@@ -11,10 +11,10 @@ from lgelu_lab.report.frames import (
     of_measurement,
     paired,
     recipe_of,
-    rows_by,
     run_frame,
 )
 from lgelu_lab.report.run_tables import correlation_curve
+from scipy.stats import spearmanr
 
 HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
 
@@ -137,23 +137,12 @@ def test_layers_keep_the_order_of_depth_and_start_at_epoch_0(record_of):
     }  # fmt: skip
 
 
-def spearman_by_hand(first, second):
-    """Average ranks by counting (1 + how many are smaller + half of how many others are equal), then Pearson's r."""
-    a, b = (
-        [1 + sum(v < w for v in values) + (sum(v == w for v in values) - 1) / 2 for w in values]
-        for values in (first, second)
-    )
-    mean = (len(a) + 1) / 2
-    covariance = math.fsum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    return covariance / math.sqrt(math.fsum((x - mean) ** 2 for x in a) * math.fsum((y - mean) ** 2 for y in b))
-
-
-def test_the_rank_correlation_against_ranks_by_hand_with_ties(record_of):
+def test_the_rank_correlation_against_scipys_with_ties(record_of):
     paths = [path for path in itertools.product((1.0, 2.0, 3.0), repeat=3) if len(set(path)) > 1]
     for fixed in ((1, 2, 3), (2, 1, 1), (0.5, 9, 3)):
         first, second = run_frame([run(record_of, paths)]), run_frame([run(record_of, [fixed] * len(paths))])
         curve = correlation_curve(first, second)
-        assert list(curve[0][1:]) == pytest.approx([spearman_by_hand(path, fixed) for path in paths], abs=1e-12)
+        assert list(curve[0][1:]) == pytest.approx([spearmanr(path, fixed).statistic for path in paths], abs=1e-12)
 
 
 def test_the_curve_has_a_column_per_shared_seed_and_a_gap_where_it_is_undefined(record_of):
@@ -187,20 +176,6 @@ def test_records_are_sorted_by_benchmark_and_seed_and_a_seed_twice_is_refused(da
     assert measured_benchmarks(data) == ["mlp-digits", "mlp-adult", "mlp-fmnist", "elsewhere"]
     with pytest.raises(ValueError, match=r"int8 of mlp-fmnist: more than one record of a seed \(0, 1, 1\)"):
         data_of(measurements=[*records, records[0]])
-
-
-def test_the_same_row_of_every_seed_stands_together_whatever_else_is_measured(data_of, measurement_of):
-    first = [{"model": "gelu", "epsilon": None, "n": 1}, {"model": "relu", "epsilon": 0.1, "n": 2}]
-    second = [{"model": "relu", "epsilon": 0.1, "n": 3}, {"model": "relu", "epsilon": 0.2, "n": None}]
-    records = [measurement_of("x", rows, seed=seed) for seed, rows in enumerate((first, second))]
-    frame = of_measurement(data_of(measurements=[*records, measurement_of("y", [{"model": "gelu", "m": 1}])]), "x")
-    found = rows_by(frame["mlp-digits"], "model", "epsilon")
-    assert {key: list(rows["n"]) for key, rows in found.items()} == {
-        ("gelu", None): [1], ("relu", 0.1): [2, 3], ("relu", 0.2): [None],
-    }  # fmt: skip
-    assert all(isinstance(value, int) for value in found["relu", 0.1]["n"]), "counts stay whole numbers"
-    with pytest.raises(ValueError, match="x of mlp-digits, seed 1: two rows with model = 'relu'"):
-        rows_by(frame["mlp-digits"], "model")
 
 
 def test_a_resnet_on_several_processes_is_another_recipe(record_of):

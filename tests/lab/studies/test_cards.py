@@ -7,14 +7,12 @@ import pytest
 import timm
 import torch
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
-from lgelu_lab.studies.cards import card_facts, shown, write_committed_cards, write_record_card
+from lgelu_lab.studies.cards import card_facts, shown, write_record_card
 from lgelu_lab.studies.records import EpochRecord, RunRecord
 from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
 
 from hf_lgelu import anneal_hardness, export_relu
-
-CARDS = Path(__file__).parents[3] / "model_cards"
 
 RECORD = RunRecord(
     name="study/mlp-adult/lambda_gelu-increasing-hardened-seed3",
@@ -71,13 +69,6 @@ def test_whole_card(tmp_path):
     assert len(first) > 2000
     card_of(RECORD, tmp_path)
     assert picture.read_bytes() == first
-
-
-def test_the_committed_cards_are_those_of_their_records(tmp_path):
-    names = {path.name for path in write_committed_cards(CARDS, tmp_path)}
-    assert names == {path.name for path in CARDS.glob("*.md")} - {"template.md"}
-    for name in names:
-        assert (tmp_path / name).read_text(encoding="utf-8") == (CARDS / name).read_text(encoding="utf-8"), name
 
 
 def test_a_record_of_means_bounds_no_swap():

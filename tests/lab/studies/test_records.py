@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lgelu_lab.studies import records
 from lgelu_lab.studies.records import EpochRecord, RunRecord, read_record, read_records, write_record
 
 from hf_lgelu.models.hardening import hardening_progress
@@ -20,14 +19,6 @@ def test_a_record_comes_back_equal(record_of, tmp_path):
     assert read_record(tmp_path / "run") == record
     assert read_record(tmp_path / "run" / "record.json") == record
     assert json.loads((tmp_path / "run" / "record.json").read_text())["schema_version"] == 1
-
-
-def test_every_documented_key_is_in_the_file(record_of, tmp_path):
-    raw = json.loads(write_record(record_of(hardness=PATH), tmp_path).read_text())
-    for key in raw:
-        assert key in records.__doc__, f"{key} is not documented in the schema"
-    for key in raw["epochs"][0]:
-        assert key in records.__doc__ or key.removeprefix("relu_") in records.__doc__
 
 
 def test_best_is_the_earliest_of_equals_and_follows_the_direction(record_of):
@@ -131,7 +122,7 @@ def test_all_committed_records_are_read_without_torch():
     """In a process of its own: of the library only what needs nothing else is imported."""
     script = (
         "import sys\n"
-        "import lgelu_lab.studies.experiments\n"
+        "import lgelu_lab.report.write, lgelu_lab.studies.experiments\n"
         "from lgelu_lab.measurements.records import read_measurements\n"
         "from lgelu_lab.studies.records import read_records\n"
         "places = ('records', 'downstream/runs')\n"
@@ -148,5 +139,5 @@ def test_all_committed_records_are_read_without_torch():
     files = list((root / "model_cards").rglob("*.json"))
     measured = [path for path in files if "-seed" in path.name]
     assert [int(count) for count in counts.split()] == [len(files) - len(measured), len(measured)]
-    heavy = {"torch", "transformers", "timm", "datasets", "numpy", "pandas"}
+    heavy = {"torch", "transformers", "timm", "datasets", "matplotlib"}
     assert heavy & set(loaded.split()) == set()

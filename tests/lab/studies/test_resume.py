@@ -63,14 +63,6 @@ def test_an_interrupted_run_ends_like_one_that_was_not(cut_off, tmp_path):
     assert read_record(cut_off) == resumed
 
 
-def test_a_checkpoint_that_was_cut_off_is_not_used(cut_off):
-    broken = cut_off / "checkpoint-6"
-    broken.mkdir()
-    (broken / "model.safetensors").write_bytes(b"half")
-    assert resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)}).last.epoch == 4
-    assert not broken.exists()
-
-
 @pytest.mark.parametrize("settings", [None, "", "{", "[]"])
 def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
     (cut_off / "settings.json").unlink()
@@ -78,18 +70,6 @@ def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
         (cut_off / "settings.json").write_text(settings)
     with pytest.raises(ValueError, match=r"what run they are of cannot be read from its settings\.json .*; remove"):
         resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
-
-
-def test_what_a_kill_after_the_record_left_is_swept_by_the_next_study(cut_off):
-    record = resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
-    (cut_off / "checkpoint-8").mkdir()
-    (cut_off / ".record.json-abc.hf_lgelu").mkdir()
-    (cut_off / "settings.json").write_text("{")
-    arguments = {name: value for name, value in ARGUMENTS.items() if name != "seed"}
-    experiment = Experiment("cut", {**arguments, "seed": 1})
-    assert run_study([experiment], cut_off.parent) == []
-    assert {path.name for path in cut_off.iterdir()} == {"hardness.png", "record.json"}
-    assert read_record(cut_off) == record
 
 
 def test_two_studies_never_train_one_run_at_once(tmp_path, capsys):

@@ -23,7 +23,7 @@ EXPERIMENTS = [Experiment(f"b/{letter}", {"benchmark": "mlp-digits", "seed": 0})
 @pytest.mark.parametrize(  # of the others the runs differ in numbers alone
     "study",
     [
-        pytest.param(study, id=name, marks=() if name in ("gates", "related") else pytest.mark.slow)
+        pytest.param(study, id=name, marks=() if name == "gates" else pytest.mark.slow)
         for name, study in STUDIES.items()
     ],
 )

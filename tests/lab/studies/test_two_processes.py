@@ -1,7 +1,6 @@
 """Two processes with half the batch each do what one process does, but for the order of additions."""
 
 import json
-from pathlib import Path
 
 import pytest
 from lgelu_lab.benchmarks.table import BENCHMARKS
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 from two_processes import run_in_two_processes
 
 pytestmark = pytest.mark.slow  # two runs in processes of their own
-ROOT = Path(__file__).parents[3]
 ARGUMENTS = {
     "activation": "lambda_gelu",
     "harden": True,
