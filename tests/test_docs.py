@@ -114,13 +114,6 @@ def test_a_notebook_prints_what_it_shows(path, tmp_path, monkeypatch, capsys):
             assert re.sub(r"[\d.e-]+", "#", capsys.readouterr().out) == re.sub(r"[\d.e-]+", "#", shown)
 
 
-def test_notebooks_are_valid():
-    nbformat = pytest.importorskip("nbformat")  # of the extra dev
-    assert NOTEBOOKS
-    for path in NOTEBOOKS:
-        nbformat.validate(nbformat.read(path, as_version=4))
-
-
 @pytest.mark.consumers
 @pytest.mark.parametrize(
     ("text", "answers"),

@@ -36,8 +36,3 @@ def test_the_example_of_a_public_name(name, tmp_path, monkeypatch):
     for test in examples:
         doctest.DocTestRunner(optionflags=FLAGS).run(test, out=messages.append)
     assert not messages, "".join(messages)
-
-
-def test_constants_are_few():
-    assert "__version__" in CONSTANTS
-    assert all(name.isupper() for name in CONSTANTS - {"__version__"})

@@ -118,22 +118,3 @@ def test_the_laboratory_uses_public_names():
 def test_names_say_what_a_module_is():
     named = {path.stem for path in FILES} | {path.parent.name for path in FILES}
     assert named & VAGUE == set()
-
-
-def test_importing_sees_every_form(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "PACKAGE", tmp_path)
-    (tmp_path / "models").mkdir()
-    file = tmp_path / "models" / "x.py"
-    file.write_text(
-        "import hf_lgelu.training.optim as o\n"
-        "from hf_lgelu import studies\n"
-        "def f():\n    from hf_lgelu.deploy import hub\n"
-        "from . import sites\n"
-        "from ..training import trainer\n"
-        "if True:\n    import torch.nn\n"
-    )
-    assert within(file) == {
-        *("training.optim", "studies", "deploy", "deploy.hub", "models", "models.sites"),
-        *("training", "training.trainer"),
-    }
-    assert "torch.nn" in imported(file)

@@ -223,11 +223,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
     [
         ("gelu", ("--max_samples", 15), "at least 16 distinct rows"),
         ("gelu", ("--data_split", "trian"), "has no split 'trian'; it has train"),
-        (
-            "gelu",
-            ("--label_column", "lable"),
-            "has no column 'lable'; its columns are a (number)",
-        ),
+        ("gelu", ("--label_column", "lable"), "has no column 'lable'; its columns are a (number)"),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),

@@ -168,7 +168,7 @@ def test_t5_ends_with_both_of_its_keys_saying_the_same(tmp_path):
         assert (saved["feed_forward_proj"], saved["dense_act_fn"]) == (f"{gate}relu", "relu")
 
 
-@pytest.mark.parametrize("model_args", [None, {}, {"act_layer": "gelu"}])
+@pytest.mark.parametrize("model_args", [None, {"act_layer": "gelu"}])
 def test_timm_wrappers_get_an_act_layer(model_args):
     from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
 

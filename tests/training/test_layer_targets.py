@@ -77,7 +77,7 @@ def exact_error(gate, hardness, deviation):
     return float(2 * mpmath.quad(density, [0, 1, 2, 4, 8, 16, 32]))
 
 
-@pytest.mark.parametrize(("gate", "shape"), [(gate, (3, 1) if gate != "lambda_gelu" else (3, 5)) for gate in GATES])
+@pytest.mark.parametrize(("gate", "shape"), [("lambda_gelu", (3, 5)), ("lambda_silu", (3, 1))])
 def test_each_channel_and_element_has_its_own(gate, shape):
     deviations = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)
     gate_module = GATE_MODULES[gate](raw_shape=shape)

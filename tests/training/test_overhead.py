@@ -7,8 +7,6 @@ from tiny_training import tiny_model, tiny_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
 
-from hf_lgelu import anneal_hardness, replace_activations, substitute_relu
-
 # 4 epochs. e_s = 1: λ is learned in the first, and hardens in the others.
 HARDENING = {"learning": {}, "epoch": {"harden": True}, "step": {"harden": True, "hardening_strategy": "steps"}}
 
@@ -93,18 +91,3 @@ def test_each_pass_prepares_the_batch_as_it_came_from_the_data(tmp_path, monkeyp
     assert seen == [["features", "labels"]] * 6  # three batches, two passes
     for name in ("eval_loss", "eval_relu_loss"):
         assert metrics[name] == expected[name] != plain[name]
-
-
-def test_evaluations_find_what_surgery_did_between_them(tmp_path):
-    model = tiny_model("gelu", seed=3)
-    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, require_lambda_gelu=False)
-    swapped = trainer.evaluate()["eval_relu_max_logit_change"]
-    replace_activations(model, rewrite_config=False)
-    anneal_hardness(model, 1.0)
-    assert 0 < trainer.evaluate()["eval_relu_max_logit_change"] < swapped / 10
-    before = trainer.evaluate()
-    substitute_relu(model, rewrite_config=False)
-    after = trainer.evaluate()
-    assert "eval_relu_max_logit_change" not in after
-    assert after["eval_loss"] == pytest.approx(before["eval_relu_loss"], rel=1e-6)
-    assert not [name for name in trainer.state.log_history[-1] if name.startswith("hardness/")]

@@ -7,9 +7,7 @@ import torch
 from lgelu_lab.benchmarks.data import ModelOptions
 from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor
 from PIL import Image
-from transformers import (
-    pipeline,
-)
+from transformers import pipeline
 
 from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules

@@ -4,7 +4,6 @@ from collections import Counter
 
 import numpy as np
 from lgelu_lab.benchmarks.digits import load_digits
-from sklearn.datasets import load_digits as sklearn_digits
 
 
 def original_rows(data, rows):
@@ -14,6 +13,8 @@ def original_rows(data, rows):
 
 
 def test_train_and_test_are_the_whole_set_once():
+    from sklearn.datasets import load_digits as sklearn_digits
+
     data = load_digits()
     pixels, labels = sklearn_digits(return_X_y=True)
     constant = {column for column in range(64) if data.preprocessing["deviation"][column] == 0}

@@ -96,11 +96,7 @@ def test_a_row_trains_from_load_to_score(name, tiny_copies, tmp_path):
         disable_tqdm=True,
     )
     trainer = LambdaGELUTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=data.train,
-        eval_dataset=data.eval,
-        **benchmark.trainer_options(data),
+        model=model, args=arguments, train_dataset=data.train, eval_dataset=data.eval, **benchmark.trainer_options(data)
     )
     before = [weight.detach().clone() for weight in model.parameters()]
     trainer.train()

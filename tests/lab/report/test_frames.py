@@ -171,7 +171,7 @@ def test_records_are_sorted_by_benchmark_and_seed_and_a_seed_twice_is_refused(da
     other = measurement_of("pruning", [{"model": "gelu"}], benchmark="mlp-adult")
     data = data_of(measurements=[*records, other])
     assert [(name, list(frame["seed"])) for name, frame in of_measurement(data, "int8").items()] == [
-        *(("mlp-digits", [2]), ("mlp-fmnist", [0, 1]), ("elsewhere", [0])),
+        *(("mlp-digits", [2]), ("mlp-fmnist", [0, 1]), ("elsewhere", [0]))
     ]
     assert measured_benchmarks(data) == ["mlp-digits", "mlp-adult", "mlp-fmnist", "elsewhere"]
     with pytest.raises(ValueError, match=r"int8 of mlp-fmnist: more than one record of a seed \(0, 1, 1\)"):

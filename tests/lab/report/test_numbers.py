@@ -2,10 +2,7 @@ import math
 import statistics
 
 import pytest
-from lgelu_lab.report.numbers import (
-    interval,
-    mean_and_deviation,
-)
+from lgelu_lab.report.numbers import interval, mean_and_deviation
 
 
 def test_mean_and_deviation_against_statistics():

@@ -1,12 +1,6 @@
 import pytest
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.report.paper import (
-    PAPER_RECIPES,
-    PAPER_TARGET_HARDNESS,
-    differences,
-    model_size,
-    read_paper_values,
-)
+from lgelu_lab.report.paper import PAPER_RECIPES, PAPER_TARGET_HARDNESS, differences, model_size, read_paper_values
 from lgelu_lab.studies.experiments import STUDIES
 
 

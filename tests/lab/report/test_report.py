@@ -13,15 +13,7 @@ from lgelu_lab.report.drawing import draw
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
-from lgelu_lab.report.write import (
-    ALL_TABLES,
-    END,
-    FIGURES,
-    SECTIONS,
-    START,
-    put_results,
-    read_downstream,
-)
+from lgelu_lab.report.write import ALL_TABLES, END, FIGURES, SECTIONS, START, put_results, read_downstream
 from lgelu_lab.studies.records import read_records, write_record
 from matplotlib import image
 from PIL import Image

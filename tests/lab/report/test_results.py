@@ -102,10 +102,7 @@ def test_lambda_gelu_is_compared_with_gelu_seed_by_seed(record_of, table_of):
     better = [*runs(), *runs("uniform", 0.01)]
     # 0.010, 0.011 and 0.012: ± 4.303 · 0.001 / √3
     one = "mlp-adult [a]: accuracy +0.0110 (+0.0085 to +0.0135)"
-    assert judged(table_of, "at-least-gelu", better) == (
-        f"holds so far on 1, {five}",
-        f"{one}, 1 of 3 starts",
-    )
+    assert judged(table_of, "at-least-gelu", better) == (f"holds so far on 1, {five}", f"{one}, 1 of 3 starts")
     three = [*better, *runs("increasing", 0.02), *runs("decreasing", 0.015)]
     found = judged(table_of, "at-least-gelu", three)
     assert found == (f"holds on 1, {five}", f"{one} to +0.0210 (+0.0185 to +0.0235)")

@@ -7,13 +7,7 @@ from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.experiments import SEEDS, STUDIES, Experiment
 from lgelu_lab.studies.records import write_record
 from lgelu_lab.studies.run import run_name
-from lgelu_lab.studies.study import (
-    Worker,
-    check_settings,
-    leave_process_group,
-    parse_settings,
-    run_study,
-)
+from lgelu_lab.studies.study import Worker, check_settings, leave_process_group, parse_settings, run_study
 
 from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
 
@@ -176,11 +170,7 @@ def test_a_setting_that_tells_runs_apart_is_refused(name):
 
 def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_path):
     """The others would be refused, not trained."""
-    kinds = {
-        "plain": {},
-        "hardened": {"harden": True},
-        "relufied": {"relufication": True},
-    }
+    kinds = {"plain": {}, "hardened": {"harden": True}, "relufied": {"relufication": True}}
     got = {}
     settings = {"switch_fraction": 0.5, "hardening_schedule": "cosine", "max_steps": 3}
     experiments = [Experiment(name, arguments) for name, arguments in kinds.items()]
@@ -190,8 +180,4 @@ def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_pat
         write_record(record_of(), arguments["output_dir"])
 
     assert run_study(experiments, tmp_path, overrides=settings, run=run) == []
-    assert got == {
-        "plain": {"max_steps"},
-        "hardened": settings.keys(),
-        "relufied": {"max_steps", "switch_fraction"},
-    }
+    assert got == {"plain": {"max_steps"}, "hardened": settings.keys(), "relufied": {"max_steps", "switch_fraction"}}
