@@ -133,10 +133,3 @@ def test_a_number_is_checked_and_used_without_reading_the_device():
 def test_a_hardness_that_does_not_broadcast_to_the_input_is_refused(x_shape, hardness_shape):
     with pytest.raises(ValueError, match=r"hardness of shape \(.*\) does not broadcast to x of shape \(.*\)"):
         lambda_gelu(torch.ones(x_shape), torch.ones(hardness_shape))
-
-
-def test_compiled_with_a_number():
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda x: lambda_gelu(x, 20.0), fullgraph=True, backend="aot_eager")
-    x = random(64, seed=27)
-    assert_within(compiled(x), oracle.value(x, torch.tensor(20.0)), 1e-6 * x.double().abs())

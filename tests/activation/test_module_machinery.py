@@ -72,15 +72,6 @@ def test_gradients_of_a_functional_call():
     assert_within(per_sample["raw_hardness"][:, 0], terms.sum((1, 2)), 1e-5 * terms.abs().sum((1, 2)))
 
 
-def test_symbolic_tracing_records_one_call_and_s_stays_a_parameter():
-    graph = torch.fx.symbolic_trace(nn.Sequential(nn.Identity(), LambdaGELU(init_hardness=1.5)))
-    assert [node.op for node in graph.graph.nodes].count("call_function") == 1
-    assert_evaluates_at(graph, 1.5)
-    with torch.no_grad():
-        graph.get_parameter("1.raw_hardness").fill_(0.2)
-    assert_evaluates_at(graph, oracle.hardness_of(torch.tensor(0.2), 0.1))
-
-
 def test_tensors_without_values_pass():
     with FakeTensorMode():
         x = torch.empty(3, 4)

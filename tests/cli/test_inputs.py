@@ -14,7 +14,6 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
-    ByT5Tokenizer,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
@@ -93,15 +92,6 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
     assert (batch["labels"][:, 0] == -100).all()
     assert "labels" not in made.first(2)
-
-
-@pytest.mark.parametrize("written", ["def f(x):\n    return x\n\nprint(f(2))\n", "one\ntwo\n\nthree\n"])
-def test_lines_of_a_file_keep_their_ends(written, tmp_path):
-    (tmp_path / "text.txt").write_text(written)
-    lines = datasets.load_dataset("text", data_files=str(tmp_path / "text.txt"), cache_dir=str(tmp_path))["train"]
-    tokens = ByT5Tokenizer()
-    block = whole(InputSet(text_blocks(lines["text"], tokens, len(written), None, 0), "text"))["input_ids"]
-    assert tokens.decode(block[0]) == written
 
 
 def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_path):

@@ -137,7 +137,6 @@ def referred(net):
 @pytest.mark.parametrize(
     ("wrap", "where"),
     [
-        (lambda net: torch.compile(net.method), "step"),
         (lambda net: torch.no_grad()(net.method), "step"),
         (lambda net: lambda x: net.method(x), "step"),
         (lambda net: lambda x, net=net: net.method(x), "step"),
@@ -145,7 +144,7 @@ def referred(net):
         (hooked, "_forward_hooks"),
         (referred, "parent"),
     ],
-    ids=["compiled", "decorated", "closure", "default", "nested", "hook", "weak"],
+    ids=["decorated", "closure", "default", "nested", "hook", "weak"],
 )
 def test_a_function_that_knows_the_original_is_refused(wrap, where):
     net = Stepping(wrap)

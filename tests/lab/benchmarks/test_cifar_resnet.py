@@ -1,19 +1,13 @@
 """ResNet-18 for CIFAR: size, sites, saving and loading, and what timm and transformers make of it."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from fresh_process import run_fresh
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet, register_cifar_resnet
 from torch import nn
-from transformers import AutoModelForImageClassification
 
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.models.surgery import substitute_relu
 from hf_lgelu.registry import register_activation
 
 register_activation()
@@ -97,22 +91,3 @@ def test_weights_start_as_he_et_al_say():
             assert not module.bias.any(), name
     assert 0.015 < model.fc.weight.std().item() < 0.03
     assert not model.fc.bias.any()
-
-
-@pytest.mark.slow  # a process of its own
-def test_a_relu_network_is_read_by_transformers_and_without_hf_lgelu(tmp_path):
-    model = trained(build())
-    smooth = logits(model, images())
-    substitute_relu(model)
-    expected = logits(model, images())
-    assert not torch.allclose(smooth, expected, atol=1e-3)
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["model_args"] == {"act_layer": "relu"}
-    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
-    assert torch.equal(logits(loaded, images()), expected)
-    torch.save(images(), tmp_path / "images.pt")
-    script = Path(__file__).with_name("plain_resnet18.py")
-    files = [str(tmp_path), str(tmp_path / "images.pt"), str(tmp_path / "logits.pt")]
-    done = run_fresh(script, *files)
-    assert done.returncode == 0, done.stderr[-3000:]
-    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)

@@ -88,25 +88,6 @@ def test_workers_share_the_runs_without_overlap(record_of, tmp_path):
     assert done == list("acebd")
 
 
-def test_a_worker_leaves_the_process_group(monkeypatch):
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    environment = {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "3",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-        "PATH": "p",
-    }
-    assert leave_process_group(environment) == Worker(3, 4)
-    assert environment == {"PATH": "p", "CUDA_VISIBLE_DEVICES": "1"}  # the two are taken in turn
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    assert leave_process_group(environment) == Worker(1, 4)
-    assert environment == {}
-    assert leave_process_group({}) == Worker(0, 1)
-
-
 @pytest.mark.parametrize(("visible", "own"), [("4,5, 6", "5"), ("GPU-a", "GPU-a"), ("", "")])
 def test_a_worker_takes_its_own_of_the_gpus_that_are_visible(visible, own):
     environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": visible}
