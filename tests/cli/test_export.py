@@ -219,5 +219,3 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (
         16,
     )
-    words = ("export", old, "--output_dir", tmp_path / "relu", "--overwrite", "--disable_tqdm")
-    assert call(*words)[0] == 0

@@ -64,8 +64,10 @@ def exchanged(model, target):
     return copy_of_it
 
 
-@pytest.mark.parametrize("target", ["relu", "relu6", "leaky_relu:0.1"])
-@pytest.mark.parametrize("build", [own, mpt, unet])
+@pytest.mark.parametrize(
+    ("build", "target"),
+    [(own, "relu6"), (own, "leaky_relu:0.1"), (mpt, "relu"), (mpt, "leaky_relu:0.1"), (unet, "relu")],
+)
 def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
     torch.manual_seed(0)
     model, inputs = build()

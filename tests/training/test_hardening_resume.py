@@ -53,7 +53,6 @@ def optimizer_state(trainer):
     [
         ("epoch", {}),
         ("steps", {}),
-        ("epoch", {"plain": True}),
         # The last step of an epoch is saved before its evaluation, which draws a random number that a resumed run
         # does not draw (with any activation, in transformers' Trainer as well): so without dropout.
         ("epoch", {**EVALUATION, "dropout": 0.0}),
