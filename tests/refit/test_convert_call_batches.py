@@ -75,11 +75,6 @@ class OfLists(Messages):
         return self.last(torch.zeros(which.max().item() + 1, CLASSES).index_add(0, which, scores))
 
 
-class OfMappings(Messages):
-    def forward(self, batch):
-        return super().forward(**batch)
-
-
 class Set(nn.Module):
     """One row for a set of points."""
 
@@ -157,7 +152,6 @@ CASES = {
     "list of graphs": (OfLists, lambda number: [graph(3 * number + part) for part in range(1 + number % 3)]),
     "graphs and labels": (OfLists, lambda number: ([graph(number), graph(number + 99)], torch.tensor([0, 1]))),
     "objects": (OfObjects, lambda number: Graph(**graph(number))),
-    "one mapping": (OfMappings, graph),
     "adjacency": (Dense, dense),
     "sets": (Set, points),
     "images of all sizes": (Images, lambda number: [image(number), image(number + 99)]),
