@@ -52,7 +52,7 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
     batch: Batch
 
     def see(unit: GateUnit, module: nn.Module, inputs: tuple) -> None:
-        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name, -1)[:, None]
+        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name, unit.before.channel_axis)[:, None]
         nothing = rows.new_zeros(len(rows), 1, 1)
         sums[unit.site].add(rows, nothing, nothing)
 
@@ -104,8 +104,8 @@ def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moment
     """The linear part of the first `width` units of a block, before slopes and kinks are written."""
     gated = block.unit.other is not None
     factor = placement.constant if gated else placement.line
-    down = oriented(model, block.down.operation)[:, :width].double()
-    matrix = (down * factor[:width].to(down.device)) @ oriented(model, block.carrier)[:width].double()
+    down = oriented(model, block.down.operation)[:, :width].double().flatten(1)
+    matrix = (down * factor[:width].to(down.device)) @ oriented(model, block.carrier)[:width].double().flatten(1)
     mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
     return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
 
@@ -125,8 +125,9 @@ def write_always_on(
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
-    oriented(converted, carrier)[new] = up_rows.to(oriented(converted, carrier).dtype)
-    oriented(converted, down)[:, new] = down_columns.to(oriented(converted, down).dtype)
+    rows, columns = oriented(converted, carrier)[new], oriented(converted, down)[:, new]
+    rows.copy_(up_rows.view_as(rows))
+    columns.copy_(down_columns.reshape(columns.shape))
     if unit.other is not None:
         add_constant(converted, unit.before, new, up_rows.new_ones(len(up_rows)), direction)
         return

@@ -39,7 +39,7 @@ def find_gate_units(program: Program) -> list[GateUnit]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
     found, used_once = [], program.flow.are_used_once
     for site, calls in sorted(program.flow.calls.items()):
-        before = _affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
+        before = affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
         other = _other_half(program, calls[0])
@@ -51,7 +51,7 @@ def find_gate_units(program: Program) -> list[GateUnit]:
     return found
 
 
-def _affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
+def affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
     """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
     is_reshaped = False
     while users(node) == [user]:
@@ -89,7 +89,7 @@ def _other_half(program: Program, call: Node) -> AffineOperation | None:
     if product is None:
         return None
     node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
-    operation = _affine_source(program, node, product)
+    operation = affine_source(program, node, product)
     return operation if operation is not None and operation.mixes and operation.is_direct else None
 
 

@@ -37,7 +37,7 @@ from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
-from hf_lgelu.refit.kinks import MOST_KINKS, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
+from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
@@ -105,7 +105,8 @@ class Place(Refit):
             )
         self._wide = frozenset(blocks)
         sums = gather_placements(original, sites, units, folds)
-        inputs = gather_inputs(original, [block.unit for block in blocks.values()], folds.spread)
+        linear = [block.unit for block in blocks.values() if block.has_linear_part]
+        inputs = gather_inputs(original, linear, folds.spread)
         fitted = {site for layer in found.layers for site in layer.sites}
         self._gates: list[_PlacedGate] = []
         for unit in units:
@@ -116,7 +117,7 @@ class Place(Refit):
                 placement = first_of(fit_kinks(sums[unit.site], basis, 1))
                 self._gates.append(_PlacedGate(unit, placement, direction))
             else:
-                placement, added = _fit_block(original, block, extra[unit.site], sums[unit.site], inputs[unit.site])
+                placement, added = _fit_block(original, block, extra[unit.site], sums[unit.site], inputs.get(unit.site))
                 self._gates.append(_PlacedGate(unit, placement, direction, added))
         # A gate waits for the last layer whose maps make its input or the other half of its unit.
         self._layer_before: dict[int, int] = {}
@@ -139,14 +140,15 @@ class Place(Refit):
 class AddedUnits:
     """The work of the units added to a block, behind the `width` units that it had.
 
-    `inputs` are the sums over the block's inputs, `size` the root mean square of a unit that is always on.
+    `inputs` are the sums over the block's inputs, where it has a linear part; `size` is the root mean square of a unit
+    that is always on.
     """
 
     block: Block
     width: int
     always_on: int
     copies: Copies
-    inputs: Moments
+    inputs: Moments | None
     size: float
 
 
@@ -167,7 +169,8 @@ class _PlacedGate:
         if self.added is not None:
             block, width, count = self.added.block, self.added.width, self.added.always_on
             inputs, size = self.added.inputs, self.added.size
-            write_always_on(student, block, self.placement, inputs, width, count, size, self.direction)
+            if inputs is not None:
+                write_always_on(student, block, self.placement, inputs, width, count, size, self.direction)
             write_copies(student, block, self.added.copies, width + count, self.direction)
         write_placement(student, self.unit, self.placement, self.direction)
 
@@ -221,15 +224,19 @@ def _gate_calls(
 
 
 def _fit_block(
-    original: nn.Module, block: Block, extra: int, sums: PlacementSums, inputs: Moments
+    original: nn.Module, block: Block, extra: int, sums: PlacementSums, inputs: Moments | None
 ) -> tuple[Kinks, AddedUnits]:
     """The first ReLU of each channel of a block, and the work of its `extra` units."""
     width, is_gated = block.width - extra, block.unit.other is not None
     # Twice as many copies as an even spread would give a channel, and two ReLUs.
-    fits = fit_kinks(sums, "constant" if is_gated else "line", min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
-    columns = oriented(original, block.down.operation).double().square().sum(0).to(sums.square.device)
-    linear = linear_part(original, block, first_of(fits), inputs, width)
-    shares = share_out(fits, sums.square * columns / sums.rows, linear.best_gains(), extra)
+    basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
+    fits = fit_kinks(sums, basis, min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
+    down = oriented(original, block.down.operation).double()
+    columns = down.square().sum([axis for axis in range(down.ndim) if axis != 1]).to(sums.square.device)
+    gains = columns[:0]
+    if inputs is not None:
+        gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
+    shares = share_out(fits, sums.square * columns / sums.rows, gains, extra)
     # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
     return first_of(fits, shares.counts), AddedUnits(block, width, shares.always_on, shares.copies, inputs, size)
@@ -244,22 +251,20 @@ def write_copies(
     The size of a copy's slope goes into the rows before the gate, its sign into the column behind. `direction` is that
     of `add_constant`.
     """
-    before, other, down = block.unit.before, block.unit.other, block.down.operation
-    new = slice(start, start + len(copies.sources))
-    sources = copies.sources.to(oriented(converted, down).device)
+    new, columns = slice(start, start + len(copies.sources)), oriented(converted, block.down.operation)
+    sources = copies.sources.to(columns.device)
     slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
-    rows = oriented(converted, before)
-    rows[new] = (rows[sources].double() * slopes.abs()[:, None]).to(rows.dtype)
-    constants = -kinks
-    if before.bias is not None:
-        constants = converted.get_parameter(before.bias)[sources].double() - kinks
-    add_constant(converted, before, new, constants * slopes.abs(), direction)
-    if other is not None:
-        oriented(converted, other)[new] = oriented(converted, other)[sources]
-        if other.bias is not None:
-            converted.get_parameter(other.bias)[new] = converted.get_parameter(other.bias)[sources]
-    columns = oriented(converted, down)
-    columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype)
+    for operation in block.ahead:
+        size = slopes.abs() if operation is block.unit.before else torch.ones_like(slopes)
+        bias = () if operation.bias is None else (converted.get_parameter(operation.bias),)
+        for tensor in (oriented(converted, operation), *bias):
+            tensor[new] = (tensor[sources].double() * size.view(-1, *[1] * (tensor.ndim - 1))).to(tensor.dtype)
+        if not operation.mixes:  # the statistics of a BatchNorm
+            norm = converted.get_submodule(operation.weight_name.rpartition(".")[0])
+            for statistic in (each for each in norm.buffers(recurse=False) if each.ndim):
+                statistic[new] = statistic[sources]
+    add_constant(converted, block.unit.before, new, -kinks * slopes.abs(), direction)
+    columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
 
 
 @torch.no_grad()

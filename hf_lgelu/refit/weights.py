@@ -179,7 +179,7 @@ def _output_statistics(
 
 
 def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
-    """The weight of a map as a view (outputs, inputs)."""
+    """The weight of a map as a view (outputs, inputs), of a convolution (outputs, inputs, *kernel)."""
     weight = model.get_parameter(operation.weight).detach()
     return weight if operation.output_axis == 0 else weight.T
 

@@ -4,12 +4,14 @@ The added weights are zero, so the copy computes the same function. The conversi
 same shape.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -17,27 +19,48 @@ from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, co
 from hf_lgelu.models.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
-from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind, views_back
+from hf_lgelu.refit.features import read_geometry
+from hf_lgelu.refit.gate_units import GateUnit, affine_source, find_gate_units, product_behind, views_back
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import Layer, LinearMap
 from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.program import Program
 
-_SIZES = {nn.Linear: ("out_features", "in_features"), Conv1D: ("nf", "nx")}
+_SIZES: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("out_features", "in_features"),
+    Conv1D: ("nf", "nx"),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), ("out_channels", "in_channels")),
+    _BatchNorm: ("num_features",),
+}
 """The layers that can be widened, and the names of their sizes."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A gate unit with the single map behind the gate; all maps are plain linear layers on the last axis."""
+    """A gate unit with the map before it and the single map behind the gate: linear layers, or convolutions.
+
+    Between `before` and the gate there may be a BatchNorm; it is then `unit.before`.
+    """
 
     unit: GateUnit
+    before: AffineOperation
     down: LinearMap
 
     @property
+    def ahead(self) -> tuple[AffineOperation, ...]:
+        """What makes the units: the map before the gate, its BatchNorm, the other half of a gated unit."""
+        return tuple(dict.fromkeys((self.before, *self.unit.maps)))
+
+    @property
     def maps(self) -> tuple[AffineOperation, ...]:
-        """The maps before the gate, the other half of a gated unit, and the map behind the gate."""
-        return (*self.unit.maps, self.down.operation)
+        """Those, and the map behind the gate."""
+        return (*self.ahead, self.down.operation)
+
+    @property
+    def has_linear_part(self) -> bool:
+        """Whether units that are always on can compute its linear part: no windows, no BatchNorm."""
+        geometries = (self.down.geometry, read_geometry(self.before))
+        return self.before is self.unit.before and all(each and math.prod(each.kernel) == 1 for each in geometries)
 
     @property
     def carrier(self) -> AffineOperation:
@@ -47,30 +70,36 @@ class Block:
     @property
     def width(self) -> int:
         """The number of hidden units."""
-        return self.down.width
+        return shape_of(self.down.data)[self.down.operation.channel_axis or 0]
 
 
 def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateUnit]) -> list[Block]:
-    """The gates followed directly by a linear layer of their own, except for the product of a gated unit."""
+    """The gates followed directly by a map of their own, except for the product of a gated unit."""
     by_site = {unit.site: unit for unit in units}
-    refitted = {consumer.operation.weight for layer in layers if layer.sites for consumer in layer.maps}
     found = []
     for layer in layers:
         unit = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None
-        if unit is None or layer.maps[0].geometry.kind != "linear" or unit.before.weight in refitted:
+        if unit is None:
+            continue
+        norm, down = unit.before, layer.maps[0].operation
+        before = norm if norm.mixes else affine_source(program, norm.data, norm.node)
+        if before is None:
             continue
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
         path = [*views_back(layer.maps[0].data, source)]
         node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
-        # A view may move other units to the last axis; the other half may have another input.
-        whole = node is source and shape_of(source)[-1] == shape_of(layer.maps[0].data)[-1]
-        whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(unit.before.data)][-1]
-        linear = all(each.mixes and each.channel_axis == -1 for each in (unit.before, layer.maps[0].operation))
+        # A view may move other units to the axis; the other half may have another input.
+        axis = down.channel_axis or 0
+        whole = node is source and axis == norm.channel_axis and shape_of(source)[axis] == shape_of(down.data)[axis]
+        whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(before.data)][-1]
+        maps = [each for each in (before, unit.other, down) if each is not None]
+        plain = all(each.mixes and each.channel_axis == axis and each.groups == 1 and read_geometry(each)
+                    for each in maps)  # fmt: skip
         own = unit.other is None or unit.owns_other
-        own &= program.flow.are_used_once(*layer.maps[0].operation.parameters)
-        if whole and alone and linear and own and (unit.other is not None or product_behind(call) is None):
-            found.append(Block(unit, layer.maps[0]))
+        own &= before.is_direct and program.flow.are_used_once(*before.parameters, *down.parameters)
+        if whole and alone and plain and own and (unit.other is not None or product_behind(call) is None):
+            found.append(Block(unit, before, layer.maps[0]))
     return found
 
 
@@ -86,17 +115,20 @@ def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], 
     blocks = [
         block
         for block in find_blocks(program, layers, find_gate_units(program))
-        if all(type(_owner(model, operation)) in _SIZES for operation in block.maps)
+        if all(_sizes(_owner(model, operation)) for operation in block.maps)
     ]
     if budget > 1 and not blocks:
-        raise UnsupportedConfigError("no gate stands in a block of two or three linear layers of its own")
+        raise UnsupportedConfigError(
+            "no gate stands between linear layers or plain convolutions of its own, which could have more units"
+        )
     extra: dict[int, int] = {}
     for width in {block.width for block in blocks}:
-        alike = [block.unit for block in blocks if block.width == width]
-        inputs = min(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis] for unit in alike)
+        alike = [block for block in blocks if block.width == width]
         # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
+        inputs = min(model.get_parameter(block.before.weight_name).shape[block.before.input_axis or 0]
+                     if block.has_linear_part else 0 for block in alike)  # fmt: skip
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
-        extra |= {unit.site: more for unit in alike}
+        extra |= {block.unit.site: more for block in alike}
     is_wider = any(extra.values())
     if not is_wider and all(block.unit.before.bias is not None for block in blocks):
         return WiderOriginal(model)
@@ -127,15 +159,14 @@ def padded(
     """
     wide = independent_copy(model)
     for block in blocks:
-        before, other, down = block.unit.before, block.unit.other, block.down.operation
-        for operation in (before,) if other is None else (before, other):
+        for operation in block.ahead:
             _pad(wide, operation, operation.output_axis, extra[block.unit.site])
-        _pad(wide, down, down.input_axis, extra[block.unit.site])
-        if biases and before.bias is None:  # families have biases in all maps of a block, or in none
+        _pad(wide, block.down.operation, block.down.operation.input_axis, extra[block.unit.site])
+        if biases and block.unit.before.bias is None:  # families have biases in all maps of a block, or in none
             for operation in block.maps:
                 if operation.bias is None:
                     _add_bias(wide, operation)
-    widths = {block.unit.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
+    widths = {block.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
     return wide, write_configs(plan_configs(wide, widths, lambda root, inside: _plan(root, dict(inside.values()))))
 
 
@@ -145,8 +176,11 @@ def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> 
     _append_zeros(wide, operation.weight_name, axis, extra)
     if operation.bias is not None and is_output:
         _append_zeros(wide, operation.bias, 0, extra)
-    name = _SIZES[type(module)][0 if is_output else 1]
+    name = _sizes(module)[0 if is_output else 1]
     setattr(module, name, getattr(module, name) + extra)
+    for statistics in ("running_mean", "running_var") if isinstance(module, _BatchNorm) else ():
+        old = getattr(module, statistics)
+        setattr(module, statistics, None if old is None else torch.cat([old, old.new_zeros(extra)]))
 
 
 def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
@@ -164,6 +198,10 @@ def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
     if getattr(module, "bias", False) is not None:
         raise UnsupportedConfigError(f"{type(module).__name__} at {operation.weight} cannot be given a bias")
     module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
+
+
+def _sizes(module: nn.Module) -> tuple[str, ...]:
+    return next((names for kind, names in _SIZES.items() if isinstance(module, kind)), ())
 
 
 def _owner(model: nn.Module, operation: AffineOperation) -> nn.Module:

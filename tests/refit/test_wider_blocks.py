@@ -163,3 +163,53 @@ def test_units_that_an_uncounted_head_reads_are_not_added():
     inputs = {"x": torch.randn(200, 6, generator=torch.Generator().manual_seed(0))}
     with pytest.raises(ConversionRefusedError, match="also go to an output that does not count"):
         convert_to_relu(Watched(), inputs, width=1.5)
+
+
+@pytest.mark.parametrize(("kernel", "has_norm"), [(1, False), (1, True), (3, False), (3, True)])
+def test_convolutions_get_units_that_compute_the_formula(kernel, has_norm):
+    first, second = nn.Conv2d(3, 6, kernel, padding="same", bias=not has_norm), nn.Conv2d(6, 4, kernel, padding="same")
+    norm = nn.BatchNorm2d(6) if has_norm else nn.Identity()
+    model, x = loud(nn.Sequential(first, norm, nn.GELU(), second)).double(), torch.randn(2, 3, 5, 5).double()
+    for statistic in norm.buffers() if has_norm else ():
+        statistic.copy_(torch.rand(statistic.shape) + 0.5)
+    _, program, layers, _ = traced(model, x)
+    room = widen_original(model, program, layers, 1.5).model
+    torch.testing.assert_close(room(x), model(x), rtol=0, atol=1e-12)
+    _, _, _, (block,) = traced(room, x)
+    room[2], z = nn.ReLU(), model[:2](x)
+    value = z.relu()
+    if block.has_linear_part:
+        rows, line = x.movedim(1, -1).reshape(-1, 1, 3), torch.rand(6).double()
+        seen = Moments.zeros(1, 3, 1)
+        seen.add(rows, rows[..., :1], rows[..., :1])
+        nothing = torch.zeros(6, 1).double()
+        placement = Kinks(nothing + 1, nothing, nothing[:, 0], line, nothing[0])
+        write_always_on(room, block, placement, seen, 6, 3, 1.0)
+        value += (line * (z - first.bias[:, None, None]).movedim(1, -1)).movedim(-1, 1)
+    else:
+        copies = Copies(torch.tensor([2, 2, 0]), *torch.tensor([[0.7, -0.4, 0.2], [0.5, -1.0, 0.3]]).double())
+        write_copies(room, block, copies, 6)
+        for source, slope, kink in zip(*copies, strict=True):
+            value[:, source] += slope * (z[:, source] - kink).relu()
+    torch.testing.assert_close(room(x), second(value), rtol=0, atol=2e-4 if block.has_linear_part else 1e-10)
+    assert block.has_linear_part == (kernel == 1 and not has_norm)
+
+
+def test_blocks_of_convolutions_are_widened_and_the_rest_is_named():
+    torch.manual_seed(0)
+    depthwise = nn.Conv2d(12, 12, 3, groups=12)
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.SiLU(), nn.Conv2d(12, 12, 1), nn.GELU(), depthwise, nn.SiLU(),
+        nn.Conv2d(12, 3, 1), nn.Flatten(),
+    )  # fmt: skip
+    loud(model, 2.0)
+    x, others = torch.randn(2, 150, 3, 6, 6)
+    found = {width: convert_to_relu(model, x, effort="place", width=width) for width in (1.0, 3.0)}
+    report = found[3.0].report
+    assert found[3.0].model[3].weight.shape == (12, 36, 1, 1)
+    assert {layer.layers: layer.note for layer in report.layers} == {
+        ("3",): None, ("5",): "as many units as before", ("7",): "as many units as before"
+    }  # fmt: skip
+    with torch.no_grad():
+        errors = {width: float((each.model(others) - model(others)).square().sum()) for width, each in found.items()}
+    assert errors[3.0] < 0.7 * errors[1.0]
