@@ -106,9 +106,9 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
 def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `program` and `layers` are of the model's trace. What is no block (`find_blocks`) of plain linear layers stays as
-    wide as it is. Where no key of the config adds biases, the copy has none (see always_on.py); then it gets wider only
-    if all blocks are gated units.
+    `program` and `layers` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is. Where no
+    key of the config adds biases, the copy has none (see always_on.py); then it gets wider only if all blocks are gated
+    units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
