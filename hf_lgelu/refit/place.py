@@ -270,12 +270,9 @@ def write_copies(
 @torch.no_grad()
 def write_placement(converted: nn.Module, unit: GateUnit, placement: Kinks, direction: Tensor | None = None) -> None:
     """Write the slope and kink of one ReLU a channel into the map before the gate; `direction` as in `add_constant`."""
-    weight = converted.get_parameter(unit.before.weight_name)
-    slope, kink = (part.to(weight.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
-    axis = unit.before.output_axis
-    shape = [1] * weight.dim()
-    shape[0 if axis is None else axis] = -1
-    weight.copy_(weight.double() * slope.view(shape))
+    rows = oriented(converted, unit.before)
+    slope, kink = (part.to(rows.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
+    rows.copy_(rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
     if unit.before.bias is None:
         add_constant(converted, unit.before, slice(None), -kink * slope, direction)
         return

@@ -87,15 +87,14 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
             continue
         call = program.flow.calls[unit.site][0]
         source = product_behind(call) if unit.other is not None else call
-        path = [*views_back(layer.maps[0].data, source)]
+        path = [*views_back(down.data, source)]
         node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
         # A view may move other units to the axis; the other half may have another input.
         axis = down.channel_axis or 0
         whole = node is source and axis == norm.channel_axis and shape_of(source)[axis] == shape_of(down.data)[axis]
         whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(before.data)][-1]
-        maps = [each for each in (before, unit.other, down) if each is not None]
         plain = all(each.mixes and each.channel_axis == axis and each.groups == 1 and read_geometry(each)
-                    for each in maps)  # fmt: skip
+                    for each in (before, unit.other, down) if each is not None)  # fmt: skip
         own = unit.other is None or unit.owns_other
         own &= before.is_direct and program.flow.are_used_once(*before.parameters, *down.parameters)
         if whole and alone and plain and own and (unit.other is not None or product_behind(call) is None):
@@ -178,9 +177,9 @@ def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> 
         _append_zeros(wide, operation.bias, 0, extra)
     name = _sizes(module)[0 if is_output else 1]
     setattr(module, name, getattr(module, name) + extra)
-    for statistics in ("running_mean", "running_var") if isinstance(module, _BatchNorm) else ():
-        old = getattr(module, statistics)
-        setattr(module, statistics, None if old is None else torch.cat([old, old.new_zeros(extra)]))
+    for statistic, old in module.named_buffers(recurse=False) if isinstance(module, _BatchNorm) else ():
+        if old.ndim:
+            setattr(module, statistic, torch.cat([old, old.new_zeros(extra)]))
 
 
 def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
