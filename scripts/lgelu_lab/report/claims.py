@@ -5,12 +5,11 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from lgelu_lab.report.frames import ReportData, last_evaluations, of_label, paired
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import LOWER_IS_BETTER, digits_of, number, present
-from lgelu_lab.report.paper import PAPER_RECIPES, Notes, differences, marked
+from lgelu_lab.report.paper import PAPER_RECIPES, differences
 from lgelu_lab.report.run_tables import (
     HARDENED,
     LEARNED_LABELS,
@@ -21,8 +20,7 @@ from lgelu_lab.report.run_tables import (
 )
 
 HOLDS, PARTLY, FAILS = "holds", "holds so far", "does not hold"
-TOO_CLOSE, OTHER_RUNS, NOT_MEASURED = "too close", "not comparable", "not measured"
-_VERDICTS = (HOLDS, PARTLY, FAILS, TOO_CLOSE, OTHER_RUNS)
+TOO_CLOSE, OTHER_RUNS = "too close", "not comparable"
 _FREE = 1e-3  # what a swap may change and still be free, of accuracy, or as a share of a perplexity
 _SAME_ORDER = 0.5  # Spearman's ρ from which on two profiles are called alike
 
@@ -39,14 +37,13 @@ class Evidence:
 class Claim:
     """One claim of the paper: what it says, from when on it counts as holding, and the judge of one benchmark.
 
-    `benchmarks`: those that it is about; `part`: of the runs that it is judged by.
+    `benchmarks`: those that it is about.
     """
 
     says: str
     rule: str
     judge: Callable[[ReportData, str], Evidence | None]
     benchmarks: tuple[str, ...]
-    part: str = ""
 
 
 _ALL = tuple(PAPER_RECIPES)
@@ -218,7 +215,6 @@ CLAIMS: dict[str, Claim] = {
         "so for every pair of settings that differ in one of them",
         _grid_trend,
         ("mlp-fmnist", "resnet18-cifar100"),
-        part="grid",
     ),
     "drift": Claim(
         "The drift V_λ of Table I",
@@ -231,47 +227,18 @@ CLAIMS: dict[str, Claim] = {
 """{key: one claim and its judge}."""
 
 
-Judged = tuple[Claim, Mapping[str, Evidence]]
-
-
 def _judged(data: ReportData) -> Iterator[Group]:
-    for claim in CLAIMS.values() if PAPER_RECIPES.keys() & set(data.runs["benchmark"]) else ():
-        found = {name: claim.judge(data, name) for name in claim.benchmarks}
-        yield (claim.says,), (claim, {name: evidence for name, evidence in found.items() if evidence})
-
-
-def _verdict(judged: Judged, notes: Notes) -> str:
-    claim, found = judged
-    verdicts = [evidence.verdict for evidence in found.values()]
-    counts = {verdict: times for verdict in _VERDICTS if (times := verdicts.count(verdict))}
-    if len(found) < len(claim.benchmarks):
-        counts[NOT_MEASURED] = len(claim.benchmarks) - len(found)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{words} on {times}" for words, times in counts.items())
-
-
-def _evidence(data: ReportData, judged: Judged, notes: Notes) -> str:
-    claim, found = judged
-    runs = data.part(claim.part)
-    letters = {name: marked(runs[runs["benchmark"] == name], notes) for name in found}
-    parts = [f"{name}{letters[name]}: {evidence.number}" for name, evidence in found.items()]
-    missing = [name for name in claim.benchmarks if name not in found]
-    return "; ".join([*parts, f"no runs: {', '.join(missing)}"] if missing else parts)
-
-
-def _in_short(data: ReportData) -> Iterator[Group]:
-    for (says,), (_, found) in _judged(data):
+    for claim in CLAIMS.values():
+        found = {name: evidence for name in claim.benchmarks if (evidence := claim.judge(data, name))}
         comparable = {name: evidence for name, evidence in found.items() if evidence.verdict != OTHER_RUNS}
-        for name, evidence in (comparable or found).items():
-            yield (says, name), evidence
-            says = ""
+        for place, (name, evidence) in enumerate((comparable or found).items()):
+            yield ("" if place else claim.says, name), evidence
 
 
-SHORT_CLAIMS_TABLE = TableSpec(
+CLAIMS_TABLE = TableSpec(
     title="What holds of the paper's claims, network by network",
     caption="Rules, shortened runs and what is missing: tables.md.",
-    rows=_in_short,
+    rows=_judged,
     head=("Claim of the paper", "Network"),
     columns=(
         Column("Ours, with its 95 % interval", lambda evidence, notes: evidence.number),
@@ -280,19 +247,11 @@ SHORT_CLAIMS_TABLE = TableSpec(
     text_columns=4,
 )
 
-CLAIMS_TABLE = TableSpec(
-    title="What holds of the paper's claims",
-    caption=lambda data: (
-        f"The claims of {data.paper.citation or 'the paper'}, each judged on those of its benchmarks that have the "
-        "runs. Every number is computed from the records, shortened runs among them, as their letters tell; the rule "
-        "says from when on a claim counts as holding on a benchmark."
-    ),
-    rows=_judged,
-    head=("Claim",),
-    columns=lambda data: (
-        Column("Here", _verdict),
-        Column("Numbers", partial(_evidence, data)),
-        Column("Rule", lambda judged, notes: judged[0].rule),
-    ),
-    text_columns=4,
+RULES_TABLE = TableSpec(
+    title="From when on a claim counts as holding",
+    caption=lambda data: f"The claims of {data.paper.citation or 'the paper'}.",
+    rows=lambda data: [((claim.says,), claim) for claim in CLAIMS.values() if list(_judged(data))],
+    head=("Claim of the paper",),
+    columns=(Column("Rule", lambda claim, notes: claim.rule),),
+    text_columns=2,
 )

@@ -1,7 +1,8 @@
 """Records → data frames: a row a run, a row an epoch, a row of each measurement, all in the order of the tables."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +66,6 @@ class ReportData:
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
         measurements: the measurements' records.
         paper: the paper's values.
-        left_out: names of records that say nothing any more: shortened runs where whole ones are there, and
-            measurements of networks that were trained anew since.
     """
 
     runs: pd.DataFrame
@@ -74,7 +73,6 @@ class ReportData:
     measured: pd.DataFrame
     measurements: Sequence[MeasurementRecord] = ()
     paper: PaperValues = field(default_factory=PaperValues)
-    left_out: tuple[str, ...] = ()
 
     def part(self, name: str) -> pd.DataFrame:
         """The runs of one part; "" are those of the paper's tables."""
@@ -89,40 +87,33 @@ def read_frames(
 ) -> ReportData:
     """The frames of some records.
 
-    Raises ValueError without any, where a run or a measurement is there twice, and where the seeds of a configuration
-    were evaluated on different numbers of rows.
+    Raises ValueError without any, where a run or a measurement is there twice, where the seeds of a configuration were
+    evaluated on different numbers of rows, and where a measurement is of another network than the run's record.
     """
     if not records:
         raise ValueError("a report needs at least one record")
     runs = run_frame(records)
-    gone = [record.name for record in records if record.name not in set(runs["name"])]
-    scores = {run.name: run.record.saved.score for run in runs.itertuples()} | dict.fromkeys(gone)
-    stale = [record for record in measurements if not all(_is_of(model, scores) for model in record.models.values())]
-    kept = [record for record in measurements if record not in stale]
-    gone += [f"{record.measurement} of {record.benchmark}, seed {record.seed}" for record in stale]
+    scores = {run.name: run.record.saved.score for run in runs.itertuples()}
+    for record in measurements:
+        for model in record.models.values():
+            score = scores.get(model["run"], model["score"])
+            if not math.isclose(score, model["score"]):
+                raise ValueError(
+                    f"{record.measurement} of {record.benchmark}, seed {record.seed}, is of a network that scores "
+                    f"{model['score']}, and the record of {model['run']} has {score}: measure it again"
+                )
     return ReportData(
-        runs=runs,
-        epochs=epoch_frame(runs),
-        measured=measurement_frame(kept, runs),
-        measurements=kept,
-        paper=paper or PaperValues(),
-        left_out=tuple(gone),
+        runs, epoch_frame(runs), measurement_frame(measurements, runs), measurements, paper or PaperValues()
     )
 
 
-def _is_of(model: Mapping, scores: Mapping[str, float | None]) -> bool:
-    """Whether a measurement's network is the one whose record is there, where it is: {run: score, None if left out}."""
-    run, score = model.get("run"), model.get("score")
-    return run not in scores or (scores[run] is not None and abs(scores[run] - score) <= 1e-9 * abs(score))
-
-
 def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """A row a run, without those that `_without_superseded` leaves out.
+    """A row a run.
 
     Raises ValueError where two records are the same seed of the same configuration, or its seeds were evaluated on
     different numbers of rows.
     """
-    frame = _without_superseded(pd.DataFrame([_run_row(record) for record in records]))
+    frame = pd.DataFrame([_run_row(record) for record in records])
     frame["place"] = _places(frame["benchmark"], STUDIES["profiles"].benchmarks)
     frame = frame.sort_values(["place", "rank", "label", "seed"], kind="stable", ignore_index=True)
     _check_seeds(frame)
@@ -150,22 +141,6 @@ def _check_seeds(frame: pd.DataFrame) -> None:
             )
 
 
-def _without_superseded(frame: pd.DataFrame) -> pd.DataFrame:
-    """The runs on shortened data (max_train_samples) leave where their part has whole ones of the benchmark.
-
-    Where the paper's part has shortened ones alone and the networks that were measured are whole, these stand there.
-    """
-    whole = frame[~frame["shortened"]]
-    places = list(zip(frame["part"], frame["benchmark"], strict=True))
-    has_whole = set(zip(whole["part"], whole["benchmark"], strict=True))
-    frame = frame[[not (short and place in has_whole) for short, place in zip(frame["shortened"], places, strict=True)]]
-    lent = {name for part, name in has_whole if part == "downstream" and ("", name) not in has_whole}
-    lent &= set(frame.loc[frame["part"] == "", "benchmark"])
-    replaced = (frame["part"] == "") & frame["benchmark"].isin(lent)
-    lending = frame[(frame["part"] == "downstream") & frame["benchmark"].isin(lent)]
-    return pd.concat([frame[~replaced], lending.assign(part="")])
-
-
 def _run_row(record: RunRecord) -> dict:
     config, last = record.config, record.last
     label = configuration_label(record)
@@ -180,7 +155,6 @@ def _run_row(record: RunRecord) -> dict:
         "relufied": is_relufied(record),
         "metric": record.metric,
         "greater_is_better": record.greater_is_better,
-        "shortened": config.get("max_train_samples") is not None,
         "train_samples": record.data["train_samples"],
         "eval_samples": record.data["eval_samples"],
         "recipe": json.dumps(recipe_of(record)),

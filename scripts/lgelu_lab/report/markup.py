@@ -82,7 +82,7 @@ def seeds_text(seeds: pd.DataFrame | None, key: str = "score") -> str:
     if seeds is None or not len(seeds):
         return NONE
     first = seeds.iloc[0]
-    samples = first.get("evaluated_rows") or first.get("eval_samples") or first.get("samples")
+    samples = next(filter(None, map(first.get, ("evaluated_rows", "eval_samples", "samples", "judged"))), None)
     return score_text(first["metric"], list(seeds[key]), samples)
 
 

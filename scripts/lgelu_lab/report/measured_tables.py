@@ -197,6 +197,17 @@ def _real(data: ReportData) -> Iterator[Group]:
             yield (name, how), seeds
 
 
+def _real_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
+    """Where each network and what it was judged on is from, then what was refused."""
+    for record in data.measurements:
+        if record.measurement == "real":
+            told, samples = record.models[record.benchmark], record.settings["evaluation_units"]
+            of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
+            judged = f"judged on at most {count(samples)} inputs{of}"
+            yield f"{record.benchmark}: {told['run']} ({told['licence']}); {judged}."
+    yield from _refusals(data, rows, "real")
+
+
 def _tunings(data: ReportData) -> Iterator[Group]:
     found = of_measurement(data, "conversion-finetuning")
     for benchmark in wanted_benchmarks(data, "conversion-finetuning") if found else ():
@@ -279,7 +290,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _significant("Seconds", "seconds"),
             _significant("Call, ms", "call_ms"),
         ),
-        notes=partial(_refusals, name="real"),
+        notes=_real_notes,
     ),
     "conversion-finetuning": TableSpec(
         title="Score after so many training steps, by what they begin with",

@@ -3,15 +3,19 @@
 import math
 import statistics
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from lgelu_lab.report.difference import student
-from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, style
+from lgelu_lab.report.drawing import PALETTE, new_figure, style
 from lgelu_lab.report.frames import ReportData, of_label, seed_count
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import NONE, listed, mean_and_deviation, number, score_text
 from lgelu_lab.report.paper import Notes
 from lgelu_lab.report.run_tables import LEARNED_LABELS, profile_runs
 from lgelu_lab.studies.records import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SMOOTH, _RIVAL = "fine-tuned, smooth", "ReLU swapped in at 25 %"
 _ORDER = (
@@ -117,8 +121,8 @@ _PANELS = {
 }
 
 
-def draw_profiles(data: ReportData) -> "tuple[object, str] | None":
-    """λ of every layer at the end of training, a panel a network, a line a start, over the seeds' range."""
+def draw_profiles(data: ReportData) -> "Figure | None":
+    """λ of every layer in the last epoch, a panel a network, a line a start: mean and range over the seeds."""
     found: dict[str, dict[str, Sequence[Sequence[float]]]] = {}
     for benchmark, title in _PANELS.items():
         runs = of_label(profile_runs(data), benchmark)
@@ -143,8 +147,4 @@ def draw_profiles(data: ReportData) -> "tuple[object, str] | None":
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(fontsize=8)
     figure.suptitle("Learned hardness over depth, nothing driving it but the loss", fontsize=12)
-    caption = "λ of every layer in the last epoch: mean over the seeds, shaded from the lowest to the highest."
-    return figure, caption
-
-
-PROFILES = FigureSpec("Learned hardness over depth, network beside network", draw_profiles)
+    return figure

@@ -1,35 +1,30 @@
 """The main results: every way to a ReLU network beside the smooth one, as a table and as a picture."""
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
-from lgelu_lab.report.drawing import PALETTE, FigureSpec, new_figure, plain, style
+from lgelu_lab.report.drawing import PALETTE, new_figure, plain, style
 from lgelu_lab.report.frames import (
     ReportData,
     last_evaluations,
     of_label,
     of_measurement,
     paired,
-    recipe_of,
     rows_by,
     seed_count,
 )
-from lgelu_lab.report.markup import Column, Group, Row, TableSpec
+from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     MISSING,
     NONE,
     SAME_NEIGHBOUR,
-    count,
     digits_of,
-    either,
     listed,
-    mean_and_deviation,
     metric_with_direction,
     metrics_in_words,
     number,
@@ -38,7 +33,7 @@ from lgelu_lab.report.numbers import (
 )
 from lgelu_lab.report.paper import Notes, marked, trained_on
 from lgelu_lab.report.run_tables import HARDENED, LEARNED_LABELS, ONE_SEED, expected_benchmarks, profile_runs
-from lgelu_lab.studies.experiments import SEEDS, STUDIES
+from lgelu_lab.studies.experiments import SEEDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +47,6 @@ WAYS = (DIRECT, CONVERTED, HARD, EARLY, FROM_START)
 OWN_SHAPE, WIDER = "Converted, own shape", "Converted, more hidden units"
 """Of a network from elsewhere."""
 
-_OTHER_NETWORKS, _UNLIKE = "‡", "†"
-
 
 def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     """{way: its seeds} of one benchmark, the smooth network first; empty frames for what is not there.
@@ -61,10 +54,6 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     `value` is the score in the last epoch with ReLU in place, of the smooth network as it is, of converted networks
     that after the refit on the most calibration rows. `before` is the score of the same weights with smooth gates.
     """
-    if benchmark in of_measurement(data, "real"):
-        found = results_from_elsewhere(data, benchmark)
-        converted = pd.concat([found.pop(OWN_SHAPE), found.pop(WIDER)]).sort_index().groupby("seed").tail(1)
-        return dict.fromkeys((SMOOTH, *WAYS), converted[:0]) | found | {CONVERTED: converted}
     runs = last_evaluations(data)
     runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
         before=lambda frame: frame["last_score"]
@@ -94,27 +83,10 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
     return refits[rows,].rename(columns={"score": "value", "original_score": "before", "samples": "eval_samples"})
 
 
-def records_of(data: ReportData, measurement: str, benchmark: str) -> list[MeasurementRecord]:
-    """Those of one measurement on the networks of one benchmark, in their order."""
-    return [
-        record for record in data.measurements if (record.measurement, record.benchmark) == (measurement, benchmark)
-    ]
-
-
 def results_from_elsewhere(data: ReportData, network: str) -> dict[str, pd.DataFrame]:
-    """The same of a network that nobody here trained: as it is, swapped, converted with the most inputs and effort.
-
-    Converted in its own shape, and with more hidden units, are two of the ways.
-    """
-    frame = of_measurement(data, "real")[network]
-    (record, *_) = records_of(data, "real", network)
+    """The same of a network that nobody here trained: as it is, swapped, converted with the most inputs and effort."""
+    frame = of_measurement(data, "real")[network].rename(columns={"score": "value"})
     frame = frame[(frame["precision"] == "float32") & (frame["steps"] == 0)]
-    # Early records name what was asked for alone.
-    samples = record.settings.get("evaluation_units")
-    judged = frame["judged"].where(frame["judged"].notna(), samples) if "judged" in frame else samples
-    frame = frame.rename(columns={"score": "value"}).assign(eval_samples=judged)
-    original = frame[frame["method"] == "original"]
-    frame = frame.merge(original[["seed", "value"]].rename(columns={"value": "before"}), on="seed")
     converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
     is_wider = converted["width"].fillna(1) > 1
     return {
@@ -143,15 +115,10 @@ def tuned_ways(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     return ways
 
 
-def benchmarks_with_results(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
-    """{benchmark: `results_of` it} of those that were trained in one of the ways, then the networks from elsewhere."""
-    names = dict.fromkeys([*data.part("")["benchmark"], *of_measurement(data, "real")])
-    found = {name: results_of(data, name) for name in names}
+def trained_here(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
+    """{benchmark: `results_of` it} of those that were trained in one of the ways."""
+    found = {name: results_of(data, name) for name in dict.fromkeys(data.part("")["benchmark"])}
     return {name: ways for name, ways in found.items() if any(len(ways[way]) for way in ways if way != CONVERTED)}
-
-
-def _trained_here(data: ReportData) -> dict[str, dict[str, pd.DataFrame]]:
-    return {name: ways for name, ways in benchmarks_with_results(data).items() if "record" in ways[SMOOTH]}
 
 
 def way_text(seeds: pd.DataFrame) -> str:
@@ -179,105 +146,31 @@ def way_difference(ways: dict[str, pd.DataFrame], way: str, rival: str) -> Diffe
     return difference_of(pairs["value"], pairs["value_base"], metric, pairs["eval_samples"])
 
 
-def _cell(way: str) -> Column:
-    def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-        seeds = ways[way]
-        if not len(seeds):
-            return MISSING if _is_asked_for(way, ways) else NONE
-        others = way == CONVERTED and _are_others(seeds, ways[SMOOTH])
-        return f"{way_text(seeds)} {_OTHER_NETWORKS}" if others else way_text(seeds)
-
-    return Column(way, cell)
-
-
-def _are_others(converted: pd.DataFrame, smooth: pd.DataFrame) -> bool:
-    """Whether the networks that were converted are not those of the column of smooth ones."""
-    if set(converted["seed"]) != set(smooth["seed"]):
-        return True
-    pairs = converted.merge(smooth[["seed", "value"]], on="seed", suffixes=("", "_smooth"))
-    return bool((abs(pairs["before"] / pairs["value_smooth"] - 1) > 1e-3).any())
-
-
-def _is_asked_for(way: str, ways: dict[str, pd.DataFrame]) -> bool:
-    """Whether a study trains networks of this way on the benchmark."""
-    if way == CONVERTED:
-        return False
-    name = next(seeds["benchmark"].iloc[0] for way, seeds in ways.items() if way != CONVERTED and len(seeds))
-    studies = (study for study in STUDIES.values() if not study.folder and name in study.benchmarks)
-    return way != EARLY or any(one.get("relufication") for study in studies for one in study.configurations(name))
-
-
 def _benchmark(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    trained = pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
-    unlike = f" {_UNLIKE}" if _unlike(ways) else ""
-    return trained["benchmark"].iloc[0] + unlike + marked(trained, notes)
+    trained = _trained(ways)
+    return trained["benchmark"].iloc[0] + marked(trained, notes)
 
 
-def _unlike(ways: dict[str, pd.DataFrame]) -> str:
-    """What a row's networks differ in beside the way: "num_train_epochs 8 (GELU, smooth), 6 (ReLU from the start)"."""
-    recipes = {
-        way: [recipe_of(record) for record in seeds["record"]]
-        for way, seeds in ways.items()
-        if way not in (DIRECT, CONVERTED) and "record" in seeds and len(seeds)
-    }
-    told = []
-    for setting in next(iter(recipes.values()), [{}])[0]:
-        values = {way: either([recipe[setting] for recipe in of]) for way, of in recipes.items()}
-        if len(set(values.values())) > 1:
-            told.append(f"{setting} {listed(f'{value} ({way})' for way, value in values.items())}")
-    return "; ".join(told)
+def _trained(ways: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([seeds for way, seeds in ways.items() if way != CONVERTED and len(seeds)])
 
 
-def _other_arithmetic(data: ReportData, name: str, ways: dict[str, pd.DataFrame]) -> str:
-    """What the column of converted networks has to be compared with, where it was judged in other arithmetic."""
-    runs = [record for way in (SMOOTH, HARD) if "record" in ways[way] for record in ways[way]["record"]]
-    if not len(ways[CONVERTED]) or not any(run.config.get("bf16") for run in runs):
-        return ""
-    if all(record.settings.get("bf16") for record in records_of(data, "conversion", name)):
-        return ""
-    rows = of_measurement(data, "conversion")[name].dropna(subset="score")
-    parts = [
-        f"{words} {mean_and_deviation(list(scores), digits_of(rows['metric'].iloc[0]))}"
-        for method, words in (("original", "the smooth network has"), ("direct", "its plain swap"))
-        if len(scores := rows.loc[rows["method"] == method, "score"])
-    ]
-    return f"{name}: “{CONVERTED}” is judged in float32, where {listed(parts)}; the other columns under bfloat16."
+def _cell(way: str) -> Column:
+    return Column(way, lambda ways, notes: way_text(ways[way]) if len(ways[way]) else NONE)
 
 
 def _columns(data: ReportData) -> tuple[Column, ...]:
     def paper(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-        name = next(seeds["benchmark"].iloc[0] for way, seeds in ways.items() if way != CONVERTED and len(seeds))
+        name = _trained(ways)["benchmark"].iloc[0]
         gelu = data.paper.text(name, "gelu", "as_is")
         first = gelu if gelu != NONE else data.paper.text(name, "gelu", "best_validation_score").partition(" ")[0]
         swapped = data.paper.text(name, "gelu", "substituted")
         texts = [first, swapped, data.paper.text(name, "lambda_gelu-uniform-hardened", "substituted")]
         return NONE if set(texts) == {NONE} else listed(texts)
 
-    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if _is_beside_paper(data) else ()
+    there = data.paper.has(expected_benchmarks(data.part("")), "substituted")
+    beside = (Column("Paper: GELU, swapped, hardened and swapped", paper),) if there else ()
     return (Column("Benchmark", _benchmark), *map(_cell, (SMOOTH, *WAYS)), *beside)
-
-
-def _is_beside_paper(data: ReportData) -> bool:
-    names = expected_benchmarks(data.part(""))
-    return any(data.paper.has(names, quantity) for quantity in ("substituted", "best_validation_score"))
-
-
-def _notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    others, found = [], _trained_here(data)
-    for name, ways in found.items():
-        converted = ways[CONVERTED]
-        if len(converted) and _are_others(converted, ways[SMOOTH]):
-            score = mean_and_deviation(list(converted["before"]), digits_of(converted["metric"].iloc[0]))
-            others.append(f"{name} {score}")
-    if others:
-        yield f"{_OTHER_NETWORKS} Converted from GELU networks of the same recipe that score, smooth: {listed(others)}."
-    for name, ways in found.items():
-        if unlike := _unlike(ways):
-            yield f"{_UNLIKE} {name}: the networks differ in more than the way: {unlike}."
-        if arithmetic := _other_arithmetic(data, name, ways):
-            yield arithmetic
-    if _is_beside_paper(data):
-        yield f"Paper: {data.paper.citation}, at its best epochs; ours are of the last epoch."
 
 
 RESULTS = TableSpec(
@@ -286,13 +179,11 @@ RESULTS = TableSpec(
         f"{metrics_in_words(data.part(''))} The columns behind the smooth network are networks with ReLU alone. Mean ± "
         f"sample standard deviation over three seeds; fewer are counted in brackets. {ONE_SEED} “{CONVERTED}”: the "
         "linear maps behind the gates are refitted on unlabelled rows. "
-        f"“{MISSING}”: a run that belongs here and has not been made; {NONE}: not measured, of no study, or not in the "
-        "paper."
+        f"{NONE}: not measured, or not in the paper. The paper's scores are of its best epochs."
     ),
-    rows=lambda data: (((), ways) for ways in _trained_here(data).values()),
+    rows=lambda data: (((), ways) for ways in trained_here(data).values()),
     head=(),
     columns=_columns,
-    notes=_notes,
     text_columns=1,
 )
 
@@ -352,67 +243,6 @@ DIFFERENCE_TABLE = TableSpec(
 )
 
 
-# The networks that nobody here trained, in one line each
-
-_TITLES = {
-    "minilm": "MiniLM-L6, sentence encoder (BERT, 6 × 384)",
-    "reactions": "rxnfp, reaction classifier (BERT, 12 × 256)",
-    "smollm2": "SmolLM2-135M, language model (LLaMA, 30 × 576)",
-    "whisper": "Whisper tiny.en, speech recognizer",
-}
-_HEADINGS = {SMOOTH: "As it is", DIRECT: "ReLU swapped in", OWN_SHAPE: OWN_SHAPE, WIDER: WIDER}
-_MEASURES = {SAME_NEIGHBOUR: "same nearest neighbour", "word_error_rate": "share of words wrong"}
-
-
-def _elsewhere_rows(data: ReportData) -> Iterator[Group]:
-    for name in of_measurement(data, "real"):
-        yield (_TITLES.get(name, name),), results_from_elsewhere(data, name)
-
-
-def _measure(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    metric = ways[SMOOTH]["metric"].iloc[0]
-    return metric_with_direction(_MEASURES.get(metric, metric), metric not in LOWER_IS_BETTER)
-
-
-def _elsewhere_cell(way: str, heading: str) -> Column:
-    def cell(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-        seeds = ways[way]
-        if not len(seeds):
-            return NONE
-        first, values = seeds.iloc[0], list(seeds["value"])
-        if way == SMOOTH and first["metric"] == SAME_NEIGHBOUR:
-            return "1, by definition"
-        wider = f", {first['width']:g} times" if way == WIDER else ""
-        return score_text(first["metric"], values, first["eval_samples"]) + wider
-
-    return Column(heading, cell)
-
-
-def _elsewhere_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    for name in of_measurement(data, "real"):
-        record, ways = records_of(data, "real", name)[0], results_from_elsewhere(data, name)
-        told, judged = record.models[name], ways[SMOOTH]["eval_samples"].iloc[0]
-        fitted = "".join(
-            f"; {way.lower()}: fitted on {row.units:,.0f} inputs, effort {row.effort}"
-            for way in (OWN_SHAPE, WIDER)
-            for row in ways[way][:1].itertuples()
-        )
-        of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
-        yield f"{name}: {told['run']} ({told['licence']}); judged on {count(judged)} inputs{of}{fitted}."
-
-
-ELSEWHERE = TableSpec(
-    title="Networks that nobody here trained",
-    caption="Converted without training and without labels; “times” is how many hidden units each block then has "
-    "against the original. One run each. An interval in brackets is Wilson's 95 % interval for the number of "
-    "judged inputs.",
-    rows=_elsewhere_rows,
-    head=("Network",),
-    columns=(Column("Measure", _measure), *(_elsewhere_cell(*column) for column in _HEADINGS.items())),
-    notes=_elsewhere_notes,
-)
-
-
 # Gain beside price: what each road keeps of the score, and what the ReLU network's int8 form costs
 
 _SHORT = {
@@ -427,13 +257,13 @@ _SHORT = {
     "smollm2": "SmolLM2-135M",
     "whisper": "Whisper tiny.en",
 }
+_MEASURES = {SAME_NEIGHBOUR: "same nearest neighbour", "word_error_rate": "share of words wrong"}
 _PRICED_BATCH = 64  # of the benchmarks: rows a call
 
 
 def _road_rows(data: ReportData) -> Iterator[Group]:
-    for name, ways in benchmarks_with_results(data).items():
-        if name in of_measurement(data, "real"):
-            ways = results_from_elsewhere(data, name)
+    elsewhere = {name: results_from_elsewhere(data, name) for name in of_measurement(data, "real")}
+    for name, ways in (trained_here(data) | elsewhere).items():
         yield (_SHORT.get(name, name),), ways | {"int8": _int8_time(data, name)}
     for name in dict.fromkeys(data.part("pretrained")["benchmark"]):
         yield (f"{_SHORT.get(name, name)}, fine-tuned",), tuned_ways(data, name)
@@ -452,6 +282,11 @@ def _int8_time(data: ReportData, name: str) -> pd.DataFrame:
         return pd.DataFrame(columns=["value"])
     pairs = relu.merge(smooth, on="seed", suffixes=("", "_smooth"))
     return pairs.assign(value=pairs[time] / pairs[f"{time}_smooth"])
+
+
+def _measure(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
+    metric = ways[SMOOTH]["metric"].iloc[0]
+    return metric_with_direction(_MEASURES.get(metric, metric), metric not in LOWER_IS_BETTER)
 
 
 def _road_cell(heading: str, *ways: str) -> Column:
@@ -494,9 +329,8 @@ HERO = {
     "gpt2-wikitext2": "Small GPT-2 on WikiText-2",
     "mlp-adult": "MLP on Adult",
 }
-"""{benchmark: what the picture of the main results calls it}; the first two that are there get a panel."""
+"""{benchmark: its panel's title}; the first two that are there get a panel."""
 
-_HERO_PANELS = 2
 _HERO_WAYS = {
     DIRECT: ("ReLU swapped in as it is", PALETTE["plain swap"]),
     CONVERTED: ("converted, no training", PALETTE["converted"]),
@@ -506,10 +340,14 @@ _HERO_WAYS = {
 }
 
 
-def draw_path(data: ReportData) -> "tuple[Figure, str] | None":
-    """A panel for each of the first two of HERO that are there: a bar per way, from the smooth network's line on."""
+def draw_path(data: ReportData) -> "Figure | None":
+    """The picture that the README opens with: a panel a network, a bar a way, from the smooth network's line on.
+
+    A bar reaches to the mean over the seeds, thin lines from the lowest to the highest, of one seed over the 95 %
+    interval of its evaluation samples. ± is half of the difference's interval.
+    """
     results = ((title, results_of(data, benchmark)) for benchmark, title in HERO.items())
-    found = [(title, ways) for title, ways in results if len(ways[SMOOTH])][:_HERO_PANELS]
+    found = [(title, ways) for title, ways in results if len(ways[SMOOTH])][:2]
     if not found:
         return None
     figure = new_figure(1.8 + 4.2 * len(found), 3.7)
@@ -519,14 +357,7 @@ def draw_path(data: ReportData) -> "tuple[Figure, str] | None":
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
     figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
-    caption = (
-        "The line is the smooth GELU network in its last epoch; a bar reaches from it to the ReLU network's score, "
-        "mean over the seeds there are; thin lines reach from the lowest to the highest seed, of one over the 95 % "
-        "interval of its evaluation samples. ± is half of the 95 % interval of the difference: what is smaller than it "
-        "is not told from none. Converted: the linear maps behind the gates are refitted on unlabelled rows. Hardened: "
-        "trained with λ-GELU while every λ grows to about 160. Swapped early: ReLU after a quarter of the epochs."
-    )
-    return figure, caption
+    return figure
 
 
 def _draw_hero(axis: "Axes", title: str, ways: dict[str, pd.DataFrame]) -> None:
@@ -562,7 +393,3 @@ def _hero_text(mean: float, smooth: float, metric: str, difference: Difference |
     if difference is not None and difference.ends:
         text += f" ± {number((difference.ends[1] - difference.ends[0]) / 2 * scale, 1)}"
     return f"{number(mean, 3 if share else 1)} ({text} {'points' if share else '%'})"
-
-
-PATH = FigureSpec("From a smooth network to a ReLU network: what each way costs", draw_path)
-"""The picture that the README opens with."""

@@ -316,14 +316,8 @@ def _grid_gain(mode: str) -> Column:
 
 # What is there, and what it rests on
 
-_NAMED_AT_MOST = 6
 _PART_ORDER = ("", "grid", "downstream", "gates")
 _VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
-
-
-def _first_of(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return listed(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _basis(data: ReportData) -> Iterator[Group]:
@@ -381,9 +375,6 @@ def _basis_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     told = [name for name in _VERSIONS if any(name in found for found in versions)]
     shown = [f"{name} {either([found[name] for found in versions if name in found])}" for name in told]
     yield f"Versions: {listed(shown)}. ± is the sample standard deviation over seeds."
-    if data.left_out:
-        why = "shortened runs where the benchmark has longer ones, or measurements of networks trained anew since"
-        yield f"Left out, as {why}: {_first_of(data.left_out)}."
 
 
 TABLES: dict[str, TableSpec] = {

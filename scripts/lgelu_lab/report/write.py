@@ -1,23 +1,27 @@
 """Records → a folder with tables and figures, and the results on the pages. Where the records are, no torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_lgelu.formats import percent
 from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
-from lgelu_lab.report.claims import CLAIMS_TABLE, SHORT_CLAIMS_TABLE
-from lgelu_lab.report.drawing import FigureSpec, draw
+from lgelu_lab.report.claims import CLAIMS_TABLE, RULES_TABLE
+from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import ReportData
 from lgelu_lab.report.gates_table import GATES_TABLE
-from lgelu_lab.report.markup import Table, TableSpec, build_table, to_markdown
+from lgelu_lab.report.markup import TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
-from lgelu_lab.report.pretrained_table import PRETRAINED_TABLE, PROFILES
-from lgelu_lab.report.results import DIFFERENCE_TABLE, ELSEWHERE, PATH, RESULTS, ROADS
+from lgelu_lab.report.pretrained_table import PRETRAINED_TABLE, draw_profiles
+from lgelu_lab.report.results import DIFFERENCE_TABLE, RESULTS, ROADS, draw_path
 from lgelu_lab.report.run_tables import TABLES
 from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import RECORD_FILE, RunRecord, read_records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 START = "<!-- results: written by scripts/report.py -->"
 END = "<!-- end of results -->"
@@ -26,21 +30,21 @@ END = "<!-- end of results -->"
 ALL_TABLES: dict[str, TableSpec] = {
     "roads": ROADS,
     "results": RESULTS,
-    "elsewhere": ELSEWHERE,
     "differences": DIFFERENCE_TABLE,
     "claims": CLAIMS_TABLE,
-    "claims-short": SHORT_CLAIMS_TABLE,
+    "rules": RULES_TABLE,
     "pretrained": PRETRAINED_TABLE,
     **TABLES,
     "gates": GATES_TABLE,
     **MEASURED_TABLES,
 }
-FIGURES: dict[str, FigureSpec] = {"path": PATH, "depth": PROFILES}
+FIGURES: "dict[str, Callable[[ReportData], Figure | None]]" = {"path": draw_path, "depth": draw_profiles}
+"""{file name: what draws it, or None where there is nothing to show}."""
 
 README_TABLES = ("roads",)
-WRITTEN_PAGES = {"README.md": README_TABLES, "docs/results.md": ("claims-short",)}
+WRITTEN_PAGES = {"README.md": README_TABLES, "docs/results.md": ("claims",)}
 """{page: the tables between its marks}."""
-MAIN_TABLES = ("results", "elsewhere")
+MAIN_TABLES = ("roads", "results")
 """What is printed."""
 
 
@@ -59,9 +63,9 @@ SECTIONS: dict[str, SectionSpec] = {
         "λ-GELU is x·Φ(λx): λ = 1 is GELU, and a large λ is ReLU. Hardening trains a network while every λ grows to "
         "about 160, so that ReLU can take its place with the same weights. Its plain rivals: swap ReLU into a finished "
         "GELU network, refit that without training, swap it in early and train on, or train with ReLU from the start.",
-        ("roads", "results", "elsewhere", "pretrained", "differences"),
+        ("roads", "results", "pretrained", "differences"),
     ),
-    "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims-short", "claims")),
+    "claims": SectionSpec("What holds", "The paper's claims beside these runs.", ("claims", "rules")),
     "profiles": SectionSpec(
         "The gates as learned",
         "The same network with GELU, with ReLU, and with a hardness λ per layer that is learned from three starts: "
@@ -117,43 +121,26 @@ SECTIONS: dict[str, SectionSpec] = {
 """{key: one part of the report}, in its order."""
 
 
-@dataclass(frozen=True)
-class Section:
-    """One part of the report, made."""
-
-    title: str
-    text: str
-    tables: tuple[Table, ...]
-
-
-def build_sections(data: ReportData) -> list[Section]:
-    """The sections that have a table."""
-    made = []
-    for spec in SECTIONS.values():
-        tables = [build_table(name, ALL_TABLES[name], data) for name in spec.tables]
-        made.append(Section(spec.title, spec.text, tuple(table for table in tables if table.rows)))
-    return [section for section in made if section.tables]
-
-
 def write_report(data: ReportData, folder: str | os.PathLike) -> list[Path]:
     """Write tables.md and figures/*.png, and return their paths.
 
     Raises ImportError without matplotlib, before anything is written.
     """
-    sections = build_sections(data)
-    drawings = [draw(key, spec, data) for key, spec in FIGURES.items()]
+    sections, drawings = markdown_sections(data), {key: draw(data) for key, draw in FIGURES.items()}
     folder = Path(folder)
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "tables.md", markdown_tables(sections))
-    return [folder / "tables.md", *(drawing.save(folder / "figures") for drawing in drawings if drawing)]
+    write_whole(folder / "tables.md", sections)
+    made = [save(figure, folder / "figures" / f"{key}.png") for key, figure in drawings.items() if figure]
+    return [folder / "tables.md", *made]
 
 
-def markdown_tables(sections: Sequence[Section]) -> str:
-    """Every table of the report, under the titles of its sections."""
+def markdown_sections(data: ReportData) -> str:
+    """Every table that has rows, under the titles of the sections that have a table."""
     parts = []
-    for section in sections:
-        parts += [f"## {section.title}", *filter(None, [section.text])]
-        parts += [to_markdown(table, level=3) for table in section.tables]
+    for section in SECTIONS.values():
+        tables = [build_table(name, ALL_TABLES[name], data) for name in section.tables]
+        shown = [to_markdown(table, level=3) for table in tables if table.rows]
+        parts += [f"## {section.title}", *filter(None, [section.text]), *shown] if shown else []
     return "\n\n".join(parts) + "\n"
 
 

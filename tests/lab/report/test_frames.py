@@ -41,37 +41,15 @@ def test_seeds_that_were_judged_on_different_rows_have_no_mean(record_of):
         run_frame([few, all_rows])
 
 
-def test_whole_runs_take_the_place_of_shortened_ones(record_of, data_of):
-    def runs(part, samples, seeds, **fields):
-        found = [record_of(seed=seed, name=f"{part}mlp-adult/{samples}-{seed}", **fields) for seed in seeds]
-        for record in found:
-            record.data["train_samples"] = samples
-            record.config["max_train_samples"] = 10 if samples == 10 else None
-        return found
-
-    def kept(*records):
-        frame = data_of([run for some in records for run in some]).runs
-        return sorted((row.part, row.train_samples, row.seed) for row in frame.itertuples())
-
-    short, whole = runs("", 10, (0, 1)), runs("", 100, (2,))
-    assert kept(short) == [("", 10, 0), ("", 10, 1)]
-    assert kept(short, whole) == [("", 100, 2)], "seeds of shortened runs are no seeds of the whole ones"
-    measured = runs("downstream/", 100, (0,))
-    assert kept(short, measured) == [("", 100, 0), ("downstream", 100, 0)], "the measured networks stand in"
-    assert kept(whole, measured) == [("", 100, 2), ("downstream", 100, 0)]
-    assert kept(short, runs("downstream/", 10, (0,))) == [("", 10, 0), ("", 10, 1), ("downstream", 10, 0)]
-
-
-def test_a_measurement_of_a_network_that_was_trained_anew_is_left_out(record_of, measurement_of, data_of):
+def test_a_measurement_of_a_network_that_was_trained_anew_is_refused(record_of, measurement_of, data_of):
     run = record_of(name="g")  # its last score is 0.85
     models = {"gelu": {"run": "g", "metric": "accuracy", "score": 0.85}}
+    elsewhere = {"gelu": {"run": "h", "metric": "accuracy", "score": 0.5}}
+    records = [measurement_of("int8", [{"model": "gelu"}], models=m, seed=s) for s, m in enumerate((models, elsewhere))]
+    assert list(data_of([run], records).measured["seed"]) == [0, 1]
     old = {"gelu": models["gelu"] | {"score": 0.75}}
-    records = [measurement_of("int8", [{"model": "gelu"}], models=m, seed=s) for s, m in enumerate((models, old))]
-    data = data_of([run], records)
-    assert list(data.measured["seed"]) == [0]
-    assert data.left_out == ("int8 of mlp-digits, seed 1",)
-    elsewhere = measurement_of("int8", [{"model": "gelu"}], models={"gelu": {"run": "h", "score": 0.5}})
-    assert data_of([run], [elsewhere]).left_out == ()
+    with pytest.raises(ValueError, match=r"int8 of mlp-digits, seed 1, .* scores 0.75, and the record of g has 0.85"):
+        data_of([run], [records[0], measurement_of("int8", [{"model": "gelu"}], models=old, seed=1)])
 
 
 def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):

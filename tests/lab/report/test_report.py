@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from lgelu_lab.measurements.records import write_measurement
 from lgelu_lab.report import check
-from lgelu_lab.report.drawing import draw
+from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
@@ -37,7 +37,7 @@ def test_every_table_has_a_section():
 @pytest.mark.parametrize("key", FIGURES)
 def test_the_committed_picture_is_that_which_is_drawn(key, committed, tmp_path):
     """By what is written in it; nothing touches an edge, where it would be cut off."""
-    path = draw(key, FIGURES[key], committed).save(tmp_path)
+    path = save(FIGURES[key](committed), tmp_path / f"{key}.png")
     words = []
     for made in (path, CARDS / "report" / "figures" / f"{key}.png"):
         with Image.open(made) as picture:

@@ -40,30 +40,13 @@ def test_a_row_has_every_way_and_the_refit_on_the_most_rows(record_of, measureme
         "0.8500",
     ]
     assert row[7] == "0.85, 0.8, –"
-    assert table.notes[0].startswith("Paper: cited")
-
-
-def test_networks_of_a_row_that_are_not_alike_are_marked_and_told_apart(record_of, table_of):
-    runs = [record_of(), hardened(record_of), record_of(activation="relu", relu_scores=(None,) * 3)]
-    assert table_of("results", runs).rows[0][0] == "mlp-adult [a]"
-    runs[1].config["learning_rate"], runs[2].data["eval_samples"] = 8, 300
-    table = table_of("results", runs)
-    assert table.rows[0][0] == "mlp-adult † [a]"
-    rate, rows = runs[0].config["learning_rate"], runs[0].data["eval_samples"]
-    ways = "(GELU, smooth)", "(λ-GELU hardened, swapped)", "(ReLU from the start)"
-    rates = [" ".join(pair) for pair in zip(map(str, (rate, 8, rate)), ways, strict=True)]
-    judged = [" ".join(pair) for pair in zip(map(str, (rows, rows, 300)), ways, strict=True)]
-    assert table.notes[0] == (
-        "† mlp-adult: the networks differ in more than the way: "
-        f"learning_rate {', '.join(rates)}; eval_samples {', '.join(judged)}."
-    )
 
 
 def judged(table_of, claim, *arguments, **options):
+    """{network: (verdict, number)} of one claim."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lgelu_lab.report.claims.CLAIMS", {claim: CLAIMS[claim]})  # a table of all takes a second
-        (row,) = table_of("claims", *arguments, **options).rows
-    return row[1], row[2].partition("; no runs: ")[0]
+        return {row[1]: (row[3], row[2]) for row in table_of("claims", *arguments, **options).rows}
 
 
 def learned(record_of, mode, last, **fields):
@@ -72,22 +55,20 @@ def learned(record_of, mode, last, **fields):
 
 
 def test_the_order_of_layers_is_judged_by_its_worst_pair(record_of, table_of):
-    runs = [learned(record_of, mode, (1, 2, 3), benchmark="mlp-fmnist") for mode in ("uniform", "increasing")]
-    three = "not measured on 3"
-    (verdict, numbers) = judged(table_of, "order", runs)
-    assert verdict == f"holds so far on 1, {three}"
-    assert numbers == "mlp-fmnist [a]: ρ_S +1.00 over 3 layers, 1 of 3 pairs"
-    runs.append(learned(record_of, "decreasing", (1, 3, 2), benchmark="mlp-fmnist"))
-    found = judged(table_of, "order", runs)
-    assert found == (f"holds on 1, {three}", "mlp-fmnist [a]: ρ_S +0.50 to +1.00 over 3 layers")
-    runs[-1] = learned(record_of, "decreasing", (3, 2, 1), benchmark="mlp-fmnist")
-    runs += [learned(record_of, mode, (1, 2, 3), benchmark="resnet18-cifar10") for mode in ("uniform", "increasing")]
-    found = judged(table_of, "order", runs)[0]
-    assert found == "holds so far on 1, does not hold on 1, not measured on 2"
-    row = next(row for row in table_of("claims", runs).rows if row[0] == CLAIMS["order"].says)
-    assert row[2].endswith("; no runs: resnet18-cifar100, deit-tiny-imagenet")
+    def order(*runs):
+        return judged(table_of, "order", runs)
+
+    first, second = (learned(record_of, mode, (1, 2, 3), benchmark="mlp-fmnist") for mode in ("uniform", "increasing"))
+    assert order(first, second) == {"mlp-fmnist": ("holds so far", "ρ_S +1.00 over 3 layers, 1 of 3 pairs")}
+    half, opposite = (learned(record_of, "decreasing", p, benchmark="mlp-fmnist") for p in ((1, 3, 2), (3, 2, 1)))
+    assert order(first, second, half) == {"mlp-fmnist": ("holds", "ρ_S +0.50 to +1.00 over 3 layers")}
+    others = [learned(record_of, mode, (1, 2, 3), benchmark="resnet18-cifar10") for mode in ("uniform", "increasing")]
+    found = order(first, second, opposite, *others)
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        "mlp-fmnist": "does not hold", "resnet18-cifar10": "holds so far",
+    }  # fmt: skip
     adult = [learned(record_of, mode, (1, 2, 3)) for mode in ("uniform", "increasing")]
-    assert judged(table_of, "order", adult)[0] == "not measured", "the claim is on vision"
+    assert order(*adult) == {}, "the claim is on vision"
 
 
 def test_lambda_gelu_is_compared_with_gelu_seed_by_seed(record_of, table_of):
@@ -98,38 +79,34 @@ def test_lambda_gelu_is_compared_with_gelu_seed_by_seed(record_of, table_of):
             made.append(learned(record_of, mode, (1, 2, 3), **scores) if mode else record_of(**scores))
         return made
 
-    five = "not measured on 5"
-    better = [*runs(), *runs("uniform", 0.01)]
+    def found(*more):
+        return judged(table_of, "at-least-gelu", [*runs(), *runs("uniform", 0.01), *more])["mlp-adult"]
+
     # 0.010, 0.011 and 0.012: ± 4.303 · 0.001 / √3
-    one = "mlp-adult [a]: accuracy +0.0110 (+0.0085 to +0.0135)"
-    assert judged(table_of, "at-least-gelu", better) == (f"holds so far on 1, {five}", f"{one}, 1 of 3 starts")
-    three = [*better, *runs("increasing", 0.02), *runs("decreasing", 0.015)]
-    found = judged(table_of, "at-least-gelu", three)
-    assert found == (f"holds on 1, {five}", f"{one} to +0.0210 (+0.0185 to +0.0235)")
-    found = judged(table_of, "at-least-gelu", [*better, *runs("increasing", -0.02)])
-    assert found[0] == f"does not hold on 1, {five}"
+    one = "accuracy +0.0110 (+0.0085 to +0.0135)"
+    assert found() == ("holds so far", f"{one}, 1 of 3 starts")
+    better = found(*runs("increasing", 0.02), *runs("decreasing", 0.015))
+    assert better == ("holds", f"{one} to +0.0210 (+0.0185 to +0.0235)")
+    assert found(*runs("increasing", -0.02))[0] == "does not hold"
     for shift in (-0.0015, -0.0005, 0.001):  # means of −0.0005, 0.0005 and 0.0020, with a half-width of 0.0025
-        near = judged(table_of, "at-least-gelu", [*better, *runs("increasing", shift)])
-        assert near[0] == f"too close on 1, {five}"
+        assert found(*runs("increasing", shift))[0] == "too close"
 
 
 @pytest.mark.parametrize(("score", "said"), [(0.88, "does not hold"), (0.92, "holds so far")])
 def test_one_seeds_samples_may_leave_it_open(record_of, table_of, score, said):
     few = [record_of(), learned(record_of, "uniform", (1, 2, 3), scores=(0.5, score, 0.8))]
-    assert judged(table_of, "at-least-gelu", few)[0] == "too close on 1, not measured on 5"
+    assert judged(table_of, "at-least-gelu", few)["mlp-adult"][0] == "too close"
     for run in few:
         run.data["eval_samples"] = 100_000
-    assert judged(table_of, "at-least-gelu", few)[0] == f"{said} on 1, not measured on 5"
+    assert judged(table_of, "at-least-gelu", few)["mlp-adult"][0] == said
 
 
 def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
     def verdict(*runs):
-        text, _, missing = judged(table_of, "swap", runs)[0].partition(" on 1, ")
-        assert missing == "not measured on 4"
-        return text
+        return judged(table_of, "swap", runs)["mlp-adult"][0]
 
     runs = [record_of(), hardened(record_of, relu=0.8495)]
-    assert judged(table_of, "swap", runs)[1] == "mlp-adult [a]: hardened accuracy −0.0005, GELU −0.1500"
+    assert judged(table_of, "swap", runs)["mlp-adult"][1] == "hardened accuracy −0.0005, GELU −0.1500"
     assert verdict(*runs) == "holds"
     assert verdict(hardened(record_of, relu=0.83)) == "holds", "one of 50 samples"
     assert verdict(hardened(record_of, relu=0.82)) == "does not hold"
@@ -143,8 +120,7 @@ def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
 def test_a_benchmark_of_our_own_is_no_judge_of_the_paper(record_of, table_of):
     runs = [record_of(benchmark="mlp-digits"), hardened(record_of, benchmark="mlp-digits")]
     assert table_of("claims", runs).rows == []
-    table = table_of("results", runs, paper=read_paper_values())
-    assert not [text for text in (*table.header, *table.notes) if "Paper" in text]
+    assert not [text for text in table_of("results", runs, paper=read_paper_values()).header if "Paper" in text]
 
 
 def test_a_pretrained_gpt2_can_be_swapped_if_it_is_hard(record_of, table_of):
@@ -156,12 +132,12 @@ def test_a_pretrained_gpt2_can_be_swapped_if_it_is_hard(record_of, table_of):
             runs.append(record_of(scores=(1.0, 1.0, 100.0), relu_scores=(1.0, 1.0, gelu), **fields))
         for run in runs:
             run.config["pretrained"] = pretrained
-        return judged(table_of, "gpt2", runs)
+        return judged(table_of, "gpt2", runs)["gpt2-wikitext2"]
 
-    assert verdict(100.01) == ("does not hold", "gpt2-wikitext2 [a]: hardened perplexity +0.01 %")
+    assert verdict(100.01) == ("does not hold", "hardened perplexity +0.01 %")
     assert verdict(200.0)[0] == "holds"
     assert verdict(100.01, gelu=100.02)[0] == "too close", "GELU's swap is free too"
-    text = "gpt2-wikitext2 [a]: hardened perplexity +0.01 %, of a network from scratch"
+    text = "hardened perplexity +0.01 %, of a network from scratch"
     assert verdict(100.01, pretrained=None) == ("not comparable", text)
 
 
@@ -174,10 +150,10 @@ def test_t_and_c_are_judged_pair_by_pair(record_of, table_of):
         return run
 
     runs = [point(0.1, 1.0, 1.0), point(0.1, 9.0, 3.0), point(0.3, 1.0, 0.5), point(0.3, 9.0, 2.0)]
-    assert judged(table_of, "grid", runs)[0] == "holds on 1, not measured on 1"
-    assert "4 of 4 pairs of settings; largest drift at t = 0.1, c = 9" in judged(table_of, "grid", runs)[1]
+    verdict, number = judged(table_of, "grid", runs)["mlp-fmnist"]
+    assert (verdict, number) == ("holds", "4 of 4 pairs of settings; largest drift at t = 0.1, c = 9")
     runs[-1] = point(0.3, 9.0, 4.0)
-    assert judged(table_of, "grid", runs)[1].startswith("mlp-fmnist [a]: 3 of 4 pairs")
+    assert judged(table_of, "grid", runs)["mlp-fmnist"][1].startswith("3 of 4 pairs")
 
 
 def test_the_papers_drift_is_put_over_ours(record_of, table_of):
@@ -191,14 +167,15 @@ def test_the_papers_drift_is_put_over_ours(record_of, table_of):
         made.data.update(train_samples=32_561, eval_samples=16_281)
         return made
 
-    verdict, numbers = judged(table_of, "drift", [run(mode, path) for mode in modes], paper=paper)
-    assert (verdict, numbers) == ("does not hold on 1, not measured on 5", "mlp-adult: 2.4 times ours")
-    part = judged(table_of, "drift", [run("uniform", path)], paper=paper)
-    assert part == (verdict, f"{numbers}, 1 of 3 starts"), "one start is enough to fail"
+    def found(*runs):
+        return judged(table_of, "drift", runs, paper=paper)["mlp-adult"]
+
+    verdict, number = found(*(run(mode, path) for mode in modes))
+    assert (verdict, number) == ("does not hold", "2.4 times ours")
+    assert found(run("uniform", path)) == (verdict, f"{number}, 1 of 3 starts"), "one start is enough to fail"
     near = [{"a": 1.25}] * 49 + [{"a": 4.0}]
-    assert judged(table_of, "drift", [run("uniform", near)], paper=paper)[0].startswith("holds so far on 1")
-    short = judged(table_of, "drift", [run(mode, near[-3:]) for mode in modes], paper=paper)
-    assert short == ("not comparable on 1, not measured on 5", "mlp-adult [a]: 1.1 times ours")
+    assert found(run("uniform", near))[0] == "holds so far"
+    assert found(*(run(mode, near[-3:]) for mode in modes)) == ("not comparable", "1.1 times ours")
 
 
 def test_ways_are_told_apart_seed_by_seed(record_of, measurement_of, table_of):
