@@ -13,7 +13,6 @@ from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import RealSettings, find_real, record_real
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.studies.arguments import OneLineParser
-from lgelu_lab.studies.folder import stopped_by_signals
 
 from hf_lgelu.refit.config import EFFORTS
 
@@ -41,17 +40,10 @@ class ZooArguments:
 def main() -> int:
     """Measure what has no record yet; the exit status is 1 if one could not be measured."""
     (arguments,) = OneLineParser(ZooArguments).parse()
-    settings = settings_of(arguments)
+    given = {entry.name: getattr(arguments, entry.name) for entry in fields(RealSettings) if entry.name != "seed"}
+    settings = RealSettings(**{name: tuple(v) if isinstance(v, list) else v for name, v in given.items()})
     failed = [name for name in arguments.networks if not _measured(name, settings, arguments)]
     return int(bool(failed))
-
-
-def settings_of(arguments: ZooArguments) -> RealSettings:
-    """What the arguments say of the conversions."""
-    named = {
-        entry.name: getattr(arguments, entry.name) for entry in fields(RealSettings) if hasattr(arguments, entry.name)
-    }
-    return RealSettings(**{name: tuple(value) if isinstance(value, list) else value for name, value in named.items()})
 
 
 def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> bool:
@@ -73,6 +65,4 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
 
 
 if __name__ == "__main__":
-    with stopped_by_signals():
-        status = main()
-    sys.exit(status)
+    sys.exit(main())

@@ -1,7 +1,6 @@
 """Measure what ReLU networks allow: `python scripts/measure.py --runs runs/paper --output_dir runs/measured`."""
 
 import sys
-import traceback
 from dataclasses import dataclass, field
 
 from lgelu_lab.benchmarks.table import check_benchmark
@@ -9,7 +8,6 @@ from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.records import measurement_path
 from lgelu_lab.measurements.run import DEFAULTS, MEASUREMENTS, check_measurements, choose_settings, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
-from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.study import parse_settings
 
 
@@ -27,7 +25,7 @@ class MeasureArguments:
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     settings: list[str] = field(
-        default_factory=list, metadata={"help": "Of one measurement, as name=value, e.g. 'epsilons=[0.01,0.02]'."}
+        default_factory=list, metadata={"help": "Of one measurement, as name=value, e.g. 'rows=[64,256]'."}
     )
 
 
@@ -61,20 +59,10 @@ def _measure(
     name = f"{benchmark}/{measurement.name}-seed{seed}"
     there = measurement_path(arguments.output_dir, benchmark, measurement.name, seed).exists()
     try:
-        record = run_measurement(
-            measurement,
-            benchmark,
-            seed,
-            arguments.runs,
-            arguments.output_dir,
-            settings,
-            data_dir=arguments.data_dir,
-        )
-    except (ValueError, FileNotFoundError, ImportError) as error:  # the message says what to do
+        places = arguments.runs, arguments.output_dir
+        record = run_measurement(measurement, benchmark, seed, *places, settings, data_dir=arguments.data_dir)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return False
-    except (RuntimeError, OSError, TypeError):
-        print(f"failed: {name}\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         return False
     how = "there already" if there else f"measured in {record.seconds:.1f} s"
     print(f"{name}: {len(record.rows)} rows, {how}", flush=True)
@@ -82,6 +70,4 @@ def _measure(
 
 
 if __name__ == "__main__":
-    with stopped_by_signals():
-        status = main()
-    sys.exit(status)
+    sys.exit(main())

@@ -6,13 +6,10 @@ from pathlib import Path
 
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
-from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.study import (
     ERROR_FILE,
     check_settings,
-    check_study,
     choose_benchmarks,
-    leave_process_group,
     parse_settings,
     run_study,
 )
@@ -35,29 +32,26 @@ class StudyArguments:
 
 
 def main() -> int:
-    """Run this process's share; the exit status is 1 if a run failed."""
-    worker = leave_process_group()
+    """Run what has no record; the exit status is 1 if a run failed."""
     (arguments,) = OneLineParser(StudyArguments).parse()
     try:
-        study = check_study(arguments.study)
+        study = STUDIES[arguments.study]
         chosen = parse_settings(arguments.settings)
         for name in ("data_dir", "num_train_epochs"):
             if getattr(arguments, name) is not None:
                 chosen[name] = getattr(arguments, name)
         experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
         check_settings(chosen, experiments)
-        failed = run_study(experiments, arguments.output_dir, overrides=chosen, worker=worker)
+        failed = run_study(experiments, arguments.output_dir, overrides=chosen)
     except ValueError as error:  # a wrong call, or a record there that is of other settings
         print(f"ValueError: {error}", file=sys.stderr)
         return 1
     for name in failed:
         report = Path(arguments.output_dir) / name / ERROR_FILE
-        # None is there of a run that another process trains, or where the disk is full: stderr has said so.
+        # None is there of a run that another process trains: stderr has said so.
         print(f"failed: {name}{f' (see {report})' if report.is_file() else ''}", file=sys.stderr)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    with stopped_by_signals():
-        status = main()
-    sys.exit(status)
+    sys.exit(main())

@@ -4,7 +4,6 @@ import sys
 
 from lgelu_lab.report.write import summarize
 from lgelu_lab.studies.arguments import parse_command_line
-from lgelu_lab.studies.folder import stopped_by_signals
 from lgelu_lab.studies.run import run_benchmark
 
 
@@ -22,6 +21,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with stopped_by_signals():
-        status = main()
-    sys.exit(status)
+    sys.exit(main())

@@ -66,21 +66,13 @@ def lgelu_resnet18_cifar(
 
 
 def register_cifar_resnet() -> None:
-    """Make "lgelu_resnet18_cifar" a timm architecture. Idempotent; importing this file calls it. No-op without timm.
-
-    Raises RuntimeError if another function has the name.
-    """
+    """Make "lgelu_resnet18_cifar" a timm architecture. Idempotent; importing this file calls it. No-op without timm."""
     if importlib.util.find_spec("timm") is None:
         return
-    from timm.models import is_model, model_entrypoint, register_model
+    from timm.models import is_model, register_model
 
     if not is_model(ARCHITECTURE):
         register_model(lgelu_resnet18_cifar)
-    elif model_entrypoint(ARCHITECTURE) is not lgelu_resnet18_cifar:
-        raise RuntimeError(
-            f"another model is registered with timm as {ARCHITECTURE!r} ({model_entrypoint(ARCHITECTURE)}); import "
-            "lgelu_lab before the code that registers it, or rename that one"
-        )
 
 
 def new_cifar_resnet(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -190,19 +190,6 @@ def collate_rows(rows: Batch | Sequence[Batch]) -> Batch:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-class Rows(Protocol):
-    """A torch data set in memory: rows are dictionaries of tensors, and a batch is taken with one indexing."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
-
-    def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]: ...
-
-    def to(self, device: torch.device) -> "Rows":
-        """The same rows on another device."""
-
-
 @dataclass(frozen=True)
 class RawSplit:
     """One split before preprocessing: `labels` (N,) int64, and `read`, which maps row numbers to raw rows."""
@@ -213,7 +200,7 @@ class RawSplit:
 
 @dataclass(frozen=True)
 class BenchmarkData:
-    """The rows of one benchmark.
+    """The rows of one benchmark: data sets in memory, whose `to` and `__getitems__` give other devices and batches.
 
     `eval` is what a run is selected on, the test split as the paper seems to; `eval_split` says in words what it is.
     `label_names` is empty where there are no classes. `preprocessing` is the encoder's description of itself.
@@ -221,8 +208,8 @@ class BenchmarkData:
     was read.
     """
 
-    train: Rows
-    eval: Rows
+    train: Any
+    eval: Any
     eval_split: str
     label_names: tuple[str, ...]
     preprocessing: Mapping[str, Any]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +37,19 @@ class Origin:
     def require_same(self, recorded: Mapping[str, Any], whose: str) -> None:
         """Raise ValueError where what was read now is not what was `recorded`, the `data` of a run's record.
 
-        A copy counts by its files' names and sizes and what its README says, wherever it lies and whatever its folder
-        is called. A record from before copies were told from the Hub says nothing, and passes.
+        A record from before copies were told from the Hub says nothing, and passes.
         """
-        if "copy_of" not in recorded:
-            return
-        told = self._difference(recorded)
-        if told:
-            raise ValueError(
-                f"{whose} read other data: {told}. Point data_dir or {DATA_DIR_VARIABLE} at what was read then"
-            )
+        if "copy_of" in recorded and (was := _identity(recorded)) != (now := _identity(asdict(self))):
+            there = f"Point data_dir or {DATA_DIR_VARIABLE} at what was read then"
+            raise ValueError(f"{whose} read other data: {was}, and now {now}. {there}")
 
-    def _difference(self, recorded: Mapping[str, Any]) -> str | None:
-        if recorded["copy_of"] is None or self.copy_of is None:  # the Hub's rows, or a package's
-            return None if recorded["source"] == self.source else f"{recorded['source']}, and now {self.source}"
-        if recorded["copy_of"] != self.copy_of:
-            return f"a copy of {recorded['copy_of']}, and now of {self.copy_of}"
-        before, now = (_without_readme(files) for files in (recorded.get("files") or {}, self.files))
-        differing = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        if differing:
-            more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
-            return ", ".join(_told(name, before, now) for name in differing[:3]) + more
-        return None if recorded.get("readme") == self.readme else f"{_README} said another thing"
+
+def _identity(origin: Mapping[str, Any]) -> str:
+    """A copy by its files' names and sizes, wherever it lies and whatever its folder is called; else the source."""
+    if origin["copy_of"] is None:
+        return origin["source"]
+    files = {name: size for name, size in origin["files"].items() if name != _README}
+    return f"a copy of {origin['copy_of']} with {files}"
 
 
 @dataclass(frozen=True)
@@ -125,31 +116,6 @@ def load_splits(
         there = {split: rows.column_names for split, rows in found.items()}
         raise ValueError(f"{source} has no split or column {', '.join(map(repr, absent))}; it has {there}")
     return Found(wanted, origin)
-
-
-def require_recorded_copy(recorded: Mapping[str, Any], data_dir: str | os.PathLike[str] | None, whose: str) -> None:
-    """As `Origin.require_same`, of the copy that a record names and without reading its rows.
-
-    Says nothing where the data directory has no folder of that name, and of what was no copy.
-    """
-    directory = data_dir if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE) or None
-    hub_id, folder = recorded.get("copy_of"), recorded.get("folder")
-    if hub_id is None or folder is None:
-        return
-    if directory is None:
-        Origin(hub_id).require_same(recorded, whose)
-    elif (path := Path(directory).expanduser() / folder).is_dir():
-        Origin.of_folder(path, hub_id).require_same(recorded, whose)
-
-
-def _without_readme(files: Mapping[str, int]) -> dict[str, int]:
-    """What the README says is compared, not how long its front matter is."""
-    return {name: size for name, size in files.items() if name != _README}
-
-
-def _told(name: str, before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    had, has = (f"{files[name]:,} bytes" if name in files else "not there" for files in (before, now))
-    return f"{name} was {had} and is now {has}"
 
 
 def _read_readme(path: Path) -> str | None:

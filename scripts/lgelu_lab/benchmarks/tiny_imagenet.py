@@ -13,7 +13,6 @@ from transformers import (
     ViTForImageClassification,
 )
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from transformers.utils import is_torchvision_available
 
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import (
@@ -59,13 +58,10 @@ def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelO
 
 def image_processor(image_size: int) -> BaseImageProcessor:
     """What prepares an image of any size for a model that was trained on these rows."""
-    if is_torchvision_available():
-        from transformers import ViTImageProcessor as Processor
-    else:
-        from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil as Processor
+    from transformers import ViTImageProcessor  # loads torchvision
 
     # A ViTImageProcessor resizes bilinearly unless told otherwise.
-    return Processor(
+    return ViTImageProcessor(
         size={"height": image_size, "width": image_size},
         image_mean=list(IMAGENET_DEFAULT_MEAN),
         image_std=list(IMAGENET_DEFAULT_STD),

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +62,12 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-model = timm.create_model("resnet18", num_classes={classes}{act_layer})
+model = timm.create_model("resnet18", num_classes={classes})
 model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
 model.maxpool = torch.nn.Identity()
 weights = load_file("model.safetensors")
 model.load_state_dict({{name.removeprefix("timm_model."): tensor for name, tensor in weights.items()}})
 model.eval()"""
-
-_SOFT_CIFAR_RESNET = """\
-import hf_lgelu
-import lgelu_lab.benchmarks.table  # of scripts/ in a clone of hf_lgelu: the network's architecture
-from transformers import TimmWrapperForImageClassification
-
-model = hf_lgelu.from_pretrained(TimmWrapperForImageClassification, ".")"""
-
-_SEVERAL = ("channel", "neuron")  # granularities of which a record has the mean λ of each gate
 
 # Of each card of model_cards/: the run that it describes.
 COMMITTED_CARDS = {
@@ -103,33 +93,16 @@ def shown(value: Any) -> str:
     return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
-def card_facts(
-    record: RunRecord, *, license: str | None = None, smallest_hardness: Mapping[str, float] | None = None
-) -> CardFacts:
-    """What a card says of the network of a run.
-
-    Args:
-        record: of the run.
-        license: the Hub's short name of it.
-        smallest_hardness: {gate: its smallest λ} of the network that was saved. A record has their means alone.
-
-    Raises ValueError where gates have several λ and their smallest, which bound the swap, are not given.
-    """
+def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
+    """What a card says of the network of a run, whose gates have one λ each; `license` is the Hub's short name."""
     saved, benchmark = record.saved, record.config["benchmark"]
     loss, relu_loss = saved.loss, saved.relu_loss
     if record.config.get("label_smoothing_factor"):  # Trainer smooths the labels of an evaluation too: no loss of these
         loss = relu_loss = None
-    several = bool(saved.hardness) and record.config.get("granularity") in _SEVERAL
-    if several and smallest_hardness is None:
-        raise ValueError(
-            f"the gates of {record.name} have several λ, and its record has their means, which bound no swap: give "
-            "smallest_hardness (hf_lgelu.models.hardening.smallest_by_site of the saved network)"
-        )
     hub_id, evaluated_on, data_note = _data(record)
     return CardFacts(
         name=benchmark,
-        hardness=smallest_hardness if several and smallest_hardness is not None else saved.hardness,
-        mean_hardness=saved.hardness if several else {},
+        hardness=saved.hardness,
         gates=dict.fromkeys(saved.hardness, record.config["activation"]),
         hardened=bool(record.config["harden"]),
         earlier_hardness=_earlier_hardness(record),
@@ -156,20 +129,15 @@ def card_facts(
 
 
 def write_record_card(
-    record: RunRecord,
-    path: str | os.PathLike,
-    *,
-    form: str = "relu",
-    repo_id: str | None = None,
-    license: str | None = None,
+    record: RunRecord, path: str | os.PathLike, *, repo_id: str | None = None, license: str | None = None
 ) -> Path:
-    """Write a card where no model is, with its picture as figures/<name of the card>.png beside it."""
+    """Write a card of the ReLU network where no model is, its picture as figures/<name of the card>.png beside it."""
     path, facts, figure = Path(path), card_facts(record, license=license), f"figures/{Path(path).stem}.png"
     model_class = record.model["class"]
     layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
     checkpoint = CheckpointFacts(model_class, layers=layers)
-    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness, facts.mean_hardness)
-    card = render_card(facts, checkpoint, form=form, figure=figure, repo_id=repo_id)
+    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness)
+    card = render_card(facts, checkpoint, form="relu", figure=figure, repo_id=repo_id)
     return save_card(card, path.parent, path.name)
 
 
@@ -264,10 +232,7 @@ def _loading_code(record: RunRecord) -> dict[str, str]:
     if not small_resnet:
         return {}
     # The earliest records do not say how many classes there are; CIFAR-10 and CIFAR-100 do.
-    classes = record.data.get("classes") or int(classes)
-    forms = {"relu": "", "gelu": ', act_layer="gelu"'}
-    plain = {form: _CIFAR_RESNET.format(classes=classes, act_layer=act_layer) for form, act_layer in forms.items()}
-    return plain | {"lambda_gelu": _SOFT_CIFAR_RESNET}
+    return {"relu": _CIFAR_RESNET.format(classes=record.data.get("classes") or int(classes))}
 
 
 def _input_note(record: RunRecord) -> str:

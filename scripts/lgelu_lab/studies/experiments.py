@@ -44,19 +44,17 @@ class Study:
     folder: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(
-        self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS, *, removed: bool = False
-    ) -> list[Experiment]:
+    def build(self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Experiment]:
         """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares.
 
-        With `removed` also the runs of which there are records alone: their options are no longer in the library.
+        Without those whose options are no longer in the library: of these there are records alone.
         """
         return [
             self._experiment(benchmark, configuration, seed)
             for benchmark in benchmarks
             for seed in seeds
             for configuration in self.configurations(benchmark)
-            if removed or REMOVED_OPTIONS.isdisjoint(configuration.items())
+            if REMOVED_OPTIONS.isdisjoint(configuration.items())
         ]
 
     def _experiment(self, benchmark: str, configuration: Configuration, seed: int) -> Experiment:

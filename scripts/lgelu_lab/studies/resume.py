@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.benchmarks.source import DATA_DIR_VARIABLE, require_recorded_copy
+from lgelu_lab.benchmarks.source import DATA_DIR_VARIABLE
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.folder import sole_writer, sweep
@@ -27,11 +27,9 @@ _DEFAULTS = {"disable_tqdm": True, "log_level": "error", "save_strategy": "epoch
 def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
     """Train one run, with a checkpoint an epoch; go on from the last whole one that `output_dir` has.
 
-    When the record is written, the checkpoints are removed; a record that is there already, of the same settings, is
-    returned. Rows are kept for the next run on the same data.
+    When the record is written, the checkpoints are removed. Rows are kept for the next run on the same data.
 
-    Raises what `run_benchmark` raises, and ValueError where the run that is there had other settings or read other
-    data.
+    Raises what `run_benchmark` raises, and ValueError where the checkpoints that are there had other settings or data.
     """
     disable_progress_bar()  # of every model file written; the study has its own
     run, training = parse_mapping({**_DEFAULTS, **arguments})
@@ -39,9 +37,7 @@ def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
     training.output_dir, settings = str(folder), run_config(run, training)
     with sole_writer(folder):
         sweep(folder / RECORD_FILE)
-        if (folder / RECORD_FILE).exists():  # made while this process waited for its turn
-            _require_record_of(folder, settings, run.data_dir)
-        else:
+        if not (folder / RECORD_FILE).exists():  # another process may have made it since this one looked
             training.resume_from_checkpoint = _checkpoint_of(folder, settings) or training.resume_from_checkpoint
             directory = os.environ.get(DATA_DIR_VARIABLE)
             train_and_record(run, training, load=lambda *options: _kept_rows(run.benchmark, *options, directory))
@@ -52,20 +48,10 @@ def train_resumably(arguments: Mapping[str, Any]) -> RunRecord:
 
 
 def check_same_run(folder: Path, arguments: Mapping[str, Any]) -> None:
-    """Raise if the record in `folder` is that of other settings or data, which skipping would pass off as these."""
-    run, training = parse_mapping(arguments)
-    _require_record_of(folder, run_config(run, training), run.data_dir)
-
-
-def has_leftovers(folder: Path) -> bool:
-    """Whether a finished run was killed before it had tidied up."""
-    return (folder / SETTINGS_FILE).exists() or any(folder.glob(_CHECKPOINTS))
-
-
-def _require_record_of(folder: Path, settings: Mapping[str, Any], data_dir: str | None) -> None:
-    record = read_record(folder)
-    refuse_differing(folder, "the record of another run", settings, record.config)
-    require_recorded_copy(record.data, data_dir, f"the finished run in {folder}")
+    """Raise if the record in `folder` is that of other settings, which skipping would pass off as these."""
+    refuse_differing(
+        folder, "the record of another run", run_config(*parse_mapping(arguments)), read_record(folder).config
+    )
 
 
 def _checkpoint_of(folder: Path, settings: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import datasets
 import pytest
-from lgelu_lab.benchmarks.source import Origin, load_splits, require_recorded_copy
+from lgelu_lab.benchmarks.source import Origin, load_splits
 
 
 def table(*columns):
@@ -59,11 +59,8 @@ def test_a_copy_that_was_moved_is_the_same_and_one_that_was_changed_is_not(copy,
     Origin.of_folder(elsewhere, "some/ones").require_same(recorded, "the run")
     (elsewhere / "README.md").write_text("---\nlicense: mit\n---\n# ones\nEvery row is 1.")
     Origin.of_folder(elsewhere, "some/ones").require_same(recorded, "the run")
-    (elsewhere / "README.md").write_text("# twos\nEvery row is 2.")
-    with pytest.raises(ValueError, match=r"^the run read other data: README.md said another thing. Point data_dir or"):
-        Origin.of_folder(elsewhere, "some/ones").require_same(recorded, "the run")
     (elsewhere / "train.csv").rename(elsewhere / "test.csv")
-    message = "test.csv was not there and is now 3 bytes, train.csv was 3 bytes and is now not there"
+    message = r"^the run read other data: .* with {'train.csv': 3}, and now .* with {'test.csv': 3}. Point data_dir or"
     with pytest.raises(ValueError, match=message):
         Origin.of_folder(elsewhere, "some/ones").require_same(recorded, "the run")
 
@@ -71,29 +68,14 @@ def test_a_copy_that_was_moved_is_the_same_and_one_that_was_changed_is_not(copy,
 def test_a_copy_is_not_the_hub_and_an_older_record_says_neither(copy):
     folder, recorded = copy
     of_hub = asdict(Origin("some/ones"))
-    with pytest.raises(ValueError, match="read other data: some/ones, and now local folder ones"):
+    with pytest.raises(ValueError, match="read other data: some/ones, and now a copy of some/ones with"):
         Origin.of_folder(folder, "some/ones").require_same(of_hub, "the run")
-    with pytest.raises(ValueError, match="read other data: local folder ones, and now some/ones"):
+    with pytest.raises(ValueError, match=r"read other data: a copy of some/ones with .*, and now some/ones"):
         Origin("some/ones").require_same(recorded, "the run")
-    with pytest.raises(ValueError, match="a copy of some/ones, and now of some/twos"):
+    with pytest.raises(ValueError, match=r"a copy of some/ones with .*, and now a copy of some/twos with"):
         Origin.of_folder(folder, "some/twos").require_same(recorded, "the run")
     Origin("some/ones").require_same(of_hub, "the run")
     Origin.of_folder(folder, "some/ones").require_same({"source": "some/ones", "train_samples": 3}, "the run")
-
-
-def test_a_recorded_copy_is_looked_for_where_data_would_be_read(copy, monkeypatch, tmp_path):
-    folder, recorded = copy
-    monkeypatch.delenv("LGELU_DATA_DIR", raising=False)
-    require_recorded_copy(recorded, folder.parent, "the run")
-    require_recorded_copy(recorded, tmp_path / "nowhere", "the run")
-    require_recorded_copy({"source": "some/ones"}, folder.parent, "the run")
-    with pytest.raises(ValueError, match="and now some/ones"):
-        require_recorded_copy(recorded, None, "the run")
-    monkeypatch.setenv("LGELU_DATA_DIR", str(folder.parent))
-    require_recorded_copy(recorded, None, "the run")
-    (folder / "train.csv").write_text("a,b,c")
-    with pytest.raises(ValueError, match=r"train\.csv was 3 bytes and is now 5 bytes"):
-        require_recorded_copy(recorded, None, "the run")
 
 
 def test_without_a_directory_the_hub_is_asked(monkeypatch):

@@ -71,15 +71,6 @@ def test_whole_card(tmp_path):
     assert picture.read_bytes() == first
 
 
-def test_a_record_of_means_bounds_no_swap():
-    record = with_config(granularity="channel")
-    with pytest.raises(ValueError, match="its record has their means, which bound no swap: give smallest_hardness"):
-        card_facts(record)
-    smallest = {"layers.0.activation": 2.0, "layers.1.activation": 80.0}
-    facts = card_facts(record, smallest_hardness=smallest)
-    assert (facts.hardness, facts.mean_hardness) == (smallest, record.saved.hardness)
-
-
 def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
     whole = with_config()
     assert card_facts(whole).scores.split == RECORD.data["eval_split"]

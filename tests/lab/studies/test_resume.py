@@ -1,16 +1,13 @@
 """A run of a study that is interrupted, and goes on."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 from lgelu_lab.studies import resume
-from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.experiments import STUDIES, Experiment
 from lgelu_lab.studies.folder import FolderBusyError, sole_writer
-from lgelu_lab.studies.records import read_record, write_record
-from lgelu_lab.studies.run import run_config
+from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.study import run_study
 from transformers import TrainerCallback
 
@@ -103,20 +100,3 @@ def test_committed_records_are_those_of_their_study(study, benchmark, given, tmp
         resume.check_same_run(RECORDS / experiment.name, arguments)
         with pytest.raises(ValueError, match="data_seed was None and is now 3"):
             resume.check_same_run(RECORDS / experiment.name, {**arguments, "data_seed": 3})
-
-
-def test_a_finished_run_on_another_copy_of_the_data_is_not_taken(record_of, tmp_path):
-    arguments = {"benchmark": "mlp-digits", "output_dir": str(tmp_path), "data_dir": str(tmp_path)}
-    copy = tmp_path / "digits"
-    copy.mkdir()
-    (copy / "train.csv").write_text("0,1")
-    read = {"source": "local folder digits", "copy_of": "a/digits", "folder": "digits", "files": {"train.csv": 3}}
-    record = record_of(config=run_config(*parse_mapping(arguments)))
-    write_record(dataclasses.replace(record, data={**record.data, **read}), tmp_path)
-    resume.check_same_run(tmp_path, arguments)
-    (copy / "train.csv").write_text("0,1,2")
-    message = r"the finished run in .* read other data: train.csv was 3 bytes and is now 5 bytes\. Point data_dir"
-    with pytest.raises(ValueError, match=message):
-        resume.check_same_run(tmp_path, arguments)
-    with pytest.raises(ValueError, match="read other data: local folder digits, and now a/digits"):
-        resume.check_same_run(tmp_path, {**arguments, "data_dir": None})

@@ -7,7 +7,7 @@ from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.experiments import SEEDS, STUDIES, Experiment
 from lgelu_lab.studies.records import write_record
 from lgelu_lab.studies.run import run_name
-from lgelu_lab.studies.study import Worker, check_settings, leave_process_group, parse_settings, run_study
+from lgelu_lab.studies.study import check_settings, parse_settings, run_study
 
 from hf_lgelu.activation.hardness import DEFAULT_TEMPERATURE, INIT_MODES
 
@@ -77,25 +77,6 @@ def test_finished_runs_are_skipped_and_failures_do_not_stop_the_rest(record_of, 
     assert run_study(EXPERIMENTS, tmp_path, run=run) == []
     assert done == ["b/c"]
     assert not (tmp_path / "b/c/error.txt").exists()
-
-
-def test_workers_share_the_runs_without_overlap(record_of, tmp_path):
-    done = []
-    for index in range(2):
-        worker = Worker(index, 2)
-        run_study(EXPERIMENTS, tmp_path / str(index), worker=worker, run=lambda run: done.append(run["output_dir"][-1]))
-    assert sorted(done) == list("abcde")
-    assert done == list("acebd")
-
-
-@pytest.mark.parametrize(("visible", "own"), [("4,5, 6", "5"), ("GPU-a", "GPU-a"), ("", "")])
-def test_a_worker_takes_its_own_of_the_gpus_that_are_visible(visible, own):
-    environment = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": visible}
-    assert leave_process_group(environment) == Worker(5, 8)
-    assert environment == {"CUDA_VISIBLE_DEVICES": own}
-    alone = {"CUDA_VISIBLE_DEVICES": visible}
-    leave_process_group(alone)
-    assert alone == {"CUDA_VISIBLE_DEVICES": visible}
 
 
 def test_a_record_of_other_settings_is_not_passed_off_as_the_run(tmp_path, monkeypatch):
