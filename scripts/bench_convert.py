@@ -8,6 +8,7 @@ more or less are tried).
 """
 
 import multiprocessing
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
-from lgelu_lab.peak_memory import peak_memory
 from lgelu_lab.rows_file import RowsFile
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser
@@ -77,7 +77,7 @@ def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
 
 
 _SMALL_GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 4096}
-_GIB = 2**30
+_BYTES = 1 if sys.platform == "darwin" else 1024  # of a unit in which the system counts memory
 
 CASES: dict[str, Case] = {
     case.name: case
@@ -115,7 +115,7 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
         "width": case.width,
         "threads": threads,
         "seconds": round(seconds, 3),
-        "peak_gib": round(peak_memory() / _GIB, 3),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES / 2**30, 3),
         "outcome": outcome,
         "cpu": hardware(1)["cpu"],
         "torch": torch.__version__,

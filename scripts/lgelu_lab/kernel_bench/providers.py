@@ -24,14 +24,12 @@ class Provider:
 
     Attributes:
         name: key in PROVIDERS.
-        label: in the figure and the table.
         build: (input, λ) → a module. Raises RuntimeError, with the reason, where it is unavailable.
         kernel: what computes it: "torch", "inductor", a row of KERNELS, or "automatic" for the choice among them.
         has_hardness: whether λ matters; then it is measured at each.
     """
 
     name: str
-    label: str
     build: Callable[[Tensor, float], nn.Module]
     kernel: str = "torch"
     has_hardness: bool = False
@@ -92,7 +90,7 @@ def _named(kernel: str) -> Provider:
         choose_kernel(x, module.hardness, kernel)
         return module
 
-    return Provider(f"lambda_gelu:{kernel}", f"λ-GELU, kernel {kernel}", build, kernel, True)
+    return Provider(f"lambda_gelu:{kernel}", build, kernel, True)
 
 
 def _compiled(build: Callable[[Tensor, float], nn.Module]) -> Callable[[Tensor, float], nn.Module]:
@@ -108,23 +106,21 @@ def _compiled(build: Callable[[Tensor, float], nn.Module]) -> Callable[[Tensor, 
 PROVIDERS: dict[str, Provider] = {
     provider.name: provider
     for provider in (
-        Provider(REFERENCE, "GELU (erf)", _plain(nn.GELU)),
-        Provider("lambda_gelu", "λ-GELU", _learning(hf_lgelu.LambdaGELU), "automatic", True),
-        Provider("lambda_gelu_frozen", "λ-GELU, λ frozen", _frozen, "automatic", True),
+        Provider(REFERENCE, _plain(nn.GELU)),
+        Provider("lambda_gelu", _learning(hf_lgelu.LambdaGELU), "automatic", True),
+        Provider("lambda_gelu_frozen", _frozen, "automatic", True),
         *map(_named, KERNELS),
-        Provider("lambda_gelu_tanh", "λ-GELU (tanh)", _learning(LambdaGELUTanh), "automatic", True),
-        Provider("lambda_silu", "λ-SiLU", _learning(hf_lgelu.LambdaSiLU), "automatic", True),
-        Provider("gelu_tanh", "GELU (tanh)", _plain(lambda: nn.GELU(approximate="tanh"))),
-        Provider("relu", "ReLU", _plain(nn.ReLU)),
-        Provider("silu", "SiLU", _plain(nn.SiLU)),
-        Provider("prelu", "PReLU", _plain(nn.PReLU)),
-        Provider("swish_beta", "Swish, learnable β", _plain(LearnableSwish)),
-        Provider("xielu", "xIELU (transformers)", lambda x, _: XIELUActivation(dtype=x.dtype).to(x.device)),
-        Provider("gelu_compiled", "GELU, compiled", _compiled(_plain(nn.GELU)), "inductor"),
-        Provider(
-            "lambda_gelu_compiled", "λ-GELU, compiled", _compiled(_learning(hf_lgelu.LambdaGELU)), "inductor", True
-        ),
-        Provider(FLOOR, "copy (floor)", lambda x, hardness: Copy()),
+        Provider("lambda_gelu_tanh", _learning(LambdaGELUTanh), "automatic", True),
+        Provider("lambda_silu", _learning(hf_lgelu.LambdaSiLU), "automatic", True),
+        Provider("gelu_tanh", _plain(lambda: nn.GELU(approximate="tanh"))),
+        Provider("relu", _plain(nn.ReLU)),
+        Provider("silu", _plain(nn.SiLU)),
+        Provider("prelu", _plain(nn.PReLU)),
+        Provider("swish_beta", _plain(LearnableSwish)),
+        Provider("xielu", lambda x, _: XIELUActivation(dtype=x.dtype).to(x.device)),
+        Provider("gelu_compiled", _compiled(_plain(nn.GELU)), "inductor"),
+        Provider("lambda_gelu_compiled", _compiled(_learning(hf_lgelu.LambdaGELU)), "inductor", True),
+        Provider(FLOOR, lambda x, hardness: Copy()),
     )
 }
 """In the order of the table's rows."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
@@ -22,7 +23,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.outputs import OutputComparison
 from hf_lgelu.models.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
-from lgelu_lab.benchmarks.data import BenchmarkData, Rows
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import TrainedModel, training_batches
 from lgelu_lab.studies.experiments import STUDIES
@@ -45,27 +46,17 @@ INT8_COLUMNS: dict[str, str] = {
     "batch_size": "rows of one call in the latencies; what is not a latency is the same for every batch size",
     "metric": "the benchmark's metric",
     "score": "the metric in onnxruntime on the rows evaluated, the first of the evaluation split",
-    "torch_score": "the metric of the float32 network in torch on the same rows",
     "evaluated_rows": "rows evaluated",
     "same_argmax": "share of predictions (a row's class, or a token's) equal to torch's",
     "max_logit_difference": "largest difference of a logit from torch's on the rows evaluated",
-    "largest_logit": "largest |logit| of torch there",
-    "export_difference": "largest difference of the export from torch on batches of three sizes, before quantization",
     "file_bytes": "size of the ONNX file, bytes",
-    "calibration_rows": "training rows, not augmented, that gave the ranges of the activations; null in float32",
     "activations": "activations in the exported graph",
     "float_activations": "of these, computed in float in the graph that onnxruntime runs",
-    "vanished_activations": "of these, part of another integer operation there; 0 in float32, and the rest are "
-    "integer operations themselves",
     "integer_layers": "convolutions and matrix products in integers there",
     "quantize_nodes": "nodes that turn float into integers there",
     "dequantize_nodes": "nodes that turn integers into float there",
-    "min_ms": "smallest over the rounds of the mean time of a call, ms, single thread",
-    "quartile1_ms": "first quartile over the rounds, ms",
-    "median_ms": "median over the rounds, ms",
-    "quartile3_ms": "third quartile over the rounds, ms",
-    "rounds": "rounds; in each, every network, precision and batch size once, in a new random order",
-    "calls_per_round": "calls timed together in a round",
+    "median_ms": "median over the rounds of the mean time of a call, ms, single thread; in each round every network, "
+    "precision and batch size is timed once, in a new random order",
 }
 
 
@@ -79,7 +70,7 @@ class Int8Settings:
         batch_sizes: of the latencies.
         max_evaluation_rows: None for the whole evaluation split.
         evaluation_batch_size: rows of one call there.
-        rounds: of the latencies, at least 2.
+        rounds: of the latencies.
         min_round_seconds: calls are repeated in a round until it is expected to take as long.
         seed: of the calibration rows and of the order in each round.
     """
@@ -121,11 +112,10 @@ def measure_int8(
             variants += made
     latencies = _latencies(variants, benchmark, data.eval, settings)
     return [
-        {"model": v.model, "precision": v.precision, "batch_size": size}
-        | v.facts
-        | latencies[v.model, v.precision, size]
+        {"model": v.model, "precision": v.precision, "batch_size": size, **v.facts, "median_ms": latencies[key]}
         for v in variants
         for size in settings.batch_sizes
+        if (key := (v.model, v.precision, size))
     ]
 
 
@@ -135,27 +125,21 @@ def _variants(
     """The network in every precision."""
     file = folder / f"{name}.onnx"
     example = {key: torch.from_numpy(array[:4]) for key, array in calibration[0].items()}
-    exported = export_onnx(network, file, example)
-    shared = {"export_difference": max(exported.max_abs_difference, exported.other_shapes_max_abs_difference)}
+    export_onnx(network, file, example)
     activations = len(find_sites(network)) + len(find_relu_sites(network))
     made = []
     for precision in settings.precisions:
         if precision == FLOAT32:
-            path, rows, counts = file, None, _count_operations(file, folder)
-            in_float, vanished = activations, 0
+            path, counts, in_float = file, _count_operations(file, folder), activations
         else:
             path = folder / f"{name}-{precision}.onnx"
-            quantized = quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
-            rows, counts = quantized.calibration_rows, _count_operations(path, folder)
+            quantize_onnx(file, path, calibration, operations=precision.removeprefix("int8-"))
+            counts = _count_operations(path, folder)
             in_float = sum(counts[operation] for operation in _FLOAT_ACTIVATIONS)
-            vanished = activations - in_float
         facts = {
-            **shared,
             "file_bytes": path.stat().st_size,
-            "calibration_rows": rows,
             "activations": activations,
             "float_activations": in_float,
-            "vanished_activations": vanished,
             "integer_layers": sum(counts[operation] for operation in _INTEGER_LAYERS),
             "quantize_nodes": counts["QuantizeLinear"],
             "dequantize_nodes": counts["DequantizeLinear"],
@@ -176,40 +160,36 @@ def _count_operations(path: Path, folder: Path) -> Counter[str]:
 
 @torch.no_grad()
 def _evaluate(
-    network: nn.Module, variants: list[_Variant], benchmark: Benchmark, rows: Rows, settings: Int8Settings
+    network: nn.Module, variants: list[_Variant], benchmark: Benchmark, rows: Dataset[Any], settings: Int8Settings
 ) -> None:
     """Score every variant, and compare its logits with torch's, batch by batch."""
     count = len(rows) if settings.max_evaluation_rows is None else min(len(rows), settings.max_evaluation_rows)
-    reference, labels = [], []
+    labels = []
     for start in range(0, count, settings.evaluation_batch_size):
         batch = _take(rows, benchmark, list(range(start, min(count, start + settings.evaluation_batch_size))))
         inputs = _inputs(batch)
         wanted = network(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits
-        reference.append(_predictions(wanted, batch["labels"], benchmark))
         labels.append(batch["labels"].numpy())
         for variant in variants:
             found = torch.from_numpy(variant.session(inputs)[0])
             variant.predictions.append(_predictions(found, batch["labels"], benchmark))
             variant.change.add(wanted, found)
     label_ids = np.concatenate(labels)
-    torch_score = _score(reference, label_ids, benchmark)
     for variant in variants:
         variant.facts |= {
             "metric": benchmark.metric,
             "score": _score(variant.predictions, label_ids, benchmark),
-            "torch_score": torch_score,
             "evaluated_rows": count,
             "same_argmax": variant.change.agreement,
             "max_logit_difference": variant.change.largest_change,
-            "largest_logit": variant.change.largest_output,
         }
         variant.predictions.clear()
 
 
 def _latencies(
-    variants: list[_Variant], benchmark: Benchmark, rows: Rows, settings: Int8Settings
-) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """{(model, precision, batch size): times}, every one once in each round."""
+    variants: list[_Variant], benchmark: Benchmark, rows: Dataset[Any], settings: Int8Settings
+) -> dict[tuple[str, str, int], float]:
+    """{(model, precision, batch size): median time of a call, ms}, every one timed once in each round."""
     jobs = {}
     for size in settings.batch_sizes:
         inputs = _inputs(_take(rows, benchmark, [i % len(rows) for i in range(size)]))
@@ -224,13 +204,7 @@ def _latencies(
     for _ in range(settings.rounds):
         for i in generator.permutation(len(keys)):
             times[keys[i]].append(_time(*jobs[keys[i]], calls[keys[i]]) * 1e3)
-    found = {}
-    for key, values in times.items():
-        first, median, third = statistics.quantiles(values, n=4, method="inclusive")
-        summary = {"min_ms": min(values), "quartile1_ms": first, "median_ms": median, "quartile3_ms": third}
-        rounded = {name: round(value, 6) for name, value in summary.items()}
-        found[key] = {**rounded, "rounds": settings.rounds, "calls_per_round": calls[key]}
-    return found
+    return {key: round(statistics.median(values), 6) for key, values in times.items()}
 
 
 def _time(session: OnnxModel, inputs: dict[str, np.ndarray], calls: int) -> float:
@@ -241,7 +215,7 @@ def _time(session: OnnxModel, inputs: dict[str, np.ndarray], calls: int) -> floa
     return (time.perf_counter() - started) / calls
 
 
-def _take(rows: Rows, benchmark: Benchmark, numbers: list[int]) -> dict[str, Tensor]:
+def _take(rows: Dataset[Any], benchmark: Benchmark, numbers: list[int]) -> dict[str, Tensor]:
     return {name: value.cpu() for name, value in benchmark.collate(rows.__getitems__(numbers)).items()}
 
 

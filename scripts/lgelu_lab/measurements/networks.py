@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from hf_lgelu import LambdaGELUTrainer
 from hf_lgelu.models.checkpoint import load_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
-from lgelu_lab.benchmarks.data import BenchmarkData, Rows
+from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
@@ -131,7 +131,7 @@ def available_rows(data: BenchmarkData) -> int:
     return data.train.tokens.numel() if isinstance(data.train, TokenBlocks) else len(data.train)
 
 
-def without_augmentation(rows: Rows) -> Rows:
+def without_augmentation(rows: Dataset[Any]) -> Dataset[Any]:
     """Those rows; images neither cropped nor flipped."""
     if not isinstance(rows, ImageRows):
         return rows

@@ -37,7 +37,6 @@ from lgelu_lab.measurements.records import (
     read_same,
     write_measurement,
 )
-from lgelu_lab.peak_memory import peak_memory
 from lgelu_lab.studies.checkout import software_versions
 
 REAL_COLUMNS: dict[str, str] = {
@@ -64,8 +63,6 @@ REAL_COLUMNS: dict[str, str] = {
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
     "least_cosine": "the least of them",
     "seconds": "wall time of the conversion or the training",
-    "processor_seconds": "processor time of the conversion, of all its threads",
-    "peak_bytes": "the largest resident size that the process had so far, bytes",
     "call_ms": "least processor time of a call of 8 units in onnxruntime, one thread, ms; null where none was timed",
     "refusal": "why there is no such network; null where there is",
 }
@@ -130,13 +127,6 @@ class Measured:
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 
-def measure_real(
-    network: RealNetwork, settings: RealSettings, *, data_dir: str | None = None, packages: Path | None = None
-) -> list[Row]:
-    """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime."""
-    return _rows(load_measured(network, settings, data_dir, packages))
-
-
 def load_measured(
     network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None
 ) -> Measured:
@@ -162,7 +152,8 @@ def load_measured(
     return Measured(network, settings, model, processor, fitted, judged, found.origin)
 
 
-def _rows(measured: Measured) -> list[Row]:
+def measure_real(measured: Measured) -> list[Row]:
+    """A row of the original, one of the plain swap, one per conversion, then those in onnxruntime."""
     settings, model = measured.settings, measured.model
     swapped = copy.deepcopy(model)
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
@@ -182,7 +173,7 @@ def _conversions(measured: Measured) -> Iterator[tuple[Row, nn.Module | None]]:
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
     for count, effort in [*asked, *((counts[-1], effort) for effort in settings.efforts)]:
         data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
-        wall, processor = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         told = {"units": count, "effort": effort}
         wider = {} if effort == "refit" else {"width": settings.width_budget}
         try:
@@ -194,9 +185,7 @@ def _conversions(measured: Measured) -> Iterator[tuple[Row, nn.Module | None]]:
             "kept": kept_rung(report),
             "width": report.width_share,
             "rows": report.rows,
-            "seconds": round(time.perf_counter() - wall, 1),
-            "processor_seconds": round(time.process_time() - processor, 1),
-            "peak_bytes": peak_memory(),
+            "seconds": round(time.perf_counter() - began, 1),
         }
         yield measured.row("converted", converted, **told), converted
 
@@ -271,7 +260,7 @@ def record_real(
     """Measure, and write the record to `output_dir`/<name>/real-seed<seed>.json."""
     began = time.perf_counter()
     measured = load_measured(network, settings, data_dir, packages)
-    rows = _rows(measured)
+    rows = measure_real(measured)
     told = {"run": network.source, "licence": network.licence, "metric": rows[0]["metric"], "score": rows[0]["score"]}
     record = MeasurementRecord(
         measurement="real",

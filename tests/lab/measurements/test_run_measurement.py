@@ -127,7 +127,7 @@ def test_networks_that_were_trained_on_other_data_are_not_measured(rewritten, tm
     runs, rewrite = rewritten
     copy = {"source": "local folder digits", "copy_of": "a/digits", "folder": "digits", "files": {"train.csv": 3}}
     rewrite("lambda_gelu-uniform-hardened", "data", **copy)
-    message = r"run downstream/mlp-digits/\S+-hardened-seed0 read other data: local folder digits, and now scikit-learn"
+    message = r"run downstream/mlp-digits/\S+-hardened-seed0 read other data: a copy of a/digits .*, and now sci"
     with pytest.raises(ValueError, match=message):
         run_measurement(COUNT, "mlp-digits", 0, runs, tmp_path, CountSettings())
     with pytest.raises(ValueError, match=message):
