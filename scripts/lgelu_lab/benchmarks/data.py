@@ -67,8 +67,10 @@ class ModelOptions:
 def choose_rows(train_size: int, eval_size: int, options: DataOptions) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers of the split that trains and of the one that is evaluated on, within the limits on their counts."""
     limits = (options.max_train_samples, options.max_eval_samples)
-    sizes = zip((train_size, eval_size), limits, strict=True)
-    return tuple(_first(np.arange(size), limit, options.split_seed) for size, limit in sizes)
+    return tuple(
+        np.arange(size) if limit is None or limit >= size else _generator(options.split_seed).permutation(size)[:limit]
+        for size, limit in zip((train_size, eval_size), limits, strict=True)
+    )
 
 
 def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,12 +94,6 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> tuple[
             f"in {len(np.unique(labels))} classes. Choose a fraction that is at least one row of a class"
         )
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
-
-
-def _first(rows: np.ndarray, limit: int | None, seed: int) -> np.ndarray:
-    if limit is None or limit >= len(rows):
-        return rows
-    return _generator(seed).permutation(rows)[:limit]
 
 
 def _generator(seed: int) -> np.random.RandomState:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction
 
-from lgelu_lab.benchmarks.token_blocks import IGNORED
+from hf_lgelu.models.outputs import IGNORED_LABEL
 
 FOLDER = Path(__file__).parents[1] / "metrics"
 """Of the modules of `evaluate`, which load without a network."""
@@ -38,7 +38,7 @@ def language_scores(prediction: EvalPrediction) -> dict[str, float]:
     `prediction` holds the result of `token_losses`, (N, T − 1), and labels (N, T); where a label is -100,
     nothing is predicted. Summed in float64, so that it is exact for any division into batches and processes.
     """
-    predicted = prediction.label_ids[:, 1:] != IGNORED
+    predicted = prediction.label_ids[:, 1:] != IGNORED_LABEL
     sums = np.where(predicted, prediction.predictions, 0).sum(axis=1, dtype=np.float64)
     return load_metrics("perplexity").compute(predictions=sums, references=predicted.sum(axis=1))
 
@@ -47,7 +47,7 @@ def row_scores(prediction: EvalPrediction) -> dict[str, list[float]]:
     """{"loss": nats of each row, "correct": 1 where its class is found}; of text the mean loss of its tokens alone."""
     labels, predictions = prediction.label_ids, np.asarray(prediction.predictions, dtype=np.float64)
     if labels.ndim > 1:
-        return {"loss": (predictions.sum(axis=1) / (labels[:, 1:] != IGNORED).sum(axis=1)).round(6).tolist()}
+        return {"loss": (predictions.sum(axis=1) / (labels[:, 1:] != IGNORED_LABEL).sum(axis=1)).round(6).tolist()}
     losses = torch.nn.functional.cross_entropy(*map(torch.from_numpy, (predictions, labels)), reduction="none")
     return {
         "loss": losses.numpy().round(6).tolist(),
@@ -73,7 +73,9 @@ def token_losses(logits: Any, labels: Tensor) -> Tensor:
     # Row by row: a float32 copy of a batch of logits would be the largest tensor of the evaluation.
     return torch.stack(
         [
-            torch.nn.functional.cross_entropy(row[:-1].float(), wanted[1:], reduction="none", ignore_index=IGNORED)
+            torch.nn.functional.cross_entropy(
+                row[:-1].float(), wanted[1:], reduction="none", ignore_index=IGNORED_LABEL
+            )
             for row, wanted in zip(logits, labels, strict=True)
         ]
     )

@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from hf_lgelu.models.outputs import IGNORED_LABEL
 from lgelu_lab.benchmarks.data import Batch
-
-IGNORED = -100
-"""The label of a token that nothing predicts."""
 
 
 class TokenBlocks(Dataset):
@@ -64,5 +62,5 @@ class TokenBlocks(Dataset):
 
 def _with_labels(tokens: Tensor) -> Batch:
     labels = tokens.clone()
-    labels[..., 0] = IGNORED
+    labels[..., 0] = IGNORED_LABEL
     return {"input_ids": tokens, "labels": labels}

@@ -4,11 +4,10 @@ Small and from scratch, with a tokenizer trained on the corpus, or fine-tuned fr
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import tokenizers
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -106,31 +105,23 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         eval=blocks["validation"].take(evaluated),
         eval_split="validation",
         label_names=(),
-        preprocessing=_describe(tokenizer, model.pretrained, context_length),
+        preprocessing={
+            "tokenizer": model.pretrained or "byte-level BPE trained on the training text",
+            "vocabulary_size": len(tokenizer),
+            "context_length": context_length,
+        },
         processor=tokenizer,
         origin=found.origin,
     )
 
 
 def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length: int, split: str) -> TokenBlocks:
+    # Quiet: the text is longer than any context, and is cut here.
+    encoded = tokenizer("".join(lines), add_special_tokens=False, return_attention_mask=False, verbose=False)
     try:
-        return TokenBlocks.cut(_encode("".join(lines), tokenizer), context_length)
+        return TokenBlocks.cut(torch.tensor(encoded["input_ids"], dtype=torch.int64), context_length)
     except ValueError as error:
         raise ValueError(f"split {split!r} of {FOLDER}: {error}") from error
-
-
-def _encode(text: str, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    # Quiet: the text is longer than any context, and is cut afterwards.
-    encoded = tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return torch.tensor(encoded["input_ids"], dtype=torch.int64)
-
-
-def _describe(tokenizer: PreTrainedTokenizerBase, pretrained: str | None, context_length: int) -> dict[str, Any]:
-    return {
-        "tokenizer": pretrained or "byte-level BPE trained on the training text",
-        "vocabulary_size": len(tokenizer),
-        "context_length": context_length,
-    }
 
 
 def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> GPT2LMHeadModel:

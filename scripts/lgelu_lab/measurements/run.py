@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from hf_lgelu.environment import hardware
@@ -67,9 +66,7 @@ def run_measurement(
     left = [name for name in measurement.of_run if getattr(settings, name) is None]
     path = measurement_path(output_dir, benchmark, measurement.name, seed)
     if path.exists():
-        there = read_same(path, settings, unnamed={"bf16": False}, left=left)
-        _require_same_networks(there, path, runs)
-        return there
+        return read_same(path, settings, unnamed={"bf16": False}, left=left)
     found = find_models(runs, benchmark, seed, measurement.models)
     record = next(iter(found.values())).record
     data = load_data(record, data_dir)
@@ -92,20 +89,6 @@ def run_measurement(
     )
     write_measurement(measured, output_dir)
     return measured
-
-
-def _require_same_networks(record: MeasurementRecord, path: Path, runs: str | os.PathLike) -> None:
-    """Raise ValueError where networks of the record's names lie below `runs` and are others than its."""
-    try:
-        found = find_models(runs, record.benchmark, record.seed, tuple(record.models))
-    except FileNotFoundError:  # measured elsewhere, or their weights were not kept
-        return
-    others = [name for name, model in found.items() if model.summary() != record.models[name]]
-    if others:
-        raise ValueError(
-            f"{path} was measured on other networks than are below {runs} ({', '.join(others)} were trained anew); "
-            "remove it, or give another output folder"
-        )
 
 
 def check_measurements(names: Sequence[str]) -> list[Measurement]:

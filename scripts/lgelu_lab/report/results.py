@@ -52,12 +52,10 @@ def results_of(data: ReportData, benchmark: str) -> dict[str, pd.DataFrame]:
     """{way: its seeds} of one benchmark, the smooth network first; empty frames for what is not there.
 
     `value` is the score in the last epoch with ReLU in place, of the smooth network as it is, of converted networks
-    that after the refit on the most calibration rows. `before` is the score of the same weights with smooth gates.
+    that after the refit on the most calibration rows; `before` is what these scored with smooth gates.
     """
     runs = last_evaluations(data)
-    runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)].assign(
-        before=lambda frame: frame["last_score"]
-    )
+    runs = runs[(runs["part"] == "") & (runs["benchmark"] == benchmark)]
     value = runs["relu"].where(runs["activation"] != "relu", runs["last_score"])
     found = of_label(runs.assign(value=value), benchmark)
     early = (seeds for label, seeds in found.items() if label.startswith("GELU → ReLU"))

@@ -136,7 +136,7 @@ def write_record_card(
     model_class = record.model["class"]
     layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
     checkpoint = CheckpointFacts(model_class, layers=layers)
-    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness)
+    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness, {})
     card = render_card(facts, checkpoint, form="relu", figure=figure, repo_id=repo_id)
     return save_card(card, path.parent, path.name)
 

@@ -30,7 +30,6 @@ class Study:
 
     Args:
         name: its key in STUDIES.
-        description: one line.
         benchmarks: what it runs on.
         configurations: benchmark → its configurations, baselines first.
         folder: below the output folder; "" where studies share runs with each other.
@@ -38,7 +37,6 @@ class Study:
     """
 
     name: str
-    description: str
     benchmarks: tuple[str, ...]
     configurations: Callable[[str], Sequence[Configuration]]
     folder: str = ""
@@ -153,65 +151,24 @@ def _grid(benchmark: str) -> list[Configuration]:
     return [_GELU, *({**learned, **point} for point in points for learned in _LEARNED)]
 
 
+_BY_STEPS = {"logging_strategy": "steps", "logging_steps": 0.05, "save_strategy": "steps", "save_steps": 0.25}
+_MOVING = {"init_hardness": 1.05}  # from 1.0067 λ would hardly move in so few steps, and every option be one
+
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
-        Study(
-            "grid",
-            "drift and best validation score over temperature t and learning-rate multiplier c, against GELU",
-            ("mlp-fmnist", "resnet18-cifar100"),
-            _grid,
-            folder="grid",
-        ),
-        Study(
-            "profiles",
-            "GELU, ReLU and λ-GELU with three init modes on every benchmark of the paper (its Table I)",
-            _PAIRS,
-            lambda benchmark: (_GELU, _RELU, *_LEARNED),
-        ),
-        Study(
-            "substitution",
-            "GELU's plain swap, hardened λ-GELU, and GELU with ReLU swapped in first (the paper's Table II)",
-            _PAIRS,
-            lambda benchmark: (_GELU, _HARDENED, _RELUFIED),
-        ),
-        Study(
-            "related",
-            "λ-GELU beside ReLU, GELU, SiLU, Mish, PReLU and Swish with a learnable slope, on the MLPs",
-            _MLPS,
-            lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED),
-        ),
+        Study("grid", ("mlp-fmnist", "resnet18-cifar100"), _grid, folder="grid"),
+        Study("profiles", _PAIRS, lambda benchmark: (_GELU, _RELU, *_LEARNED)),  # the paper's Table I
+        Study("substitution", _PAIRS, lambda benchmark: (_GELU, _HARDENED, _RELUFIED)),  # its Table II
+        Study("related", _MLPS, lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED)),
         Study(
             "downstream",
-            "GELU, ReLU, λ-GELU and hardened λ-GELU with their weights, for scripts/measure.py",
             ("mlp-digits", *_PAIRS),
             lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
             folder="downstream",
-            arguments={"save_final_model": True},
+            arguments={"save_final_model": True},  # for scripts/measure.py
         ),
-        Study(
-            "pretrained",
-            "networks that others trained: fine-tuned, hardened, swapped early, and with ReLU from the first step",
-            ("reactions", "smollm2"),
-            _pretrained,
-            folder="pretrained",
-            arguments={
-                "init_hardness": 1.05,
-                "logging_strategy": "steps",
-                "logging_steps": 0.05,
-                "save_strategy": "steps",
-                "save_steps": 0.25,
-            },
-        ),
-        Study(
-            "gates",
-            "every option of the gates and of hardening beside the paper's, and the rivals, for as many steps",
-            (*_MLPS, "gpt2-wikitext2", "llama-wikitext2"),
-            _gates,
-            folder="gates",
-            arguments={
-                "init_hardness": 1.05
-            },  # from 1.0067 λ would hardly move in so few steps, and every option be one
-        ),
+        Study("pretrained", ("reactions", "smollm2"), _pretrained, folder="pretrained", arguments=_MOVING | _BY_STEPS),
+        Study("gates", (*_MLPS, "gpt2-wikitext2", "llama-wikitext2"), _gates, folder="gates", arguments=_MOVING),
     )
 }

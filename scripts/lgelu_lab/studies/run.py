@@ -208,7 +208,7 @@ def _save(
     folder = Path(trainer.args.output_dir)
     if run.save_final_model:
         if trainer.is_world_process_zero():  # what speaks of other weights must not outlive them
-            _remove(folder / RECORD_FILE)
+            (folder / RECORD_FILE).unlink(missing_ok=True)
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
@@ -226,7 +226,7 @@ def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path,
 
     None is left there by a run that hardened nothing.
     """
-    _remove(folder / RELU_FOLDER)
+    shutil.rmtree(folder / RELU_FOLDER, ignore_errors=True)
     if hardened:
         # Not the trained module: under FSDP this process holds a part of it alone.
         model = from_pretrained(model_class, folder, use_safetensors=True)
@@ -338,14 +338,6 @@ def _refuse_finished(folder: Path) -> None:
             raise FileExistsError(f"{folder} holds {what} ({name}); remove it, or give another output folder")
 
 
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-
-
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
     """A short name that tells a run from its neighbours, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0"."""
     configuration = {
@@ -385,7 +377,11 @@ def _record(
             "classes": len(data.label_names) or None,
             **asdict(data.origin),
         },
-        model=_describe(trainer.model),
+        model={
+            "class": type(trainer.model).__name__,
+            "parameters": sum(parameter.numel() for parameter in trainer.model.parameters()),
+            "activation_sites": len(find_sites(trainer.model)),
+        },
         metric=benchmark.metric,
         greater_is_better=benchmark.greater_is_better,
         initial_hardness=initial_hardness,
@@ -436,14 +432,6 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
         values |= {"hardening_switch": "fixed", "hardening_rate": "schedule"}  # as all runs but some of older records
     return {name: getattr(value, "value", value) for name, value in values.items()}
-
-
-def _describe(model: PreTrainedModel) -> dict[str, Any]:
-    return {
-        "class": type(model).__name__,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "activation_sites": len(find_sites(model)),
-    }
 
 
 def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRecord:
