@@ -32,11 +32,10 @@ from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.weights import why_not_writable
-from hf_lgelu.refit.widen import has_biases, widen_original
+from hf_lgelu.refit.widen import has_biases, widen_original, without_values
 
 _EXAMPLE_ROWS = 8
 _LONGEST_LIST = 12
@@ -186,8 +185,8 @@ def _conversion(examined: Examined) -> Iterator[str]:
     if unfit:
         yield "These gates are exchanged all the same, with the weights behind them as they are."
     with suppress(UnsupportedConfigError):
-        wide = widen_original(examined.given.network, examined.program, layers.layers, 1.25)
-        if has_biases(wide, find_gate_units(examined.program)):
+        wide = widen_original(without_values(examined.given.network), examined.program, layers, 1.25)
+        if has_biases(wide, layers.units):
             yield (
                 "More hidden units usually help most: --width 1.25 gives each block a quarter more, for "
                 "about three times the conversion's time."

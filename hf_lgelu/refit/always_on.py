@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.gate_units import GateUnit
 from hf_lgelu.refit.kinks import Kinks
+from hf_lgelu.refit.layers import GateUnit
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant, oriented
 from hf_lgelu.refit.widen import Block

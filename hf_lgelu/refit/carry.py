@@ -17,22 +17,19 @@ from torch.fx import Node
 
 from hf_lgelu.models.batches import DECODER_INPUTS, mask_over
 from hf_lgelu.models.example_run import same_randomness
-from hf_lgelu.refit.features import choose_positions
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.gate_units import find_gate_units
-from hf_lgelu.refit.layers import Layer, Layers, LinearMap, find_layers, gates_before
+from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
+from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
+from hf_lgelu.refit.linear_map import LinearMap, choose_positions
 from hf_lgelu.refit.moments import WAITING, BufferedMoments, Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
-from hf_lgelu.refit.ridge import held_out_once, nearest_features
-from hf_lgelu.refit.weights import oriented
+from hf_lgelu.refit.ridge import held_out_once
+from hf_lgelu.refit.weights import add_constant, oriented
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
 larger with 8 than with 32."""
-
-KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
-"""The kinks that the gate before a depthwise map can get, in units of its input: five on each side of zero."""
 
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
@@ -89,8 +86,6 @@ class Carrier:
         self._kept = KeptValues(MEMORY_LIMIT)
         self._traces: dict[Program, Trace] = {}
         self._noted: set[tuple[int, str]] = set()
-        self.kinks: dict[int, Tensor] = {}
-        """By layer: the kink of each channel of the gate before it, with which its moments were taken."""
         self.trace = self._trace(folds.first)
         self.layers = self.trace.layers
 
@@ -102,7 +97,10 @@ class Carrier:
 
     @torch.no_grad()
     def moments(self, index: int) -> list[Moments]:
-        """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on."""
+        """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
+
+        Of a depthwise layer, the kinks of the gate before it are chosen and written, and the sums are behind these.
+        """
         layer = self.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups
@@ -126,11 +124,11 @@ class Carrier:
                 else:
                     parts.append(found)
         self._noted.update(*each_has(self._noted))
-        if len(kinks) == 1:
+        if layer.unit is None or len(kinks) == 1:
             return sums[0]
-        nearest = nearest_features(sums, intercept=layer.has_intercept)
-        self.kinks[index] = torch.tensor(kinks, dtype=torch.float64, device=nearest.device)[nearest]
-        return [Moments.picked(parts, nearest) for parts in zip(*sums, strict=True)]
+        found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
+        add_constant(self._converted, layer.unit.before, slice(None), -chosen, None)
+        return found
 
     def note(self, index: int) -> str | None:
         """The report's note on the rows of a layer whose moments were taken, or None."""
@@ -168,7 +166,7 @@ class Carrier:
     def _rows(
         self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, trace: Trace, values: Values,
         kinks: Sequence[float],
-    ) -> Iterator[Rows]:  # fmt: skip
+    ) -> list[Rows]:  # fmt: skip
         """Rows of one use of a layer: inputs of its `maps`, and what the converted network lacks at the aim.
 
         They come once for each kink of the gate before, zero first. Of a convolution: at some positions of each image.
@@ -191,20 +189,13 @@ class Carrier:
         )
         inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in maps]
         counted = self._counted(index, first, trace, values, positions, len(residuals))
-        features = torch.cat(inputs, dim=-1)
-        yield Rows(features, residuals, targets, counted)
+        rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.unit is None or len(kinks) == 1:
-            return
+            return [rows]
         before = values.converted[trace.program.flow.calls[layer.unit.site][0].args[0]]
-        windows = first.geometry.feature_rows(before, positions)
-        inside = first.geometry.feature_rows(torch.ones_like(before), positions)
-        weight = oriented(self._converted, first.operation)
-        weight = weight.reshape(residuals.shape[1], -1, layer.width)
-        weight = weight * first.aim.scale.to(weight).view(weight.shape[0], -1, 1)
-        for kink in kinks[1:]:
-            moved = trace.converted.gates(layer.unit.site, windows - kink) * inside  # padding stays zero
-            lost = torch.einsum("ngd,gmd->ngm", widened(features - moved), widened(weight))
-            yield Rows(moved, residuals + lost, targets, counted)
+        windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
+        gate = lambda value: trace.converted.gates(layer.unit.site, value) * inside  # noqa: E731 (padding stays zero)
+        return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
 
     def _counted(
         self, index: int, first: LinearMap, trace: Trace, values: Values, positions: Tensor | None, rows: int
@@ -233,7 +224,7 @@ class Carrier:
             found = find_layers(program, model, sites)
             # A gated unit is placed behind the later of its two maps, and both are run again.
             halves = {}
-            for unit in find_gate_units(program):
+            for unit in found.units:
                 if unit.other is not None:
                     earlier, later = sorted((unit.before.node, unit.other.node), key=program.operations.index)
                     halves[later] = [earlier]
@@ -279,7 +270,7 @@ def _of_original(trace: Trace, use: LinearMap, values: Values) -> Values:
 def _mask_of(program: Program, layer: Layer) -> Node | None:
     """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
     inputs = {node.name: node for node in program.inputs}
-    sources = upstream(layer.aim)
+    sources = upstream(layer.maps[0].aim.node)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]

@@ -4,14 +4,16 @@ A single ReLU a channel gives φ(z) ≈ a·ReLU(z - c) + b + d·z. K ReLUs give 
 near as wanted. Sums over bins of z are enough to fit every kink at an edge of a bin exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hf_lgelu.refit.moments import Moments, Rows, widened
 from hf_lgelu.refit.processes import summed
+from hf_lgelu.refit.ridge import STRENGTHS, held_out_error
 
 Basis = Literal["relu", "constant", "line"]
 """The terms added to the ReLUs: none, b, or b + d·z."""
@@ -234,3 +236,43 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
     ]
     copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
     return Shares(len(taken) - len(copied), counts, copies)
+
+
+KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
+"""The kinks that the gate before a depthwise map can get, in units of its input: five on each side of zero."""
+
+
+def rows_with_kinks(
+    rows: Rows, windows: Tensor, gate: Callable[[Tensor], Tensor], weight: Tensor, scale: Tensor
+) -> list[Rows]:
+    """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
+
+    Args:
+        windows: the gate's input (n, g, d) where the features of `rows` are its output.
+        gate: what the features are of such windows.
+        weight: of the map, and `scale`, ∂aim/∂(its output) per channel.
+    """
+    weight = weight.reshape(rows.residuals.shape[1], -1, windows.shape[-1])
+    weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)
+    found = [rows]
+    for kink in KINKS[1:]:
+        features = gate(windows - kink)
+        lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), widened(weight))
+        found.append(rows._replace(features=features, residuals=rows.residuals + lost))
+    return found
+
+
+@torch.no_grad()
+def nearest_kinks(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> tuple[list[Moments], Tensor]:
+    """The folds with the kink of least error held out in each group, and (g,) these kinks.
+
+    `sums` are the folds for each of the KINKS. The ridge has the weakest strength.
+    """
+    errors = torch.stack([held_out_error(folds, STRENGTHS[0], intercept=intercept) for folds in sums])
+    nearest = errors.argmin(0)
+    groups = torch.arange(len(nearest), device=nearest.device)
+    found = []
+    for fold in zip(*sums, strict=True):
+        alike = zip(*(choice.sums for choice in fold), strict=True)
+        found.append(Moments(fold[0].count, *(torch.stack(choices)[nearest, groups] for choices in alike)))
+    return found, torch.tensor(KINKS, dtype=torch.float64, device=nearest.device)[nearest]

@@ -20,15 +20,16 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
+from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.refit.always_on import find_directions
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
-from hf_lgelu.refit.gate_units import find_gate_units
+from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
-from hf_lgelu.refit.verdict import ConversionRefusedError, can_take_steps
-from hf_lgelu.refit.widen import has_biases
+from hf_lgelu.refit.verdict import can_take_steps
+from hf_lgelu.refit.widen import has_biases, widen_original, without_values
 
 
 class Maker(Protocol):
@@ -56,14 +57,13 @@ def can_be_wider(task: Task) -> bool:
     """Whether the blocks can have more units: plain linear layers, and a config with a key for the width."""
     if "place" not in possible_rungs(task):
         return False
+    program = task.programs.of(task.folds.first)
+    found = find_layers(program, task.model, task.programs.sites)
     try:
-        place = pkgutil.resolve_name(RUNGS["place"].made_by)(
-            replace(task, config=replace(task.config, effort="place", width=1.25))
-        )
-    except (ConversionRefusedError, ValueError):  # ValueError: gates that are no ReLU
+        wide = widen_original(without_values(task.model), program, found, 1.25)
+    except UnsupportedConfigError:
         return False
-    units = find_gate_units(task.programs.of(task.folds.first))
-    return has_biases(place.original, units) or bool(find_directions(task.model, units, task.folds))
+    return has_biases(wide, found.units) or bool(find_directions(task.model, found.units, task.folds))
 
 
 def build_rungs(task: Task) -> list[Maker]:

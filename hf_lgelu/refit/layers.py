@@ -6,15 +6,19 @@ sum, the map on the other side of the sum is a consumer, too: its output can cor
 """
 
 import math
+import operator
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 
 from hf_lgelu.models.dataflow import (
+    COPIES,
+    RESHAPES,
     AffineOperation,
     DataFlow,
     describe,
@@ -26,90 +30,46 @@ from hf_lgelu.models.dataflow import (
     users,
 )
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.aim import Aim, AimFinder
-from hf_lgelu.refit.features import Geometry, read_geometry, row_width
-from hf_lgelu.refit.gate_units import GateUnit, find_gate_units, product_behind, views_back
+from hf_lgelu.refit.linear_map import BATCH_NORMS, AimFinder, Bias, Geometry, LinearMap, read_geometry
 from hf_lgelu.refit.program import Program, upstream
 
-_PRODUCTS = frozenset(("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution"))
-_OTHER_LAYERS = frozenset(("bilinear", "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu"))
+# Operations that mix channels, and may take their weights in a form that is no plain linear layer.
+_MIXERS = frozenset(
+    ("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution", "bilinear",
+     "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu")
+)  # fmt: skip
 
-
-@dataclass(frozen=True)
-class LinearMap:
-    """A linear map behind gates: its operation, how its features are read off its input, and its aim."""
-
-    operation: AffineOperation
-    geometry: Geometry
-    aim: Aim
-    bias: "Bias | None"
-
-    @property
-    def name(self) -> str:
-        """The name of the module that holds the weight."""
-        weight = cast(str, self.operation.weight)  # a map that mixes channels has a weight
-        return weight.rpartition(".")[0] or weight
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """The names of the weight and of the parameter that takes the constant."""
-        return (self.operation.weight, *(() if self.bias is None else (self.bias.parameter,)))
-
-    @property
-    def width(self) -> int:
-        """The number of features in a row."""
-        return row_width(self.operation, self.geometry)
-
-    @property
-    def data(self) -> Node:
-        """The input of the map."""
-        return self.operation.data
-
-    @property
-    def node(self) -> Node:
-        """The output of the map."""
-        return self.operation.node
-
-
-@dataclass(frozen=True)
-class Bias:
-    """A parameter to which a constant per channel can be added, and ∂aim/∂parameter per channel."""
-
-    parameter: str
-    scale: Tensor
+Refused = dict[tuple[str, str], set[int]]
+"""{(name, reason): gates before} of maps that cannot be refitted."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """The maps that feed one sum and are solved together (most often a single map), and the gates before them.
 
-    A layer without gates reads what gated units have written (`_readers`). `unit` is the gate of a depthwise map, where
-    nothing else takes its output: the map mixes no channels, so the kinks of its gate are chosen with its weights.
-    `more_uses` are the other places where a forward pass uses the map (one layer for all depths, a head for several
-    sizes): the rows of all uses are one least-squares problem. `is_used_in_turn` says whether one reads what another
-    has written.
+    Args:
+        sites: the gates; a layer without gates reads what gated units have written (`_readers`).
+        uses: the maps at each place of a forward pass that uses them (one layer for all depths, a head for several
+            sizes): the rows of all uses are one least-squares problem.
+        is_used_in_turn: whether one use reads what another has written.
+        unit: the gate of a depthwise map, where nothing else takes its output: the map mixes no channels, so the kinks
+            of its gate are chosen with its weights.
     """
 
-    maps: tuple[LinearMap, ...]
     sites: tuple[int, ...]
-    unit: GateUnit | None = None
-    more_uses: tuple[LinearMap, ...] = ()
-    is_used_in_turn: bool = False
+    uses: tuple[tuple[LinearMap, ...], ...]
+    is_used_in_turn: bool
+    unit: "GateUnit | None"
+
+    @property
+    def maps(self) -> tuple[LinearMap, ...]:
+        """The maps, where they are used first."""
+        return self.uses[0]
 
     @property
     def name(self) -> str:
         """The names of the maps, joined."""
         return " and ".join(consumer.name for consumer in self.maps)
-
-    @property
-    def aim(self) -> Node:
-        """The node whose value in the original the layer has to reproduce."""
-        return self.maps[0].aim.node
-
-    @property
-    def uses(self) -> tuple[tuple[LinearMap, ...], ...]:
-        """The maps at each place where they are used."""
-        return (self.maps, *((use,) for use in self.more_uses))
 
     @property
     def width(self) -> int:
@@ -131,78 +91,80 @@ class Unfit:
     reason: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Layers:
     """The layers to refit, in the order of computation, and the maps that cannot be refitted.
 
     `beside` are gates that run, but that no compared output depends on; `misread` the names of gates that work in place
     on what is used again: the program has no operations in place, and would compute something else than the model.
+    `units` are the gates whose input is a map's output.
     """
 
-    layers: list[Layer] = field(default_factory=list)
-    unfit: list[Unfit] = field(default_factory=list)
-    beside: list[int] = field(default_factory=list)
-    misread: list[str] = field(default_factory=list)
-
-    def refuse(self, name: str, sites: tuple[int, ...], reason: str) -> None:
-        """Note a map that cannot be refitted: once, however often the map runs and however many gates lead to it."""
-        for place, known in enumerate(self.unfit):
-            if (known.name, known.reason) == (name, reason):
-                sites = tuple(sorted({*known.sites, *sites}))
-                self.unfit[place] = Unfit(name, sites, reason)
-                return
-        self.unfit.append(Unfit(name, sites, reason))
+    layers: list[Layer]
+    unfit: list[Unfit]
+    beside: list[int]
+    misread: list[str]
+    units: list["GateUnit"]
 
 
 def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
-    flow = program.flow
+    flow, refused = program.flow, cast(Refused, defaultdict(set))
     finder = AimFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
-    reached: dict[Node, set[int]] = {}
-    found = Layers()
+    reached: dict[Node, set[int]] = defaultdict(set)
+    beside, misread = [], []
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
         if not calls and index in flow.reached:
-            found.beside.append(index)
+            beside.append(index)
         elif not calls:
-            found.refuse(site.name, (index,), "the inputs never reach this gate")
+            refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
-            if getattr(site.module, "inplace", False) and any(
-                order.get(user, 0) > order[call] for user in users(call.args[0])
-            ):
-                found.misread.append(site.name)
-            for consumer in _consumers(program, call, finder, found, index, site.name):
-                reached.setdefault(consumer, set()).add(index)
-    maps: list[tuple[LinearMap, set[int]]] = []
-    others: dict[Node, tuple[LinearMap, ...]] = {}
+            in_place = getattr(site.module, "inplace", False)
+            if in_place and any(order.get(user, 0) > order[call] for user in users(call.args[0])):
+                misread.append(site.name)
+            for consumer in _consumers(program, call, finder, refused, index, site.name):
+                reached[consumer].add(index)
+
+    behind: list[tuple[list[LinearMap], set[int]]] = []  # each map where it is used, and the gates before it
     for node in sorted(reached, key=order.__getitem__):
-        if any(node is use.node for uses in others.values() for use in uses):
+        if any(node is use.node for uses, _ in behind for use in uses):
             continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
-        geometry = read_geometry(operation)
-        reason = _why_not(program, model, operation, geometry)
-        if reason is not None or geometry is None:
-            found.refuse(operation.weight or describe(node), tuple(sorted(reached[node])), str(reason))
-            continue
-        first, *rest = uses = [_map_at(program, finder, use) for use in _uses(program, operation)]
-        if not all(torch.equal(use.aim.scale, first.aim.scale) for use in rest):
+        reason = _why_not(program, model, operation)
+        uses = [] if reason else [_map_at(program, finder, use) for use in _uses(program, operation)]
+        if not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
             reason = f"{operation.weight} is used {len(uses)} times in a forward pass, with another scale behind"
-            found.refuse(operation.weight_name, tuple(sorted(reached[node])), reason)
-            continue
-        others[first.node] = tuple(rest)
-        maps.append((first, set().union(*(reached.get(use.node, ()) for use in uses))))
-    maps += [(reader, set()) for reader in _readers(program, model, finder, reached)]
-    units = {flow.calls[unit.site][0]: unit for unit in find_gate_units(program) if unit.other is None}
+        if reason is not None:
+            refused[operation.weight or describe(node), reason].update(reached[node])
+        else:
+            behind.append((uses, set().union(*(reached.get(use.node, ()) for use in uses))))
+    behind += [([reader], set()) for reader in _readers(program, model, finder, reached)]
+
+    # Maps with the same aim and layout make a layer together; a grouped or a shared map is one alone.
+    together: dict[Any, list[tuple[list[LinearMap], set[int]]]] = defaultdict(list)
+    for uses, gates in behind:
+        first = uses[0]
+        alone = first.node if first.geometry.groups > 1 or len(uses) > 1 else None
+        key = (first.aim.node, shape_of(first.node), first.operation.channel_axis, first.aim.layout, not gates, alone)
+        together[key].append((uses, gates))
+    units = find_gate_units(program)
     layers = []
-    for layer in _grouped(maps, others):
-        more = others.get(layer.maps[0].node, ())
-        written = program.downstream([use.node for use in (layer.maps[0], *more)]) if more else set()
-        in_turn = any(use.data in written for use in more)
-        unit = None if more else _unit_before(layer, units)
-        layers.append(replace(layer, unit=unit, more_uses=more, is_used_in_turn=in_turn))
-    found.layers = sorted(layers, key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
-    return found
+    for entries in together.values():
+        maps, more = tuple(uses[0] for uses, _ in entries), entries[0][0][1:]
+        written = program.downstream([maps[0].node, *(use.node for use in more)]) if more else ()
+        layers.append(
+            Layer(
+                sites=tuple(sorted(set().union(*(gates for _, gates in entries)))),
+                uses=(maps, *((use,) for use in more)),
+                is_used_in_turn=any(use.data in written for use in more),
+                unit=None if more else _unit_before(maps[0], {flow.calls[unit.site][0]: unit for unit in units}),
+            )
+        )
+    layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
+    unfit = [Unfit(name, tuple(sorted(gates)), reason) for (name, reason), gates in refused.items()]
+    return Layers(layers, unfit, beside, misread, units)
 
 
 def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
@@ -227,26 +189,34 @@ def _uses(program: Program, operation: AffineOperation) -> list[AffineOperation]
 
 
 def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> LinearMap:
-    """A map with its aim."""
-    aim = finder.find(operation.node, cast(int, operation.channel_axis))
-    return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, _bias(program, operation, aim))
+    """A map with its aim, and with its bias or that of a BatchNorm behind it, if it is used as often as the weight."""
+    flow, aim = program.flow, finder.find(operation.node, cast(int, operation.channel_axis))
+    behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
+    times = len(flow.parameter_users(operation.weight_name))
+    biases = (
+        Bias(name, scale)
+        for name, scale in ((operation.bias, aim.scale), (behind, aim.scale_behind_norm))
+        if name is not None and len(flow.parameter_users(name)) == times and not flow.is_tied(name)
+    )
+    return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
 
-def _unit_before(layer: Layer, units: Mapping[Node, GateUnit]) -> GateUnit | None:
-    """The gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
-    consumer = layer.maps[0]
+def _unit_before(consumer: LinearMap, units: Mapping[Node, "GateUnit"]) -> "GateUnit | None":
+    """The plain gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
         return None
     path = [*views_back(consumer.data)]
     unit = units.get(path[-1])
     is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(consumer.data)
-    if unit is None or unit.before.bias is None or not is_alone:
+    if unit is None or unit.other is not None or unit.before.bias is None or not is_alone:
         return None
     return unit if unit.before.channel_axis == consumer.operation.channel_axis else None
 
 
-def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, site: int, gate: str) -> Iterator[Node]:
-    """The linear maps on the paths from a gate's output; a path without a map is noted in `found`."""
+def _consumers(
+    program: Program, call: Node, finder: AimFinder, refused: Refused, site: int, gate: str
+) -> Iterator[Node]:
+    """The linear maps on the paths from a gate's output; a path without a map is noted in `refused`."""
     waiting, seen = [call], {call}
     while waiting:
         node = waiting.pop()
@@ -259,10 +229,10 @@ def _consumers(program: Program, call: Node, finder: AimFinder, found: Layers, s
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
-                found.refuse(gate, (site,), reason)
+                refused[gate, reason].add(site)
             elif _holds_weights(program, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
-                found.refuse(describe(user), (site,), reason)
+                refused[describe(user), reason].add(site)
             else:
                 other = _map_beside(program, finder, user, node)
                 if other is None:
@@ -281,12 +251,10 @@ def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Coll
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in program.downstream(products):
         operation = read_affine(node, program.flow) if node not in behind else None
-        if operation is None or not operation.mixes:
+        if operation is None or not operation.mixes or _why_not(program, model, operation) is not None:
             continue
-        geometry = read_geometry(operation)
-        if geometry is None or geometry.kind != "linear" or _why_not(program, model, operation, geometry) is not None:
-            continue
-        if len(program.flow.parameter_users(operation.weight_name)) == 1:
+        geometry, takers = read_geometry(operation), program.flow.parameter_users(operation.weight_name)
+        if geometry is not None and geometry.kind == "linear" and len(takers) == 1:
             yield _map_at(program, finder, operation)
 
 
@@ -295,7 +263,7 @@ def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
     name = operation_name(node)
     # An operation of a library's own (the experts of transformers) with weights can be anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
-    if not (foreign or name in _PRODUCTS or name in _OTHER_LAYERS or name.startswith("conv")):
+    if not (foreign or name in _MIXERS or name.startswith("conv")):
         return False
     fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
     return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
@@ -319,23 +287,22 @@ def _map_beside(program: Program, finder: AimFinder, user: Node, node: Node) -> 
 
 def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
     """The map with the axes of its stored weight, where the weight is used transposed (Falcon's `x @ weight.T`)."""
-    views = [operand for operand in operation.node.all_input_nodes if flow.parameter(operand) == operation.weight]
-    if operation.is_direct or operation.input_axis is None or not _is_transposition(views[0], flow):
+    view = next(each for each in operation.node.all_input_nodes if flow.parameter(each) == operation.weight)
+    if operation.is_direct or operation.input_axis is None or len(shape_of(view)) != 2:
+        return operation
+    name = operation_name(view)
+    is_turned = (
+        name in ("t", "numpy_T")
+        or (name == "permute" and [axis % 2 for axis in view.args[1]] == [1, 0])
+        or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
+    )
+    if not is_turned or not flow.is_direct(view.args[0]):
         return operation
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
 
-def _is_transposition(view: Node, flow: DataFlow) -> bool:
-    if len(shape_of(view)) != 2 or not flow.is_direct(view.args[0]):
-        return False
-    name = operation_name(view)
-    if name == "permute":
-        return [axis % 2 for axis in view.args[1]] == [1, 0]
-    return name in ("t", "numpy_T") or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
-
-
-def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geometry: Geometry | None) -> str | None:
-    flow, weight = program.flow, cast(str, operation.weight)
+def _why_not(program: Program, model: nn.Module, operation: AffineOperation) -> str | None:
+    flow, weight, geometry = program.flow, operation.weight_name, read_geometry(operation)
     deciding = sizes_decided_by(operation.node, program.operations)
     if any(is_site(source) for node in deciding for source in upstream(node)):
         return (
@@ -359,24 +326,100 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation, geo
     return None
 
 
-def _bias(program: Program, operation: AffineOperation, aim: Aim) -> Bias | None:
-    """The bias of the map, or the bias of a BatchNorm behind the map; used as often as the map's weight."""
-    norms = None if aim.norm is None else program.flow.parameter(aim.norm.args[2])
-    for name, scale in ((operation.bias, aim.scale), (norms, aim.scale_behind_norm)):
-        uses = [] if name is None else program.flow.parameter_users(name)
-        if name is not None and len(uses) == len(_uses(program, operation)) and not program.flow.is_tied(name):
-            return Bias(name, scale)
+@dataclass(frozen=True)
+class GateUnit:
+    """A gate, the operation that makes its input, and the other half of a gated unit, or None.
+
+    `owns_other` says whether the other half alone uses its parameters.
+    """
+
+    site: int
+    before: AffineOperation
+    other: AffineOperation | None
+    owns_other: bool = False
+
+    @property
+    def maps(self) -> tuple[AffineOperation, ...]:
+        """The maps of the unit: before the gate, and the other half where the unit owns it."""
+        return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
+
+
+def find_gate_units(program: Program) -> list[GateUnit]:
+    """The gates whose input is the output of an affine map with parameters of its own, by site."""
+    found, used_once = [], program.flow.are_used_once
+    for site, calls in sorted(program.flow.calls.items()):
+        before = affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
+        if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
+            continue
+        other = _other_half(program, calls[0])
+        # Of a module, which computes no more: its hooks then see the values. A block that multiplies by parameters of
+        # its own does not call them "weight".
+        if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
+            continue
+        found.append(GateUnit(site, before, other, other is not None and used_once(*other.parameters)))
+    return found
+
+
+def affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
+    """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
+    is_reshaped = False
+    while users(node) == [user]:
+        operation = read_affine(node, program.flow) or _read_norm(program, node)
+        if operation is not None:
+            if operation.channel_axis is not None:
+                return None if is_reshaped and operation.channel_axis != -1 else operation
+            # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
+            weights = [each for each in operation.node.all_input_nodes
+                       if program.flow.parameter(each) == operation.weight]  # fmt: skip
+            return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
+        name = operation_name(node)
+        if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
+            is_reshaped = True
+        elif name not in COPIES:
+            return None
+        node, user = node.args[0], node
     return None
 
 
-def _grouped(maps: Sequence[tuple[LinearMap, set[int]]], others: Mapping[Node, Sequence[LinearMap]]) -> Iterator[Layer]:
-    """The maps in layers: maps with the same aim and layout together; grouped, or with `others`, a map alone."""
-    together: dict[Any, list[tuple[LinearMap, set[int]]]] = {}
-    for entry in maps:
-        consumer = entry[0]
-        alone = consumer.node if consumer.geometry.groups > 1 or others.get(consumer.node) else None
-        key = (consumer.aim.node, shape_of(consumer.node), consumer.operation.channel_axis, consumer.aim.layout)
-        together.setdefault((*key, not entry[1], alone), []).append(entry)
-    for entries in together.values():
-        sites = sorted(set().union(*(sites for _, sites in entries)))
-        yield Layer(tuple(consumer for consumer, _ in entries), tuple(sites))
+def _read_norm(program: Program, node: Node) -> AffineOperation | None:
+    """The BatchNorm with fixed statistics whose first output is `node`, as an affine operation, or None."""
+    norm = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
+    if norm is None or operation_name(norm) not in BATCH_NORMS:
+        return None
+    weight, bias = (program.flow.parameter(operand) for operand in norm.args[1:3])
+    if weight is None or bias is None:
+        return None
+    return AffineOperation(norm, norm.args[0], weight, bias, channel_axis=1 - len(shape_of(node)), output_axis=0)
+
+
+def _other_half(program: Program, call: Node) -> AffineOperation | None:
+    """The map whose output is multiplied by the gate's output, or None."""
+    product = product_behind(call)
+    if product is None:
+        return None
+    node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
+    operation = affine_source(program, node, product)
+    return operation if operation is not None and operation.mixes and operation.is_direct else None
+
+
+def product_behind(call: Node) -> Node | None:
+    """The product of a gate's output with another tensor of its shape, if nothing else uses the gate's output."""
+    current = call
+    while len(users(current)) == 1:
+        user = users(current)[0]
+        if operation_name(user) == "mul":
+            operands = [operand for operand in user.args[:2] if isinstance(operand, Node)]
+            alike = len(operands) == 2 and shape_of(operands[0]) == shape_of(operands[1]) == shape_of(user)
+            return user if alike and operands[0] is not operands[1] else None
+        if operation_name(user) not in COPIES:
+            return None
+        current = user
+    return None
+
+
+def views_back(node: Node, source: Node | None = None) -> Iterator[Node]:
+    """A node, and those that it is a view or a copy of, back to `source` at most."""
+    yield node
+    while node is not source and operation_name(node) in COPIES | RESHAPES:
+        node = node.args[0]
+        yield node

@@ -34,7 +34,7 @@ from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
-from hf_lgelu.refit.weights import add_constant, forget_quantizer, write_refit
+from hf_lgelu.refit.weights import forget_quantizer, write_refit
 
 
 class OutOfTimeError(Exception):
@@ -173,8 +173,6 @@ class Refit:
                 fit = _fitted(layer, moments)
                 total = functools.reduce(operator.add, moments)
                 write_refit(student, program, layer, fit, total)
-                if layer.unit is not None and index in carrier.kinks:
-                    add_constant(student, layer.unit.before, slice(None), -carrier.kinks[index], None)
                 self.write_behind(student, index)
                 done.append(_described(layer, fit, total, names, carrier.note(index), self.note(layer)))
                 work.save(index, student, done[-1])

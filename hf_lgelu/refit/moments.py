@@ -1,12 +1,11 @@
 """Sums over rows from which a ridge is solved and scored: memory does not grow with the rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 
 from hf_lgelu.refit.processes import summed
@@ -14,7 +13,6 @@ from hf_lgelu.refit.processes import summed
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
 WAITING = 4096  # rows, until they are summed
-_SUMS = ("feature_sum", "residual_sum", "target_sum", "gram", "cross", "residual_square", "target_square")
 
 
 @dataclass(eq=False)
@@ -97,39 +95,34 @@ class Moments:
         shift, left = (mean.to(self.gram.device, torch.float64) for mean in (shift, rows.mean(0)))
         return rows, torch.stack((shift + left, left), dim=1)
 
+    @property
+    def sums(self) -> list[Tensor]:
+        """All but the count, in the order of the fields."""
+        return [*vars(self).values()][1:]
+
     def __add__(self, other: "Moments") -> "Moments":
         """The sums over the rows of both."""
-        return Moments(self.count + other.count, *(getattr(self, name) + getattr(other, name) for name in _SUMS))
+        return Moments(self.count + other.count, *map(torch.add, self.sums, other.sums))
 
     def __iadd__(self, other: "Moments") -> "Moments":
         """The sums over the rows of both, added in place: for wide maps each sum is a large matrix."""
         self.count += other.count
-        for name in _SUMS:
-            getattr(self, name).add_(getattr(other, name))
+        for total, more in zip(self.sums, other.sums, strict=True):
+            total += more
         return self
 
     def __sub__(self, other: "Moments") -> "Moments":
         """The sums over the rows that are not in `other`; all rows of `other` must be in `self`."""
-        return Moments(self.count - other.count, *(getattr(self, name) - getattr(other, name) for name in _SUMS))
-
-    @classmethod
-    def picked(cls, choices: "Sequence[Moments]", at: Tensor) -> "Moments":
-        """Sums of which each group is that of one of the `choices`, by its index in `at` (g,)."""
-        groups = torch.arange(len(at), device=at.device)
-        sums = (torch.stack([getattr(choice, name) for choice in choices])[at, groups] for name in _SUMS)
-        return cls(choices[0].count, *sums)
+        return Moments(self.count - other.count, *map(torch.sub, self.sums, other.sums))
 
     def is_finite(self) -> bool:
         """Whether all sums are finite."""
-        return all(bool(getattr(self, name).isfinite().all()) for name in _SUMS)
+        return all(bool(total.isfinite().all()) for total in self.sums)
 
     def reduce_over_processes(self) -> "Moments":
         """The sums over the rows of all processes, the same on each process."""
-        if PartialState().num_processes == 1:
-            return self
         count = torch.tensor(self.count, device=self.gram.device)
-        sums = (summed(getattr(self, name)) for name in _SUMS)
-        return Moments(int(summed(count)), *sums)
+        return Moments(int(summed(count)), *map(summed, self.sums))
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -36,9 +36,8 @@ from hf_lgelu.models.example_run import NOT_TAKEN, calls_seen, evaluation_mode, 
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.gate_units import GateUnit, find_gate_units
 from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
-from hf_lgelu.refit.layers import Layer, Layers, find_layers
+from hf_lgelu.refit.layers import GateUnit, Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program, Programs
@@ -71,7 +70,7 @@ class Place(Refit):
             program = task.programs.of(task.folds.first)
             found = find_layers(program, task.model, task.programs.sites)
             try:
-                wider = widen_original(task.model, program, found.layers, width)
+                wider = widen_original(task.model, program, found, width)
             except UnsupportedConfigError as error:
                 keep = task.plan.keep
                 kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
@@ -93,9 +92,8 @@ class Place(Refit):
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Fit the kinks and slopes of all gates, and share out the added units of each block."""
         original, sites, folds, extra = programs.model, programs.sites, self.task.folds, self.original.extra
-        every = find_gate_units(program)
-        directions = find_directions(original, every, folds)  # in the place of biases
-        units = [unit for unit in every if unit.before.bias is not None or unit.site in directions]
+        directions = find_directions(original, found.units, folds)  # in the place of biases
+        units = [unit for unit in found.units if unit.before.bias is not None or unit.site in directions]
         blocks = {block.unit.site: block for block in find_blocks(program, found.layers, units)
                   if extra.get(block.unit.site)}  # fmt: skip
         if any(extra.values()) and not blocks:

@@ -81,8 +81,17 @@ class _Deviations:
             x, r = torch.zeros_like(x), torch.zeros_like(r)
         return cls(n, x, r, gram, cross, square, _scale(gram, moments.gram))
 
+    def change(self, choice: Choice, strength: float | None) -> tuple[Tensor | None, Tensor]:
+        """(weight change transposed (g, d, m) or None for zero, bias change (g, m)) of a candidate."""
+        if strength is not None:
+            return self.solve(strength)
+        return None, torch.zeros_like(self.residual_mean) if choice == "kept" else self.residual_mean
+
     def solve(self, strength: float) -> tuple[Tensor, Tensor]:
-        """(weight change transposed (g, d, m), bias change (g, m))."""
+        """(Δᵀ, δb) with the least Σ‖r − Δx − δb‖² + α·s·‖Δ‖² in each group, s the `scale` and α the strength.
+
+        The intercept δb is not penalized. Features that do not vary (dead units) get no change.
+        """
         varies = self.scale > 0
         penalty = torch.where(varies, strength * self.scale, 1.0)[:, None]
         system, right = self.gram * varies[:, None, None], self.cross * varies[:, None, None]
@@ -115,22 +124,6 @@ def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
     return vectors @ ((vectors.mT @ right) * inverse[:, :, None])
 
 
-@torch.no_grad()
-def solve_ridge(moments: Moments, strength: float, *, intercept: bool) -> tuple[Tensor, Tensor]:
-    """The ridge of one strength: min Σ‖r − Δx − δb‖² + α·s·‖Δ‖² for each group, s the mean eigenvalue of the features'
-    covariance, or 100 times that without the largest hundredth, where that is less.
-
-    The intercept δb is not penalized; without one, s and the sums are those around zero. Features that do not vary
-    (dead units) get no change.
-
-    Returns:
-        (Δ (g, m, d), δb (g, m)), float64.
-    """
-    _check([moments])
-    change, bias_change = _Deviations.of(moments, intercept).solve(strength)
-    return change.mT.contiguous(), bias_change
-
-
 def held_out_once(width: int, rows: int) -> bool:
     """Whether `fit_ridge` holds out only the first fold: then the other folds may be added up."""
     return width >= _ONE_HOLD_OUT_FROM and rows >= width
@@ -147,77 +140,49 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[flo
     single fold then gets no change.
     """
     _check(folds)
-    if len(folds) == 1:
-        weights, bias = solve_ridge(folds[0], STRENGTHS[0], intercept=intercept)
-        if weaker:
-            return RidgeFit("kept", None, torch.zeros_like(weights), torch.zeros_like(bias), None, None)
-        return RidgeFit("refit", STRENGTHS[0], weights, bias, None, None)
-    candidates: list[tuple[Choice, float | None]] = [("kept", None)]
-    if intercept:
-        candidates.append(("bias only", None))
-    candidates += [("refit", strength) for strength in reversed((*weaker, *STRENGTHS))]
     total = reduce(operator.add, folds)
-    # Every fold is held out once, or of a wide map the first alone. A quarter of few rows decides by chance: on a
-    # GPT-2 of 512 and 64 rows the KL became 0.0072 in place of 0.0063.
-    width = total.gram.shape[-1]
-    wide = held_out_once(width, total.count)
-    held_out_in_turn = folds[:1] if wide else folds
-    errors = torch.zeros(len(candidates), dtype=torch.float64)
-    for held_out in held_out_in_turn:
-        fitted = reduce(operator.add, folds[1:]) if wide else total - held_out
-        errors += _scores(_Deviations.of(fitted, intercept), _Deviations.of(held_out, intercept), candidates, wide)
-    best = int(errors.argmin())  # the first of equal ones
+    best: tuple[Choice, float | None] = ("kept", None) if weaker else ("refit", STRENGTHS[0])
+    before = after = None
+    if len(folds) > 1:
+        candidates: list[tuple[Choice, float | None]] = [("kept", None)]
+        if intercept:
+            candidates.append(("bias only", None))
+        candidates += [("refit", strength) for strength in reversed((*weaker, *STRENGTHS))]
+        # Every fold is held out once, or of a wide map the first alone. A quarter of few rows decides by chance: on a
+        # GPT-2 of 512 and 64 rows the KL became 0.0072 in place of 0.0063.
+        wide = held_out_once(total.gram.shape[-1], total.count)
+        errors = torch.zeros(len(candidates), dtype=torch.float64)
+        for held_out in folds[:1] if wide else folds:
+            rest = reduce(operator.add, folds[1:]) if wide else total - held_out
+            fitted, unseen = _Deviations.of(rest, intercept), _Deviations.of(held_out, intercept)
+            rising = False
+            for index in reversed(range(len(candidates))):  # from the weakest strength up, those without a solve last
+                if rising and candidates[index][1] is not None:
+                    errors[index] = torch.inf
+                    continue
+                errors[index] += unseen.squared_error(*fitted.change(*candidates[index])).sum().cpu()
+                rising = wide and index + 1 < len(candidates) and bool(errors[index] > errors[index + 1])
+        targets, first = folds[0] if wide else total, int(errors.argmin())  # the first of equal ones
+        square = float(targets.target_square.sum())
+        spread = square - float(targets.target_sum.square().sum() / targets.count)
+        best = candidates[first]
+        if spread > _NO_SPREAD * square:
+            before, after = (float(errors[index]) / spread for index in (0, first))
     everything = _Deviations.of(total, intercept)
-    choice, strength = candidates[best]
-    found, bias_change = _change(everything, candidates[best])
-    change = torch.zeros_like(everything.cross) if found is None else found
-    before, after = (_relative(float(errors[index]), folds[0] if wide else total) for index in (0, best))
-    return RidgeFit(choice, strength, change.mT.contiguous(), bias_change, before, after)
+    change, bias_change = everything.change(*best)
+    change = torch.zeros_like(everything.cross) if change is None else change
+    return RidgeFit(*best, change.mT.contiguous(), bias_change, before, after)
 
 
 @torch.no_grad()
-def nearest_features(choices: Sequence[Sequence[Moments]], *, intercept: bool) -> Tensor:
-    """(g,) for each group, which of several features to take: the index of those with the least error held out.
-
-    `choices` are the folds of each, fitted with the weakest strength.
-    """
-    errors = []
-    for folds in choices:
-        _check(folds)
-        total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
-        for held_out in folds:
-            fitted = _Deviations.of(total - held_out, intercept).solve(STRENGTHS[0])
-            error += _Deviations.of(held_out, intercept).squared_error(*fitted)
-        errors.append(error)
-    return torch.stack(errors).argmin(0)
-
-
-def _scores(
-    fitted: _Deviations, unseen: _Deviations, candidates: Sequence[tuple[Choice, float | None]], wide: bool
-) -> Tensor:
-    """The squared error of each candidate on the rows held out. For a wide map, ∞ for all strengths above the first at
-    which the error rises."""
-    scores = torch.full((len(candidates),), torch.inf, dtype=torch.float64)
-    rising = False
-    for index in reversed(range(len(candidates))):  # from the weakest strength up; candidates without a solve come last
-        if candidates[index][1] is None or not rising:
-            scores[index] = unseen.squared_error(*_change(fitted, candidates[index])).sum().cpu()
-            rising = wide and index + 1 < len(candidates) and bool(scores[index] > scores[index + 1])
-    return scores
-
-
-def _change(fitted: _Deviations, candidate: tuple[Choice, float | None]) -> tuple[Tensor | None, Tensor]:
-    """(Δᵀ or None for zero, δb)."""
-    choice, strength = candidate
-    if strength is not None:
-        return fitted.solve(strength)
-    return None, torch.zeros_like(fitted.residual_mean) if choice == "kept" else fitted.residual_mean
-
-
-def _relative(squared_error: float, targets: Moments) -> float | None:
-    square = float(targets.target_square.sum())
-    spread = square - float(targets.target_sum.square().sum() / targets.count)
-    return squared_error / spread if spread > _NO_SPREAD * square else None
+def held_out_error(folds: Sequence[Moments], strength: float, *, intercept: bool) -> Tensor:
+    """(g,) Σ‖r − Δx − δb‖² over all rows, those of each fold by the ridge of one strength on the other folds."""
+    _check(folds)
+    total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
+    for held_out in folds:
+        fitted = _Deviations.of(total - held_out, intercept).solve(strength)
+        error += _Deviations.of(held_out, intercept).squared_error(*fitted)
+    return error
 
 
 def _check(folds: Sequence[Moments]) -> None:

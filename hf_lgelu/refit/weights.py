@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow import AffineOperation
-from hf_lgelu.refit.aim import norm_epsilon
-from hf_lgelu.refit.layers import Layer, LinearMap
+from hf_lgelu.refit.layers import Layer
+from hf_lgelu.refit.linear_map import LinearMap, norm_epsilon
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit

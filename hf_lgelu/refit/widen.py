@@ -4,6 +4,7 @@ The added weights are zero, so the copy computes the same function. The conversi
 same shape.
 """
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,10 @@ from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, co
 from hf_lgelu.models.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
-from hf_lgelu.refit.features import read_geometry
-from hf_lgelu.refit.gate_units import GateUnit, affine_source, find_gate_units, product_behind, views_back
 from hf_lgelu.refit.kinks import MOST_KINKS
-from hf_lgelu.refit.layers import Layer, LinearMap
+from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, product_behind, views_back
 from hf_lgelu.refit.layerwise import WiderOriginal
+from hf_lgelu.refit.linear_map import LinearMap, read_geometry
 from hf_lgelu.refit.program import Program
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
@@ -102,18 +102,18 @@ def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateU
     return found
 
 
-def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], budget: float) -> WiderOriginal:
+def widen_original(model: nn.Module, program: Program, found: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `program` and `layers` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is. Where no
-    key of the config adds biases, the copy has none (see always_on.py); then it gets wider only if all blocks are gated
-    units.
+    `program` and the layers `found` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is.
+    Where no key of the config adds biases, the copy has none (see always_on.py); then it gets wider only if all blocks
+    are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
     blocks = [
         block
-        for block in find_blocks(program, layers, find_gate_units(program))
+        for block in find_blocks(program, found.layers, found.units)
         if all(_sizes(_owner(model, operation)) for operation in block.maps)
     ]
     if budget > 1 and not blocks:
@@ -140,6 +140,12 @@ def widen_original(model: nn.Module, program: Program, layers: Sequence[Layer], 
             raise
         wide, changes = padded(model, blocks, extra, biases=False)
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
+
+
+def without_values(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters have shapes and no values, for questions that only shapes answer."""
+    empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
+    return copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
 
 
 def has_biases(wide: WiderOriginal, units: Sequence[GateUnit]) -> bool:

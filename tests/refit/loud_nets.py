@@ -11,7 +11,6 @@ from transformers import (
 )
 
 from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import find_blocks
@@ -69,5 +68,5 @@ def traced(model, inputs):
     """(gates, what a trace of the model computes, layers behind the gates, blocks) by these inputs."""
     sites = find_sites(model)
     program = Program(model, sites, inputs)
-    layers = find_layers(program, model, sites).layers
-    return sites, program, layers, find_blocks(program, layers, find_gate_units(program))
+    found = find_layers(program, model, sites)
+    return sites, program, found, find_blocks(program, found.layers, found.units)

@@ -12,8 +12,8 @@ from hf_lgelu.models.batches import read_batches
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.gate_units import find_gate_units
 from hf_lgelu.refit.kinks import Kinks
+from hf_lgelu.refit.layers import find_gate_units
 from hf_lgelu.refit.place import gather_placements, write_placement
 from hf_lgelu.refit.program import Program, Programs
 

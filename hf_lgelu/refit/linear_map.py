@@ -1,0 +1,317 @@
+"""A linear map behind gates: the rows of its least-squares problem, and the value that it has to reproduce.
+
+A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. The refit
+aims at the value behind these three operations, not at the map's own output. So it also corrects the drift on the
+skip path.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from hf_lgelu.models.dataflow import (
+    CONVOLUTIONS,
+    COPIES,
+    RESHAPES,
+    AffineOperation,
+    operation_name,
+    shape_of,
+    users,
+)
+
+BATCH_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
+_MOVES = RESHAPES | {"permute", "transpose"}
+
+Sizes = Callable[[Node], Sequence[int]]
+"""node → the shape of its value."""
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """A linear map behind gates: its operation, how its features are read off its input, its aim and its constant."""
+
+    operation: AffineOperation
+    geometry: "Geometry"
+    aim: "Aim"
+    bias: "Bias | None"
+
+    @property
+    def name(self) -> str:
+        """The name of the module that holds the weight."""
+        return self.operation.weight_name.rpartition(".")[0] or self.operation.weight_name
+
+    @property
+    def width(self) -> int:
+        """The number of features in a row: inputs of the map, of a convolution one group's times the kernel's size."""
+        inputs = shape_of(self.data)
+        return inputs[-1] if self.geometry.kind == "linear" else self.geometry.width(inputs[1])
+
+    @property
+    def data(self) -> Node:
+        """The input of the map."""
+        return self.operation.data
+
+    @property
+    def node(self) -> Node:
+        """The output of the map."""
+        return self.operation.node
+
+
+@dataclass(frozen=True)
+class Bias:
+    """A parameter to which a constant per channel can be added, and ∂aim/∂parameter per channel."""
+
+    parameter: str
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the weights of a linear map meet its input.
+
+    Args:
+        kind: "linear" (acts on the last axis) or "convolution" (acts on windows of an input (B, C, *S)).
+        groups: of a convolution.
+        kernel: sizes of the kernel, one for each axis of S; so are stride, padding and dilation.
+        stride: steps between windows.
+        padding: zeros before and behind each axis, or "same" or "valid" as in `torch.nn.functional.conv2d`.
+        dilation: steps between the elements of a window.
+    """
+
+    kind: Literal["linear", "convolution"]
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] | Literal["same", "valid"] = ()
+    dilation: tuple[int, ...] = ()
+
+    def feature_rows(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The map's input as rows, so that rows · weight.flatten(1)ᵀ are its outputs without bias.
+
+        Only the chosen windows of a convolution are ever laid out in memory.
+
+        Args:
+            x: (..., d), of a convolution (B, C, *S).
+            positions: (B, p) flat indices into an image's output positions, for each image its own; None takes all.
+
+        Returns (n, groups, features): of a convolution C/groups · prod(kernel) of them, image by image.
+        """
+        if self.kind == "linear":
+            return x.reshape(-1, 1, x.shape[-1])
+        rows = _chosen(self._windows(x), len(self.kernel), positions)
+        return rows.reshape(-1, self.groups, self.width(x.shape[1]))
+
+    def width(self, channels: int) -> int:
+        """The number of features in a row of a convolution of so many channels."""
+        return channels // self.groups * math.prod(self.kernel)
+
+    def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The map's outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
+        if self.kind == "linear":
+            return y.reshape(-1, 1, y.shape[-1])
+        rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
+        return rows.reshape(-1, self.groups, y.shape[1] // self.groups)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """A view (B, *output sizes, C, *kernel) of the padded input."""
+        if self.padding == "same":  # an odd zero goes behind, as in torch
+            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
+            sides = [(total // 2, total - total // 2) for total in totals]
+        else:
+            sides = [] if self.padding == "valid" else [(zeros, zeros) for zeros in self.padding]
+        around = [zeros for side in reversed(sides) for zeros in side]  # `F.pad` takes the last axis first
+        x = F.pad(x, around) if any(around) else x  # no copy without a need
+        for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
+            reach = dilation * (kernel - 1) + 1
+            x = x.unfold(axis, reach, stride)[..., ::dilation]
+        return x.movedim(1, 1 + len(self.kernel))
+
+
+def read_geometry(operation: AffineOperation) -> Geometry | None:
+    """The geometry of a map; None for a map that is not refitted, such as a transposed convolution."""
+    node = operation.node
+    name = operation_name(node)
+    if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
+        return Geometry("linear")
+    if name not in CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
+        return None
+    kernel = shape_of(node.args[1])[2:]
+    options: dict[str, Any] = {}
+    for position, (option, default) in enumerate((("stride", 1), ("padding", 0), ("dilation", 1)), start=3):
+        value = node.args[position] if len(node.args) > position else default
+        if not isinstance(value, str):
+            values = (value,) if isinstance(value, int) else tuple(value)
+            value = values * len(kernel) if len(values) == 1 else values
+        options[option] = value
+    return Geometry("convolution", operation.groups, kernel, **options)
+
+
+def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
+    """(B, wanted) output positions of images in ascending order, on the CPU; None where there are no more.
+
+    They are drawn without replacement from each image's own seed: the same in every batch and on every process.
+    """
+    if wanted >= available:
+        return None
+    generator = torch.Generator()
+    draws = [torch.randperm(available, generator=generator.manual_seed(seed))[:wanted] for seed in seeds]
+    return torch.stack(draws).sort(dim=1).values
+
+
+def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
+    """x (B, *S, ...) at the flat positions (B, p) of its `spatial` axes S: (B, p, ...); None leaves it as it is."""
+    if positions is None:
+        return x
+    images = torch.arange(x.shape[0], device=x.device)[:, None]
+    return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
+
+
+def norm_epsilon(norm: Node) -> float:
+    """The number that a BatchNorm (an operation of BATCH_NORMS) adds to the variance."""
+    return norm.args[7] if operation_name(norm) == "batch_norm" else norm.args[-1]
+
+
+@dataclass(eq=False)
+class Aim:
+    """The last node that a linear map's output reaches through sums, scales and moves alone.
+
+    aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
+
+    Args:
+        node: the aim.
+        shape: of its value, on the traced inputs.
+        channels: the axis of the map's output along which its channels lie, from the left.
+        scale: ∂aim/∂output, per channel.
+        scale_behind_norm: ∂aim/∂(the output of `norm`); without a norm the scale.
+        path: the operations from behind the map up to the aim.
+        layout: the moves (reshape, transposition) on the path, for comparison with another map's.
+        undo: from the layout of the aim back to the output's.
+        norm: the first BatchNorm on the path.
+    """
+
+    node: Node
+    shape: tuple[int, ...]
+    channels: int
+    scale: Tensor
+    scale_behind_norm: Tensor
+    path: list[Node] = field(default_factory=list)
+    layout: tuple[Any, ...] = ()
+    undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)
+    norm: Node | None = None
+
+    def in_output_layout(self, value: Tensor, sizes: Sizes) -> Tensor:
+        """A tensor like the aim, laid out as the map's output."""
+        for move in reversed(self.undo):
+            value = move(value, sizes)
+        return value
+
+    def per_channel(self, factor: Tensor) -> Tensor | None:
+        """A factor, broadcast to the aim's shape, as one number per channel of the map; None for any other factor."""
+        factor = self.in_output_layout(factor.double().cpu().expand(self.shape), shape_of)
+        rows = factor.movedim(self.channels, -1).flatten(0, -2)
+        return rows[0] if torch.equal(rows, rows[:1].expand_as(rows)) else None
+
+    def scale_by(self, factor: Tensor) -> bool:
+        """Whether a factor, broadcast to the aim's shape, is one number per channel; if so, multiply by it."""
+        factors = self.per_channel(factor)
+        if factors is None:
+            return False
+        self.scale = self.scale * factors
+        self.scale_behind_norm = self.scale_behind_norm * factors
+        return True
+
+
+class AimFinder:
+    """The aims of the maps in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
+
+    def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
+        self._varying, self._constant = varying, constant
+
+    def varies(self, node: Node) -> bool:
+        """Whether a node depends on the inputs."""
+        return node in self._varying
+
+    def find(self, output: Node, channel_axis: int) -> Aim:
+        """The aim of a map with this output, whose channels lie along `channel_axis` (from the right)."""
+        shape = shape_of(output)
+        ones = torch.ones(shape[channel_axis], dtype=torch.float64)
+        aim = Aim(output, shape, len(shape) + channel_axis, ones, ones)
+        while len(following := users(aim.node)) == 1 and self._keeps_apart(aim, following[0]):
+            aim.node = following[0]
+            aim.path.append(aim.node)
+        return aim
+
+    def source(self, node: Node) -> Node | None:
+        """The operand whose channels the node keeps apart, or None: the path backwards."""
+        name = operation_name(node)
+        if node.target is operator.getitem and operation_name(node.args[0]) in BATCH_NORMS:
+            return node.args[0]
+        if name in BATCH_NORMS or name in COPIES or name in _MOVES:
+            return node.args[0]
+        if name in ("add", "sub", "mul", "div"):
+            varying = [operand for operand in node.all_input_nodes if operand in self._varying]
+            return varying[0] if len(varying) == 1 else None
+        return None
+
+    def _keeps_apart(self, aim: Aim, user: Node) -> bool:
+        """Whether `user` keeps the channels of an aim apart; if so, its scale and layout are those behind `user`."""
+        name = operation_name(user)
+        if user.target is operator.getitem:
+            return operation_name(user.args[0]) in BATCH_NORMS and user.args[1] == 0
+        if name in BATCH_NORMS:
+            return self._normalizes(aim, user)
+        if name in _MOVES:
+            aim.undo.append(_back(aim.node, user, name))
+            aim.layout += ((name, tuple(map(str, user.args[1:]))),)
+            aim.shape = shape_of(user)
+            return True
+        if name in COPIES:
+            return True
+        if name not in ("add", "sub", "mul", "div"):
+            return False
+        left, right = user.args[:2]
+        if left is right or shape_of(user) != aim.shape or {*user.kwargs.values()} - {1, None}:  # alpha, rounding_mode
+            return False
+        if name == "add" or (name == "sub" and left is aim.node):
+            return True
+        if name == "sub":
+            return aim.scale_by(torch.tensor(-1.0))
+        other = right if left is aim.node else left
+        if other in self._varying or (name == "div" and left is not aim.node):
+            return False
+        factor = torch.as_tensor(self._constant(other) if isinstance(other, Node) else other, dtype=torch.float64)
+        return aim.scale_by(1 / factor if name == "div" else factor)
+
+    def _normalizes(self, aim: Aim, user: Node) -> bool:
+        if user.args[0] is not aim.node or any(node in self._varying for node in user.args[1:5] if node is not None):
+            return False
+        if operation_name(user) == "batch_norm" and user.args[5]:
+            return False
+        scale = (self._constant(user.args[4]).double() + norm_epsilon(user)).rsqrt()
+        if user.args[1] is not None:
+            scale = scale * self._constant(user.args[1]).double()
+        scale = scale.view([1, -1] + [1] * (len(aim.shape) - 2))
+        # A norm over another axis, or over several channels of the map together, has no bias per channel of the map.
+        channels = aim.per_channel(torch.arange(scale.numel()).view(scale.shape))
+        if channels is None or channels.tolist() != list(range(scale.numel())) or not aim.scale_by(scale):
+            return False
+        if aim.norm is None:
+            aim.norm, aim.scale_behind_norm = user, torch.ones_like(aim.scale)
+        return True
+
+
+def _back(before: Node, move: Node, name: str) -> Callable[[Tensor, Sizes], Tensor]:
+    """The reverse of a move, as a function of a value behind it."""
+    if name in RESHAPES:
+        return lambda value, sizes: value.reshape(sizes(before))
+    if name == "permute":
+        order = [axis % len(move.args[1]) for axis in move.args[1]]
+        return lambda value, sizes: value.permute([order.index(axis) for axis in range(len(order))])
+    return lambda value, sizes: value.transpose(*move.args[1:3])
