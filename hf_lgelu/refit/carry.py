@@ -75,7 +75,7 @@ class Values(NamedTuple):
 
 
 class Carrier:
-    """Both networks with every batch of the folds: a context manager, whose layers are visited once each, in order."""
+    """Both networks with every batch of the folds; the layers are visited once each, in order, and `close` ends it."""
 
     def __init__(self, programs: Programs, converted: nn.Module, folds: Folds) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
@@ -89,10 +89,8 @@ class Carrier:
         self.trace = self._trace(folds.first)
         self.layers = self.trace.layers
 
-    def __enter__(self) -> "Carrier":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Forget all values that were carried."""
         self._kept.close()
 
     @torch.no_grad()
@@ -263,7 +261,7 @@ def _of_original(trace: Trace, use: LinearMap, values: Values) -> Values:
     """
     program, converted = trace.program, dict(values.original)
     nodes = program.downstream(gates_before(program, use), upstream(use.aim.node))
-    trace.converted.run(tuple(node for node in program.operations if node in nodes), converted)
+    trace.converted.run(program.in_order(nodes), converted)
     return Values(values.original, converted, values.masks)
 
 

@@ -22,7 +22,7 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
-from hf_lgelu.refit.ladder import build_rungs, can_be_wider, climb, next_rung, possible_rungs
+from hf_lgelu.refit.ladder import build_rungs, can_be_wider, climb, next_rung
 from hf_lgelu.refit.layerwise import Task
 from hf_lgelu.refit.plan import plan_exchange
 from hf_lgelu.refit.processes import known_processes
@@ -154,6 +154,7 @@ def convert_to_relu(
         warnings = (*made, *warnings)
         if not config.outputs:
             warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
+        is_refitted = any(layer.rows for layer in best.layers)
         evaluation, held_out, choosing = None, best.held_out, 0
         if folds.choosing is not folds.held_out:  # other samples than chose the network
             held_out, _ = task.evaluate(best.model, (batch.load() for batch in folds.held_out))
@@ -179,9 +180,9 @@ def convert_to_relu(
             smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
             steps=steps,
             width_share=best.width_share,
-            can_be_wider=config.width == 1 and bool(best.fitted) and can_be_wider(task),
+            can_be_wider=config.width == 1 and is_refitted and can_be_wider(task),
             target=plan.target.title,
-            next_step=next_rung(steps, possible_rungs(task)) if best.fitted else None,
+            next_step=next_rung(task, steps) if is_refitted else None,
             config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))

@@ -30,9 +30,9 @@ def gate_costs(
 ) -> dict[str, float]:
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
 
-    Of outputs that are no class scores, the relative error; infinite where they are not finite. Weights are as they
-    are, so this is an upper end of what the gate costs in a conversion, and the order is what it is for: `keep=3` of
-    `convert_to_relu` leaves the first three as they are. A forward pass a gate and one more; `model` stays as it is.
+    Of outputs that are no class scores, the relative error; infinite where they are not finite. No weight changes, so a
+    conversion costs less: the order is what counts. `keep=3` of `convert_to_relu` leaves the first three as they are.
+    A forward pass a gate and one more; `model` stays as it is.
 
     Args:
         model: as for `convert_to_relu`.
@@ -71,20 +71,20 @@ def swap_costs(
     """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     alone = [TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names]
-    itself, *found = (NetComparison() for _ in range(len(names) + 1))
+    found = [NetComparison() for _ in (model, *names)]  # the first one of the model with itself
     for batch in batches:
         reference = compared_outputs(model, batch.inputs, outputs)
-        itself.add(batch, reference, reference)
-        for swap, comparison in zip(alone, found, strict=True):
+        found[0].add(batch, reference, reference)
+        for swap, comparison in zip(alone, found[1:], strict=True):
             with swap.applied():
                 comparison.add(batch, reference, compared_outputs(model, batch.inputs, outputs))
-    (itself, *found), *others = each_has((itself, *found))
+    found, *others = each_has(found)
     for theirs in others:
-        for comparison, other in zip((itself, *found), theirs, strict=True):
+        for comparison, other in zip(found, theirs, strict=True):
             comparison.merge(other)
-    if not itself.first.rows:
+    if not found[0].first.rows:
         raise ValueError("no input has a prediction that is no padding; give others")
-    if not math.isfinite(itself.change.distance):
+    itself, *costs = (comparison.change.distance for comparison in found)
+    if not math.isfinite(itself):
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
-    costs = {name: comparison.change.distance for name, comparison in zip(names, found, strict=True)}
-    return dict(sorted(costs.items(), key=lambda entry: -entry[1]))
+    return dict(sorted(zip(names, costs, strict=True), key=lambda entry: -entry[1]))

@@ -1,13 +1,10 @@
 """Up the rungs of RUNGS: one after the other, each kept only where samples held out are nearer for it.
 
-The mean of the differences on the samples held out decides, unless the network was chosen on these samples: of
-distillation the nearest of eight looks is taken, and the nearest of eight is nearer in the mean without any effect. So
-the samples are compared in pairs, and the mean of the differences has to be below zero by two of its standard errors.
-With differences of -1 on m of n samples and 0 on the others it is √(m(n - 1)/(n - m)) of them, 1 for one sample however
-far it falls: above 2, at least four of nine or more have come nearer. Of 4,000 random walks without an effect (19 to
-256 samples, steps normal or with lognormal scales) the mean of the nearest look had fallen in 80 %, by one standard
-error in 34 to 40 %, by two in 4 to 8 %. A sign test is no help: where most samples come a little nearer and a tenth
-moves far away it says yes, and what is reported and bounded is the mean.
+The mean of the differences on the samples held out decides. Where the network was chosen on these samples (of
+distillation, the nearest of eight looks), the mean falls without any effect, too: in 80 % of 4,000 random walks (19 to
+256 samples, normal or lognormal steps), by one standard error in 34 to 40 %, by two in 4 to 8 %. So two are asked. One
+sample that falls however far makes one. A sign test says yes where most samples come a little nearer and a tenth moves
+far away, and what is reported and bounded is the mean.
 """
 
 import math
@@ -15,7 +12,7 @@ import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,19 +27,6 @@ from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.verdict import can_take_steps
 from hf_lgelu.refit.widen import has_biases, widen_original, without_values
-
-
-class Maker(Protocol):
-    """What a row of RUNGS names: made of a `Task`, it makes the network of one rung."""
-
-    effort: str
-
-    def make(self, best: Student | None, deadline: float) -> Student:
-        """A new student, compared on the samples held out (`Task.compare`); the networks given stay as they are.
-
-        `best` is the nearest student so far, None on the first rung. Work that lasts ends with OutOfTimeError, or with
-        what it has, when time.perf_counter() is at `deadline`.
-        """
 
 
 def possible_rungs(task: Task) -> list[str]:
@@ -66,7 +50,7 @@ def can_be_wider(task: Task) -> bool:
     return has_biases(wide, found.units) or bool(find_directions(task.model, found.units, task.folds))
 
 
-def build_rungs(task: Task) -> list[Maker]:
+def build_rungs(task: Task) -> list[Any]:
     """The rungs that were asked for. Raises ValueError where there are no samples for them."""
     asked = task.config.rungs
     if len(asked) > 1 and len(possible_rungs(task)) == 1:
@@ -78,13 +62,14 @@ def build_rungs(task: Task) -> list[Maker]:
 
 
 def climb(
-    rungs: Sequence[Maker], config: ConversionConfig, original: nn.Module, started: float | None = None
+    rungs: Sequence[Any], config: ConversionConfig, original: nn.Module, started: float | None = None
 ) -> tuple[Student, tuple[StepTaken, ...]]:
     """The nearest student, and what each rung came to.
 
-    Rungs are tried in turn, from the lowest, until the tolerance is reached or the time is up: no further rung is begun
-    `max_seconds` after `started`, nor one that makes all layers anew when less is left than the first rung took. The
-    lowest rung takes what it takes.
+    A rung (a row of RUNGS) has an `effort` and `make(best, deadline)`, which gives a new student from the nearest so
+    far, None on the first rung, or raises OutOfTimeError. Rungs are tried in turn until the tolerance is reached or the
+    time is up: none is begun `max_seconds` after `started`, nor one that makes all layers anew when less is left than
+    the first rung took. The first takes what it takes.
     """
     metric = None if config.metric is None else Metric(config.metric, original)
     started = time.perf_counter() if started is None else started
@@ -122,14 +107,10 @@ def climb(
     return cast(Student, best), tuple(steps)  # there is one: the lowest rung has no deadline
 
 
-def next_rung(steps: Sequence[StepTaken], possible: Sequence[str]) -> str | None:
-    """The first possible rung above those taken; None at the top.
-
-    >>> next_rung([StepTaken("refit", 0.1, True, 10.0)], ("refit", "place"))
-    'place'
-    """
-    highest = max(EFFORTS.index(step.effort) for step in steps)
-    return next((effort for effort in possible if EFFORTS.index(effort) > highest), None)
+def next_rung(task: Task, steps: Sequence[StepTaken]) -> str | None:
+    """The first possible rung above those taken; None at the top."""
+    higher = EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
+    return next((effort for effort in possible_rungs(task) if effort in higher), None)
 
 
 class Metric:
@@ -143,12 +124,9 @@ class Metric:
             raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
 
     def lost(self, model: nn.Module) -> float:
-        """(original - score) / |original|, below 0 for a better one; infinite for a score that is none. Of processes
-        the main one's."""
+        """(original - score) / |original|, below 0 for a better one; infinite for a score that is none."""
         score = self._score(model)
-        if not math.isfinite(score):
-            return math.inf
-        return (self._original - score) / (abs(self._original) or 1.0)
+        return (self._original - score) / (abs(self._original) or 1.0) if math.isfinite(score) else math.inf
 
     def _score(self, model: nn.Module) -> float:
         return main_decides(float(self._measure(model)))
@@ -157,13 +135,9 @@ class Metric:
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:
     """Whether the mean difference is below zero, by more than so many of its standard errors.
 
-    Any network whose outputs are finite is nearer than one whose outputs are not.
-
-    Args:
-        gaps: how far a network is from the original, one number a sample.
-        than: how far another one is on the same samples.
-        standard_errors: 0 where the samples had no part in making the network. Of one sample there is no error: above 0
-            it is never enough.
+    `gaps` say how far a network is from the original, one number a sample, `than` how far another network is on the
+    same samples. A network whose outputs are finite is nearer than one whose outputs are not. A single sample has no
+    standard error, and is not enough where some are asked.
 
     >>> is_nearer([1.0, 1.1, 0.9, 1.0, 0.0], than=[1.0, 1.1, 0.9, 1.0, 99.0])
     True

@@ -11,6 +11,7 @@ import operator
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -88,10 +89,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Student:
-    """The converted network of one rung, and what was done to it.
-
-    `gaps` has its distance to the original on each sample held out; `fitted` are its layers.
-    """
+    """The converted network of one rung, and what was done to it; `gaps` is its distance on each sample held out."""
 
     effort: str
     model: nn.Module
@@ -100,7 +98,6 @@ class Student:
     gaps: tuple[float, ...]
     config_changes: tuple[str, ...]
     width_share: float
-    fitted: Sequence[Layer]
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class Refit:
         work = task.work(self.effort)
         done = [*_without_refit(found, names)]
         task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
-        with carrier:
+        with closing(carrier):
             self.write_behind(student, None)
             work.begin(student)
             begun = last = time.perf_counter()
@@ -170,7 +167,13 @@ class Refit:
                         carrier.pass_by(restored)
                 # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
                 moments = carrier.moments(index)
-                fit = _fitted(layer, moments)
+                try:
+                    fit = fit_ridge(moments, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
+                except NotFiniteError as error:
+                    raise ConversionRefusedError(
+                        f"what reaches {layer.name} is not finite, in the original or behind the layers already "
+                        f"refitted; {WHERE_NOT_FINITE}"
+                    ) from error
                 total = functools.reduce(operator.add, moments)
                 write_refit(student, program, layer, fit, total)
                 self.write_behind(student, index)
@@ -184,9 +187,7 @@ class Refit:
                     f"{significant(fit.error_after)}  {last - before:.1f} s  {left:.0f} s left"
                 )
 
-        return Student(
-            self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share, found.layers
-        )
+        return Student(self.effort, student, tuple(done), *task.compare(student), tuple(changes), original.share)
 
     def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
         """Find what the rung writes into the student beside the refits: here nothing."""
@@ -196,16 +197,6 @@ class Refit:
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
         """Write what waited for the refit of a layer; what waits for none comes first, with None."""
-
-
-def _fitted(layer: Layer, moments: Sequence[Moments]) -> RidgeFit:
-    try:
-        return fit_ridge(moments, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
-    except NotFiniteError as error:
-        raise ConversionRefusedError(
-            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; "
-            f"{WHERE_NOT_FINITE}"
-        ) from error
 
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:

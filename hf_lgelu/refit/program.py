@@ -3,7 +3,7 @@
 import operator
 import tempfile
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +98,10 @@ class Program:
             if (within is None or node in within) and any(operand in found for operand in node.all_input_nodes):
                 found.add(node)
         return found
+
+    def in_order(self, nodes: Set[Node]) -> tuple[Node, ...]:
+        """The operations among `nodes`, in their order."""
+        return tuple(node for node in self.operations if node in nodes)
 
     def constants(self, model: nn.Module) -> Callable[[Node], Any]:
         """A function that gives the value of a node that does not depend on the inputs."""
@@ -203,20 +207,18 @@ class Stage:
 def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> list[Stage]:
     """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims)."""
     done: set[Node] = set()
-    parts: list[tuple[list[Node], list[Node]]] = []
+    parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
     for maps, aims in stops:
         needed_for = set().union(*map(upstream, aims))
         weights = [node for each in maps for node in _with_weights(each, program)]
         changing = program.downstream(weights, needed_for | done)  # a map that is used early and late
-        ahead = needed_for - done - changing
-        before = [node for node in program.operations if node in ahead]
-        parts.append((before, [node for node in program.operations if node in changing]))
+        parts.append((program.in_order(needed_for - done - changing), program.in_order(changing)))
         done |= needed_for
     later: set[Node] = set()
     stages: list[Stage] = []
     for before, behind in reversed(parts):
         again = _operands(behind)
-        stages.append(Stage(tuple(before), tuple(behind), frozenset(later), frozenset((later | again) - {*behind})))
+        stages.append(Stage(before, behind, frozenset(later), frozenset((later | again) - {*behind})))
         later |= again | _operands(before)
     return stages[::-1]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,9 @@ from hf_lgelu.refit.processes import each_has, known_processes
 
 _KEY_BYTES = 16
 
-_MOST_CHANGE = 0.1
-"""The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
-Rounding in bfloat16 makes 0.01, a wrong position about 1."""
-
-_MOST_CHANGE_OF_CROPPED = 0.02
-"""The largest change by cutting padding off; smaller, since padding that stays costs nothing but time."""
+# The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`. In
+# bfloat16 rounding makes 0.01, a wrong position about 1. By cutting padding off less, which costs but time if it stays.
+_MOST_CHANGE, _MOST_CHANGE_OF_CROPPED = 0.1, 0.02
 
 _TRIED = 8  # shortest sequences of each process
 
@@ -59,7 +56,7 @@ class Samples:
     run_here: Set[int]
     given: int
     sizes: Sequence[Mapping[str, tuple[int, int]]]
-    most_at_once: tuple[int, int]
+    most_at_once: tuple[int, ...]
     fill: Mapping[str, int] = field(default_factory=dict)
     left: frozenset[str] = frozenset()
     is_cropped: bool = False
@@ -155,15 +152,6 @@ def sampled_text(model: nn.Module, texts: int = TEXTS) -> Tensor:
     return torch.cat(found)
 
 
-class _Share(NamedTuple):
-    """The facts on the samples of a process that all other processes need."""
-
-    found: dict[bytes, tuple[int, dict[str, tuple[int, int]]]]  # {key: (rows, `Samples.sizes`)}
-    given: int
-    most_at_once: tuple[int, int]
-    left: frozenset[str]
-
-
 def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) -> Samples:
     """The distinct samples of all processes; of duplicates, the first with its labels.
 
@@ -187,25 +175,20 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
             if rows and key not in places:
                 places[key] = (number, row)
                 found[key] = rows, {name: both[row] for name, both in widths.items()}
-    shares = each_has(
-        _Share(
-            found=found,
-            given=sum(map(len, batches)),
-            most_at_once=_least((batch.at_once(), batch.at_once(is_cropped=True)) for batch in batches),
-            left=frozenset(
-                name
-                for batch in batches
-                for name in batch.spans
-                # A row begins with padding and ends without.
-                if (mask := batch.mask_of(name)) is not None and ((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()
-            ),
-        )
-    )
+    left = {
+        name
+        for batch in batches
+        for name in batch.spans
+        # A row begins with padding and ends without.
+        if (mask := batch.mask_of(name)) is not None and ((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()
+    }
+    at_once = [min(batch.at_once(is_cropped=cropped) for batch in batches) for cropped in (False, True)]
+    shares = each_has((found, sum(map(len, batches)), at_once, left))
     rows_of: dict[bytes, int] = {}
     sizes: dict[bytes, dict[str, tuple[int, int]]] = defaultdict(dict)
     holders: dict[bytes, list[int]] = defaultdict(list)
-    for process, share in enumerate(shares):
-        for key, (rows, size) in share.found.items():
+    for process, (theirs, *_) in enumerate(shares):
+        for key, (rows, size) in theirs.items():
             holders[key].append(process)
             rows_of[key] = rows
             for name, both in size.items():  # processes may hold a sample with different padding
@@ -219,17 +202,14 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
         places=places,
         # The processes that hold a sample take turns.
         run_here={n for n, key in enumerate(keys) if holders[key][n % len(holders[key])] == process},
-        given=sum(share.given for share in shares),
+        given=sum(given for _, given, *_ in shares),
         sizes=[sizes[key] for key in keys],
-        most_at_once=_least(share.most_at_once for share in shares),
+        most_at_once=tuple(
+            min(most) for most in zip(*(pair for *_, pairs, _ in shares for pair in pairs), strict=True)
+        ),
         fill={LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
-        left=frozenset().union(*(share.left for share in shares)),
+        left=frozenset().union(*(left for *_, left in shares)),
     )
-
-
-def _least(pairs: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    first, second = zip(*pairs, strict=True)
-    return min(first), min(second)
 
 
 def _alike(batches: Iterable[Batch]) -> list[Batch]:
@@ -354,17 +334,24 @@ def _largest_change(
     Outputs that cannot be compared, and a model that changes its structure, count as no change, or with `must_compare`
     as an infinite one.
     """
+
+    def counted_rows(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """(name, (rows, columns)) of the outputs in float64, without padding."""
+        for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
+            rows = batch.without_padding(output, name, -1).double()
+            # A number added to all classes changes no prediction, and may be larger than all other changes.
+            is_centred = are_class_scores(name) and rows.shape[-1] > 1
+            yield name, rows - rows.mean(-1, keepdim=True) if is_centred else rows
+
     changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
     for first, second in pairs:
+        given = None
         with structure_kept(model) as is_another:
             try:
-                given = _counted_rows(model, first, outputs)
+                given = dict(counted_rows(first))
+                other = dict(counted_rows(second))
             except NOT_TAKEN:
-                return 0.0  # inputs that the model does not take are refused elsewhere
-            try:
-                other = _counted_rows(model, second, outputs)
-            except NOT_TAKEN:
-                return math.inf
+                return 0.0 if given is None else math.inf  # what the model does not take is refused elsewhere
             if must_compare and is_another():
                 return math.inf
         for name, rows in given.items():
@@ -378,14 +365,3 @@ def _largest_change(
                 return math.inf
     errors = [change.relative_error for change in changes.values()]
     return math.sqrt(max(errors, default=0.0)) if all(map(math.isfinite, errors)) else math.inf
-
-
-def _counted_rows(model: nn.Module, batch: Batch, outputs: Sequence[str] | None) -> dict[str, Tensor]:
-    """{name: (rows, columns)} of the outputs in float64, without padding."""
-    found = {}
-    for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
-        rows = batch.without_padding(output, name, -1).double()
-        # A number added to all classes changes no prediction, and may be larger than all other changes.
-        is_centred = are_class_scores(name) and rows.shape[-1] > 1
-        found[name] = rows - rows.mean(-1, keepdim=True) if is_centred else rows
-    return found

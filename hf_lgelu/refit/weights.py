@@ -1,6 +1,7 @@
 """A refit written into the network: weights in the layout of each kind of layer, biases, and the BatchNorm behind."""
 
 from collections.abc import Collection, Iterator
+from operator import attrgetter
 from typing import cast
 
 import torch
@@ -99,17 +100,18 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
     """
     if fit.choice == "kept":
         return
+    means = moments.feature_sum / moments.count
     start, constant = 0, fit.bias_change.flatten().cpu()
     places: list[tuple[LinearMap, slice]] = []
     for consumer in layer.maps:
         features = slice(start, start + consumer.width)
-        start += consumer.width
+        start = features.stop
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
-        _add(student, cast(str, consumer.operation.weight), _change_of_weight(consumer, change))
+        flat = change.reshape(len(consumer.aim.scale), -1) * _inverse(consumer.aim.scale)[:, None]
+        _add(student, consumer.operation.weight_name, flat if consumer.operation.output_axis == 0 else flat.T)
         if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
-            mean = (moments.feature_sum[:, features] / moments.count).cpu()
-            offset = torch.einsum("gmd,gd->gm", change, mean).flatten()
+            offset = torch.einsum("gmd,gd->gm", change, means[:, features].cpu()).flatten()
             constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
@@ -118,13 +120,6 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
             constant = torch.where(_reachable(scale), 0.0, constant)
     for consumer, features in places:
         _recentre(student, program, consumer, moments, features)
-
-
-def _change_of_weight(consumer: LinearMap, change: Tensor) -> Tensor:
-    """The change of the weight, (outputs, inputs) or swapped for Conv1D, from (g, m, d) on the scale of the aim."""
-    groups, outputs, _ = change.shape
-    change = change.reshape(groups * outputs, -1) * _inverse(consumer.aim.scale)[:, None]
-    return change if consumer.operation.output_axis == 0 else change.T
 
 
 def _reachable(scale: Tensor) -> Tensor:
@@ -137,45 +132,32 @@ def _inverse(scale: Tensor) -> Tensor:
 
 def _add(student: nn.Module, name: str, change: Tensor) -> None:
     parameter = student.get_parameter(name)
-    value = parameter.detach().cpu().double() + change.reshape(parameter.shape)
-    parameter.copy_(value)
+    parameter.copy_(parameter.detach().cpu().double() + change.reshape(parameter.shape))
 
 
 def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm behind a map the mean and variance of the map's new outputs; its function stays the same."""
-    path, norm = consumer.aim.path, consumer.aim.norm
-    if norm is None or not path or norm is not path[0]:
+    norm = consumer.aim.norm
+    if norm is None or norm is not consumer.aim.path[0] or any(operand is None for operand in norm.args[1:5]):
         return
-    if any(operand is None for operand in norm.args[1:5]):
-        return
-    weight, bias, mean, variance = (_stored(student, program.name_of(operand)) for operand in norm.args[1:5])
+    weight, bias, mean, variance = (attrgetter(program.name_of(each))(student) for each in norm.args[1:5])
+
+    # Over the rows of `moments`, with the present weights; the variance is unbiased.
+    rows = oriented(student, consumer.operation).cpu().double().reshape(consumer.geometry.groups, -1, consumer.width)
+    inputs = (moments.feature_sum[:, features] / moments.count).cpu()
+    covariance = moments.gram[:, features, features].cpu() / moments.count - inputs[:, :, None] * inputs[:, None, :]
+    new_mean = torch.einsum("gmd,gd->gm", rows, inputs).flatten()
+    new_variance = torch.einsum("gmd,gde,gme->gm", rows, covariance, rows).flatten().clamp(min=0)
+    new_variance = new_variance * moments.count / max(moments.count - 1, 1)
+    if consumer.operation.bias is not None:
+        new_mean = new_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
+
     epsilon = norm_epsilon(norm)
-    new_mean, new_variance = _output_statistics(student, consumer, moments, features)
     factor = weight.double().cpu() * (variance.double().cpu() + epsilon).rsqrt()
     bias.copy_(bias.double().cpu() + factor * (new_mean - mean.double().cpu()))
     weight.copy_(factor * (new_variance + epsilon).sqrt())
     mean.copy_(new_mean)
     variance.copy_(new_variance)
-
-
-def _stored(student: nn.Module, name: str) -> Tensor:
-    owner, _, attribute = name.rpartition(".")
-    return getattr(student.get_submodule(owner), attribute)
-
-
-def _output_statistics(
-    student: nn.Module, consumer: LinearMap, moments: Moments, features: slice
-) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance of each output channel over the rows of `moments`, with the present weights."""
-    groups = consumer.geometry.groups
-    weight = oriented(student, consumer.operation).cpu().double().reshape(groups, -1, consumer.width)
-    mean = (moments.feature_sum[:, features] / moments.count).cpu()
-    covariance = moments.gram[:, features, features].cpu() / moments.count - mean[:, :, None] * mean[:, None, :]
-    output_mean = torch.einsum("gmd,gd->gm", weight, mean).flatten()
-    output_variance = torch.einsum("gmd,gde,gme->gm", weight, covariance, weight).flatten().clamp(min=0)
-    if consumer.operation.bias is not None:
-        output_mean = output_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
-    return output_mean, output_variance * moments.count / max(moments.count - 1, 1)
 
 
 def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:

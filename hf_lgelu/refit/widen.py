@@ -150,8 +150,7 @@ def without_values(model: nn.Module) -> nn.Module:
 
 def has_biases(wide: WiderOriginal, units: Sequence[GateUnit]) -> bool:
     """Whether a wider block has a bias before its gate; where none has, kinks need a direction (`find_directions`)."""
-    owners = [wide.model.get_submodule(unit.before.weight_name.rpartition(".")[0]) for unit in units
-              if wide.extra.get(unit.site)]  # fmt: skip
+    owners = (_owner(wide.model, unit.before) for unit in units if wide.extra.get(unit.site))
     return any(getattr(owner, "bias", None) is not None for owner in owners)
 
 

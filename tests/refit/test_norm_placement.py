@@ -1,6 +1,7 @@
 """Kinks and slopes of gates behind a BatchNorm, and a detector's wiring (split, joined, pooled, several maps)."""
 
 import copy
+from contextlib import closing
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
         converted[1].weight.mul_(torch.linspace(0.5, 2.0, 6))
         converted[1].bias.add_(1.0)
         seen = [converted[:3](batch.load().inputs) for fold in folds.folds for batch in fold]
-    with Carrier(Programs(model, sites), converted, folds) as carrier:
+    with closing(Carrier(Programs(model, sites), converted, folds)) as carrier:
         sums = carrier.moments(0)
     windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
     assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]
