@@ -27,7 +27,7 @@ from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.page import draw_conversion, render_markdown
-from hf_lgelu.refit.processes import known_processes, main_process_first, wait_for_all
+from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError, own_text_warning
@@ -62,7 +62,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
-        with main_process_first():  # data sets are prepared once
+        with state.main_process_first():  # data sets are prepared once
             given = read_checkpoint(arguments.model, progress=progress)
             require_gates(given)
             if given.sentences is not None:
@@ -105,7 +105,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
                 given.network, converted, evaluation or data, int8=arguments.int8, outputs=named(arguments.outputs),
                 is_fitted=evaluation is None, progress=progress,
             )  # fmt: skip
-    wait_for_all()
+    state.wait_for_everyone()
     return report
 
 

@@ -203,16 +203,10 @@ class Copies(NamedTuple):
     kinks: Tensor
 
 
-class Shares(NamedTuple):
-    """The work of the added units: how many are always on, (channels,) the ReLUs of each channel, and the copies."""
-
-    always_on: int
-    counts: Tensor
-    copies: Copies
-
-
-def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> Shares:
+def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> tuple[int, Tensor, Copies]:
     """The work of the added units that leaves the least error, summed over channels and the linear part.
+
+    It is how many are always on, the number of ReLUs of each channel (channels,), and the copies.
 
     Args:
         fits: the fits with 1, 2, ... ReLUs a channel.
@@ -235,7 +229,7 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
         for place in range(1, number)
     ]
     copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
-    return Shares(len(taken) - len(copied), counts, copies)
+    return len(taken) - len(copied), counts, copies
 
 
 KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))

@@ -234,10 +234,10 @@ def _fit_block(
     gains = columns[:0]
     if inputs is not None:
         gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
-    shares = share_out(fits, sums.square * columns / sums.rows, gains, extra)
+    always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
     # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
-    return first_of(fits, shares.counts), AddedUnits(block, width, shares.always_on, shares.copies, inputs, size)
+    return first_of(fits, counts), AddedUnits(block, width, always_on, copies, inputs, size)
 
 
 @torch.no_grad()

@@ -4,8 +4,7 @@ Every process must call these functions. With a single process, each returns its
 ended, each raises RuntimeError.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
@@ -50,22 +49,6 @@ def each_has(value: Decided) -> list[Decided]:
 def main_decides(value: Decided) -> Decided:
     """The value of the main process; clocks and scores differ between processes."""
     return value if known_processes().num_processes == 1 else _together(broadcast_object_list, [value])[0]
-
-
-def wait_for_all() -> None:
-    """Wait until every process has called."""
-    _together(PartialState().wait_for_everyone)
-
-
-@contextmanager
-def main_process_first() -> Iterator[None]:
-    """The main process is through the block before the others enter it."""
-    is_main = PartialState().is_main_process
-    if not is_main:
-        wait_for_all()
-    yield
-    if is_main:
-        wait_for_all()
 
 
 def _together(call: Callable[..., Any], *given: Any, **options: Any) -> Any:

@@ -106,9 +106,8 @@ class NetChange:
         """ "KL 0.0025 nat", or the relative error of outputs that are no class scores; "infinitely far"."""
         if not math.isfinite(self.distance):
             return "infinitely far"
-        if self.kl is None:
-            return f"relative error {significant(self.relative_error)} (share of squares)"
-        return f"KL {significant(self.kl)} nat"
+        shown = significant(self.distance)
+        return f"relative error {shown} (share of squares)" if self.kl is None else f"KL {shown} nat"
 
     @property
     def measures(self) -> dict[str, str]:
@@ -251,8 +250,7 @@ class ConversionReport:
             for title, measured in evaluations(self)
         ] or [how_far(self)]
         lines = [what_was_done(self), *others]
-        kept = [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]
-        if kept:
+        if kept := [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]:
             lines.append(f"weights kept: {', '.join(kept)}")
         lines += rest_of_the_distance(self)
         lines += [f"warning: {warning}" for warning in self.warnings]
@@ -285,19 +283,19 @@ def what_was_done(report: ConversionReport) -> str:
     if report.kept:
         stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
         sentences.append(f"{counted(len(report.kept), 'gate')} stayed smooth: {stayed}.")
-    duplicates = report.samples - report.distinct_samples
+    duplicates, chose, apart = report.samples - report.distinct_samples, report.choosing_samples, ""
     without = f", {duplicates:,} duplicates left out" if duplicates else ""
-    apart, chose = "", report.choosing_samples
     if report.held_out is not None:
         measure = report.held_out.samples
         by_whom = f", {chose:,} to choose the rung and {measure:,} to measure the distance" if chose else ""
         apart = f"; {counted(chose + measure, 'input')} of them held out{by_whom}"
-    chosen = f"a strength chosen on {report.folds} folds"
-    folds = chosen if report.folds > 1 else "a fixed strength, without cross-validation"
+    cross = (
+        f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, without cross-validation"
+    )
     sentences.append(
         f"{_choices_in_words(report.layers)}, without labels, on {counted(report.distinct_samples, 'input')} "
-        f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with "
-        f"{folds}."
+        f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with a "
+        f"{cross}."
     )
     if report.outputs != ("",):
         sentences.append(f"Only the outputs {quoted(report.outputs)} counted.")
@@ -322,12 +320,11 @@ def gates_in_words(report: ConversionReport) -> str:
 def _choices_in_words(layers: Sequence[LayerRefit]) -> str:
     """ "Of 5 linear maps behind them, 3 were refitted, 1 got another bias and 1 was kept"."""
     counts = Counter(layer.choice for layer in layers for _ in layer.maps)
-    words = [f"{counts['refit']} {'was' if counts['refit'] == 1 else 'were'} refitted"]
-    if counts["bias only"]:
-        words.append(f"{counts['bias only']} got another bias")
-    if counts["kept"]:
-        words.append(f"{counts['kept']} {'was' if counts['kept'] == 1 else 'were'} kept")
-    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    were = {choice: f"{count} {'was' if count == 1 else 'were'}" for choice, count in counts.items()}
+    words = [f"{were.get('refit', '0 were')} refitted"]
+    words += [f"{counts['bias only']} got another bias"] if counts["bias only"] else []
+    words += [f"{were['kept']} kept"] if counts["kept"] else []
+    listed = " and ".join([", ".join(words[:-1]), words[-1]][len(words) < 2 :])
     return f"Of {counted(counts.total(), 'linear map')} behind them, {listed}"
 
 

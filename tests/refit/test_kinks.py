@@ -123,8 +123,10 @@ def test_units_go_where_they_take_the_most_away():
 
 def test_no_more_units_than_can_be_used():
     fits = [_fit(count, torch.tensor([0.1 / count, 0.2 / count], dtype=torch.float64)) for count in (1, 2, 3)]
-    shares = share_out(fits, torch.ones(2, dtype=torch.float64), torch.tensor([0.3, 0.1]).double(), 50)
-    assert (shares.always_on, shares.counts.tolist(), len(shares.copies.sources)) == (2, [3, 3], 4)
+    always_on, counts, copies = share_out(
+        fits, torch.ones(2, dtype=torch.float64), torch.tensor([0.3, 0.1]).double(), 50
+    )
+    assert (always_on, counts.tolist(), len(copies.sources)) == (2, [3, 3], 4)
 
 
 def _fit(count, unexplained):
