@@ -271,12 +271,10 @@ class SecondSet:
         first = next(batches, None)
         if first is None:
             raise nothing_given("evaluation_data")
-        self.first = first
-        every = cut_batches(itertools.chain([self.first], batches), read.get("batch_size"))
-        processes = known_processes()
+        every, processes = cut_batches(itertools.chain([first], batches), read.get("batch_size")), known_processes()
         self._batches = itertools.islice(every, processes.process_index, None, processes.num_processes)
-        self._known, self._repeated = frozenset(folds.samples.keys), 0
-        self._are_batches = folds.samples.are_batches
+        self.first, self._repeated = first, 0
+        self._known, self._are_batches = frozenset(folds.samples.keys), folds.samples.are_batches
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:

@@ -23,9 +23,7 @@ def gate_costs(
     data: Any,
     *,
     batch_size: int | None = None,
-    data_collator: Callable[[Any], Any] | None = None,
     max_samples: int | None = SAMPLES_TO_RANK,
-    kinds: Sequence[str] = SMOOTH_KINDS,
     outputs: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
@@ -38,9 +36,7 @@ def gate_costs(
         model: as for `convert_to_relu`.
         data: inputs, as there.
         batch_size: inputs run at once.
-        data_collator: makes a batch of a list of the dataset's items.
         max_samples: at most so many inputs.
-        kinds: rows of `SMOOTH_KINDS`: which gates are looked at.
         outputs: names of the outputs that count; the first is compared.
 
     Raises ValueError where there is no gate, or no input that the model takes, or its own outputs are not finite.
@@ -52,13 +48,13 @@ def gate_costs(
     ['1']
     """
     model = operable_module(model)
-    TemporaryRelu(model, kinds=kinds)  # raises where there is no gate
-    read: dict[str, Any] = {"batch_size": batch_size, "data_collator": data_collator, "max_samples": max_samples}
+    TemporaryRelu(model, kinds=SMOOTH_KINDS)  # raises where there is no gate
     with looked_at(model):
-        batches = list(cut_batches(read_batches(data, model=model, **read), batch_size))
+        read = read_batches(data, model=model, batch_size=batch_size, max_samples=max_samples)
+        batches = list(cut_batches(read, batch_size))
         if not batches:
             raise nothing_given("data")
-        return swap_costs(model, batches, kinds, outputs)
+        return swap_costs(model, batches, SMOOTH_KINDS, outputs)
 
 
 def swap_costs(

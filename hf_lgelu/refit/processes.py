@@ -5,6 +5,7 @@ ended, each raises RuntimeError.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ def known_processes() -> PartialState:
 
 def summed(value: Tensor) -> Tensor:
     """The sum of a tensor over all processes, the same bits on each."""
-    return value if known_processes().num_processes == 1 else _together(reduce, value, reduction="sum")
+    return value if known_processes().num_processes == 1 else _together(partial(reduce, reduction="sum"), value)
 
 
 def mean_of_rows(total: Tensor, count: float) -> Tensor:
@@ -51,10 +52,10 @@ def main_decides(value: Decided) -> Decided:
     return value if known_processes().num_processes == 1 else _together(broadcast_object_list, [value])[0]
 
 
-def _together(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def _together(call: Callable[[Any], Any], value: Any) -> Any:
     """The result of a call that all processes make; if a process is gone, an error that says what to do."""
     try:
-        return call(*given, **options)
+        return call(value)
     except RuntimeError as error:
         raise RuntimeError(
             f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Interpreter, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -56,19 +56,13 @@ class Program:
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
 
     def gives(self, inputs: Inputs, model: nn.Module, gate: Gate) -> list[Tensor]:
-        """The outputs for inputs of perhaps another shape, each value forgotten behind its last use.
-
-        Raises one of NOT_TAKEN where the program does not take the inputs.
-        """
-        known, module = self.stored(model), self._module
-
-        class Forward(Interpreter):
-            def run_node(self, node: Node) -> Any:
-                return gate(node.args[1], self.env[node.args[0]]) if is_site(node) else super().run_node(node)
-
-        device = next((value.device for value in known.values() if isinstance(value, Tensor)), torch.device("cpu"))
-        known |= self.bind(inputs, device)
-        return list(Forward(module).run(*(known[node] for node in self._specs)))
+        """The outputs for inputs of perhaps another shape; one of NOT_TAKEN where the program does not take them."""
+        values = self.stored(model)
+        device = next((value.device for value in values.values() if isinstance(value, Tensor)), torch.device("cpu"))
+        values |= self.bind(inputs, device)
+        self.run(self.operations, values, (), gate)
+        (output,) = self._module.graph.find_nodes(op="output")
+        return [values[node] for node in output.args[0]]
 
     def name_of(self, node: Node) -> str:
         """The model's name of the parameter or buffer that a placeholder stands for."""

@@ -169,16 +169,12 @@ def _not_reached(report: ConversionReport, best: StepTaken | None, config: Conve
     what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
         "be within {:g} of the original on the inputs held out"
     )  # fmt: skip
-    advice = ["more inputs"]
-    if report.width_share != 1:
-        advice.append("a larger width")
-    elif report.can_be_wider:
-        advice.append("a width above 1")
     untried = set(config.rungs) - {step.effort for step in report.steps}
-    if any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried):
-        advice.append("more seconds")
-    elif report.next_step is not None:
-        advice.append(f"effort={report.next_step!r}")
+    is_out_of_time = any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried)
+    advice = ["more inputs"]
+    advice += ["a larger width"] if report.width_share != 1 else ["a width above 1"] * report.can_be_wider
+    if is_out_of_time or report.next_step is not None:
+        advice.append("more seconds" if is_out_of_time else f"effort={report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
     nearest = f"{significant(best.gap if best else None)} ({rungs_in_words(report)})"
     return (
