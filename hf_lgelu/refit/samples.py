@@ -204,9 +204,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
         run_here={n for n, key in enumerate(keys) if holders[key][n % len(holders[key])] == process},
         given=sum(given for _, given, *_ in shares),
         sizes=[sizes[key] for key in keys],
-        most_at_once=tuple(
-            min(most) for most in zip(*(pair for *_, pairs, _ in shares for pair in pairs), strict=True)
-        ),
+        most_at_once=tuple(map(min, zip(*(at_once for *_, at_once, _ in shares), strict=True))),
         fill={LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
         left=frozenset().union(*(left for *_, left in shares)),
     )
