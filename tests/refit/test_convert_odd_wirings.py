@@ -372,7 +372,7 @@ def test_half_of_a_gated_unit_that_another_one_uses_too_stays_as_it_is(is_one_mo
     assert torch.equal(converted.ups[0].weight, model.ups[0].weight)
     assert not torch.equal(converted.gates[1].weight, model.gates[1].weight)
     assert report.held_out.refitted.kl < report.held_out.direct.kl
-    with pytest.raises(ConversionRefusedError, match="no gate stands in a block"):
+    with pytest.raises(ConversionRefusedError, match="no gate stands between"):
         convert_to_relu(model, inputs, width=2)
 
 
