@@ -28,12 +28,8 @@ _OPTION_LABELS = {
     "measured": "measured targets",
     "geometric": "geometric",
 }
-_PARTS = {
-    "grid/": "grid",
-    "downstream/": "downstream",
-    "gates/": "gates",
-    "pretrained/": "pretrained",
-}  # by the folder of a study that has runs of its own
+_PARTS = frozenset(study.folder for study in STUDIES.values()) - {""}
+"""Folders of studies that have runs of their own."""
 
 MODEL_LABELS = {
     "gelu": "GELU",
@@ -60,7 +56,7 @@ class ReportData:
     """What a report is made of.
 
     Args:
-        runs: a row a run, with its `record`, `benchmark`, `part` (a value of _PARTS or ""), `label`,
+        runs: a row a run, with its `record`, `benchmark`, `part` (of _PARTS or ""), `label`,
             `seed`, ...; benchmarks in the paper's order, baselines first.
         epochs: a row an evaluation, with the `run`'s name and what it was with ReLU in the gates' place.
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
@@ -144,7 +140,7 @@ def _check_seeds(frame: pd.DataFrame) -> None:
 def _run_row(record: RunRecord) -> dict:
     config, last = record.config, record.last
     label = configuration_label(record)
-    part = next((part for prefix, part in _PARTS.items() if record.name.startswith(prefix)), "")
+    part = folder if (folder := record.name.partition("/")[0]) in _PARTS else ""
     return {
         **{name: config.get(name) for name in ("benchmark", "activation", "init_mode", "seed")},
         **{"record": record, "name": record.name, "part": part, "label": label, "key": configuration_key(record)},

@@ -11,6 +11,7 @@ from lgelu_lab.report.frames import ReportData, of_label, seed_count
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import NONE, listed, mean_and_deviation, number, score_text
 from lgelu_lab.report.paper import Notes
+from lgelu_lab.report.results import SHORT_NAMES
 from lgelu_lab.report.run_tables import LEARNED_LABELS, profile_runs
 from lgelu_lab.studies.records import RunRecord
 
@@ -22,7 +23,6 @@ _ORDER = (
     *(_SMOOTH, "fine-tuned, plain swap", "hardened (linear), swapped", "hardened (geometric), swapped"),
     *(_RIVAL, "ReLU from the first step"),
 )
-_NETWORKS = {"reactions": "rxnfp classifier", "smollm2": "SmolLM2-135M"}
 
 Way = tuple[str, list[RunRecord], list[RunRecord]]
 
@@ -48,7 +48,7 @@ def _rows(data: ReportData) -> Iterator[Group]:
     for benchmark in dict.fromkeys(data.part("pretrained")["benchmark"]):
         found = _records(data, benchmark)
         for way, records in found.items():
-            yield (_NETWORKS.get(benchmark, benchmark), way), (way, records, found.get(_RIVAL, []))
+            yield (SHORT_NAMES.get(benchmark, benchmark), way), (way, records, found.get(_RIVAL, []))
 
 
 def _score(row: Way, notes: Notes) -> str:

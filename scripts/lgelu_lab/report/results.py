@@ -243,7 +243,7 @@ DIFFERENCE_TABLE = TableSpec(
 
 # Gain beside price: what each road keeps of the score, and what the ReLU network's int8 form costs
 
-_SHORT = {
+SHORT_NAMES = {
     "mlp-adult": "MLP, Adult",
     "mlp-fmnist": "MLP, Fashion-MNIST",
     "resnet18-cifar10": "ResNet-18, CIFAR-10",
@@ -262,9 +262,9 @@ _PRICED_BATCH = 64  # of the benchmarks: rows a call
 def _road_rows(data: ReportData) -> Iterator[Group]:
     elsewhere = {name: results_from_elsewhere(data, name) for name in of_measurement(data, "real")}
     for name, ways in (trained_here(data) | elsewhere).items():
-        yield (_SHORT.get(name, name),), ways | {"int8": _int8_time(data, name)}
+        yield (SHORT_NAMES.get(name, name),), ways | {"int8": _int8_time(data, name)}
     for name in dict.fromkeys(data.part("pretrained")["benchmark"]):
-        yield (f"{_SHORT.get(name, name)}, fine-tuned",), tuned_ways(data, name)
+        yield (f"{SHORT_NAMES.get(name, name)}, fine-tuned",), tuned_ways(data, name)
 
 
 def _int8_time(data: ReportData, name: str) -> pd.DataFrame:
