@@ -73,10 +73,10 @@ BOUNDED_KINDS: tuple[str, ...] = ("tanh", "sigmoid", "softsign")
 def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) -> Tensor | None:
     """What a function gives for the values of a grid, in float64, or None if it is not elementwise.
 
-    It gives the same for each element in another order and in a part of the tensor. `channels` is the size of axis 1
-    and of the last axis of what it takes.
+    It gives the same for each element in another order and in a part of the tensor, of each shape that it takes.
+    `channels` is the size of axis 1 and of the last axis of what it takes.
     """
-    columns = channels if channels > 1 else 8
+    columns, values = channels if channels > 1 else 8, None
     for inner in ((), (2, 2)) if channels > 1 else ((),):
         size = columns * math.prod(inner)
         rows = max(2, -(-len(_GRID) // size))
@@ -90,17 +90,16 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
                 whole = function(x.clone())
                 mixed = function(x.flatten()[order].view_as(x))
                 part = function(x[: rows // 2].clone())
-                is_elementwise = (
-                    whole.is_floating_point()
-                    and (whole.shape, part.shape) == (x.shape, x[: rows // 2].shape)
-                    and alike(mixed.flatten(), whole.flatten()[order])
-                    and alike(part, whole[: rows // 2])
-                )
+                if not whole.is_floating_point() or (whole.shape, part.shape) != (x.shape, x[: rows // 2].shape):
+                    continue
+                if not (alike(mixed.flatten(), whole.flatten()[order]) and alike(part, whole[: rows // 2])):
+                    return None
             except Exception:  # noqa: BLE001 anybody's code, given what it may not take
                 continue
-        if is_elementwise:
-            return whole.flatten()[torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))].double()
-    return None
+        if values is None:
+            places = torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))
+            values = whole.flatten()[places].double()
+    return values
 
 
 @contextmanager

@@ -242,21 +242,14 @@ keeping_buffers = _inside(buffers_kept)
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """torch's generators as after `torch.manual_seed(0)` inside the block, and as before it behind: ViTMAE draws."""
+    """torch's generators (not Apple's) as after `torch.manual_seed(0)` in the block, as before behind: ViTMAE draws."""
     kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
-        kept = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
         # torch.manual_seed has every kind of device that is not there remember the call, each with a stack trace.
         torch.default_generator.manual_seed(0)
         if count:
             torch.get_device_module(kind).manual_seed_all(0)
-        if kept is not None:
-            torch.mps.manual_seed(0)
-        try:
-            yield
-        finally:
-            if kept is not None:
-                torch.mps.set_rng_state(kept)
+        yield
 
 
 @functools.cache
@@ -358,8 +351,19 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
             length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
             inputs[kind] = torch.randint(text.vocab_size, (batch_size, length), generator=generator)
             continue
-        shape = _image_shape(model) if kind == "pixel_values" else _shape(kind, config)
-        if shape is None:
+        shape: tuple[int, ...]
+        if kind == "pixel_values":
+            shape = _image_shape(model)
+        elif kind == "features" and hasattr(config, "num_features"):
+            shape = (config.num_features,)
+        elif kind == "input_values":
+            is_spectrogram = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")  # AST
+            shape = (config.max_length, config.num_mel_bins) if is_spectrogram else (_SAMPLES,)
+        elif kind == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+            shape = (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
+        elif kind == "past_values" and hasattr(config, "num_input_channels"):
+            shape = (config.context_length, config.num_input_channels)
+        else:
             raise ValueError(
                 f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
                 "e.g. one batch as a dict of tensors"
@@ -369,20 +373,6 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     require_taken(model, inputs, "random numbers in the shapes of its config")
     return inputs
-
-
-def _shape(kind: str, config: Any) -> tuple[int, ...] | None:
-    """The shape of one example, without the batch; None for a kind that is not known."""
-    if kind == "features" and hasattr(config, "num_features"):
-        return (config.num_features,)
-    if kind == "input_values":
-        is_spectrogram = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")  # AST
-        return (config.max_length, config.num_mel_bins) if is_spectrogram else (_SAMPLES,)
-    if kind == "input_features" and hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
-        return (config.num_mel_bins, 2 * config.max_source_positions)  # Whisper's stem halves the length
-    if kind == "past_values" and hasattr(config, "num_input_channels"):
-        return (config.context_length, config.num_input_channels)
-    return None
 
 
 def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:

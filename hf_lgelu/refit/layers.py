@@ -309,14 +309,14 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation) -> 
             f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
             "to experts): the two networks may route others"
         )
+    if flow.is_tied(weight):
+        return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     takers = flow.parameter_users(weight)
     own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
     alike = [(use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
              for use in _uses(program, operation)]  # fmt: skip
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
-    if flow.is_tied(weight):
-        return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     if not operation.is_direct:
         return f"{weight} is used through a view, transposed or cut"
     if geometry is None:

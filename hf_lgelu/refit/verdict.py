@@ -264,7 +264,8 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
     unfit = [layer for layer in layers if layer.is_unfit]
     for layer in unfit[:3]:
         more = f"; so are {len(unfit) - 3} more" if len(unfit) > 3 and layer is unfit[2] else ""
-        yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged. {layer.layers[0]}: {layer.note}{more}"
+        reason = str(layer.note).removeprefix("not refitted: ")
+        yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged: {reason}{more}"
     uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]
     if uncounted:
         yield (

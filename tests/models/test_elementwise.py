@@ -8,7 +8,14 @@ from networks import MemorySwish
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, elementwise_values, form_of, module_form
+from hf_lgelu.models.elementwise import (
+    BOUNDED_KINDS,
+    CONVERTED_KINDS,
+    elementwise_values,
+    form_of,
+    module_form,
+    module_values,
+)
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 
@@ -106,6 +113,12 @@ FUNCTIONS = {
         *(lambda x: F.rrelu(x, training=True), lambda x: x.t(), lambda x: x[:1]),
     ),
 }
+
+
+def test_a_norm_over_single_elements_is_no_activation():
+    norm = nn.GroupNorm(8, 8)  # of (N, 8) each group is one element
+    assert module_values(norm) is None
+    assert find_smooth_calls(nn.Sequential(norm), torch.randn(1, 8, 5)) == []
 
 
 @pytest.mark.parametrize(("kind", "module"), [(kind, module) for kind, held in MODULES.items() for module in held])

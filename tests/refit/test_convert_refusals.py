@@ -109,7 +109,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
     assert isinstance(converted.act, nn.ReLU)
     (unfit,) = (layer for layer in report.layers if layer.is_unfit)
     assert re.search(reason, f"\n  {unfit.layers[0]}: {unfit.note.removeprefix('not refitted: ')}")
-    assert any(warning.startswith("act: the gate alone was exchanged. ") for warning in report.warnings)
+    assert any(warning.startswith("act: the gate alone was exchanged: ") for warning in report.warnings)
     if len(report.layers) == 1:  # nothing else is behind the gate: the plain swap
         swapped = copy.deepcopy(model)
         swapped.act = nn.ReLU()
