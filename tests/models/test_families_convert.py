@@ -33,7 +33,7 @@ UNFIT = {
 NOTHING_ELSE = {"mixtral"}
 # Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
-QUICK = {"gpt2", "bert", "timm-convnext"}
+QUICK = {"gpt2", "timm-convnext"}  # BERT is converted in most tests of refit
 
 
 def converting(quick: bool) -> list[Family | TimmFamily]:
