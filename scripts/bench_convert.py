@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
 from lgelu_lab.rows_file import RowsFile
+from lgelu_lab.studies.arguments import exit_status
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser
 
@@ -152,12 +154,7 @@ class BenchArguments:
 def main() -> int:
     """Measure what is not there; the exit status is 1, with the reason, for wrong arguments."""
     (arguments,) = HfArgumentParser(BenchArguments).parse_args_into_dataclasses()
-    try:
-        _measure(arguments)
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(partial(_measure, arguments))
 
 
 def _measure(arguments: BenchArguments) -> None:

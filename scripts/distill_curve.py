@@ -3,8 +3,8 @@
     python scripts/distill_curve.py --network minilm --packages runs/packages --tokens 50000 200000 1000000
 
 The network is converted once (`refit`) and distilled anew for each budget, on a GPU where there is one. Texts are the
-paragraphs of WikiText and of the docstrings of installed packages; of a reaction, its precursors in other orders. Rows
-go to a CSV file as they are measured, and a rerun measures only what is not there.
+paragraphs of WikiText and of the docstrings of installed packages. Rows go to a CSV file as they are measured, and a
+rerun measures only what is not there.
 """
 
 import ast
@@ -14,7 +14,8 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from lgelu_lab.benchmarks.real_inputs import UNITS, Inputs, in_batches
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.rows_file import RowsFile
-from lgelu_lab.studies.arguments import OneLineParser
+from lgelu_lab.studies.arguments import OneLineParser, exit_status
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.environment import hardware, package_versions
@@ -59,12 +60,7 @@ class CurveArguments:
 def main() -> int:
     """Measure what has no row yet; the exit status is 1, with the reason, for what cannot be measured."""
     (arguments,) = OneLineParser(CurveArguments).parse()
-    try:
-        _measure(arguments)
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(partial(_measure, arguments))
 
 
 def _measure(arguments: CurveArguments) -> None:
@@ -107,27 +103,11 @@ def _more(measured: Measured, unique_tokens: int) -> list[Inputs]:
     """Sequences beside those of the refit, until there are so many tokens."""
     left = unique_tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
     found: list[Inputs] = []
-    drawn = _reordered(measured) if measured.network.name == "reactions" else _prose(measured)
+    drawn = _prose(measured) if measured.network.corpus.label is None else iter(())
     while left > 0 and (unit := next(drawn, None)) is not None:
         found.append(unit)
         left -= unit["input_ids"].numel()
     return found
-
-
-def _reordered(measured: Measured) -> Iterator[Inputs]:
-    """The reactions that were fitted, without end, their precursors in another order each time."""
-    draw = Random(0)
-    dot, arrow = (int(measured.processor(sign, 3)["input_ids"][0, 1]) for sign in (".", ">>"))
-    while True:
-        for unit in measured.fitted:
-            start, *ids = unit["input_ids"][0].tolist()
-            if arrow not in ids:  # cut off before it
-                continue
-            end = ids.index(arrow)
-            parts = [list(part) for is_dot, part in groupby(ids[:end], dot.__eq__) if not is_dot]
-            draw.shuffle(parts)
-            mixed = [start, *(number for part in parts for number in (*part, dot))][:-1] + ids[end:]
-            yield {**unit, "input_ids": torch.tensor([mixed])}
 
 
 def _prose(measured: Measured) -> Iterator[Inputs]:

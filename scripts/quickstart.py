@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,7 @@ import torch
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
-from lgelu_lab.studies.arguments import parse_mapping
+from lgelu_lab.studies.arguments import exit_status, parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
 from transformers import PreTrainedModel
@@ -78,12 +79,7 @@ def main() -> int:
     parser.add_argument("--output_dir", default="runs/quickstart", help="folder of networks and table")
     parser.add_argument("--num_train_epochs", type=float, default=BENCHMARKS[BENCHMARK].defaults["num_train_epochs"])
     arguments = parser.parse_args()
-    try:
-        quickstart(Path(arguments.output_dir), arguments.num_train_epochs)
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return exit_status(partial(quickstart, Path(arguments.output_dir), arguments.num_train_epochs))
 
 
 def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:

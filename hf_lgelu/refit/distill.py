@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import NamedTuple, cast
 
 import torch
@@ -30,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.models.outputs import compared_outputs, in_order_of, kl_terms
+from hf_lgelu.models.outputs import Compared, compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
@@ -38,10 +37,10 @@ from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
 
 _STEPS = 200
-_RATES = (0.0003, 0.003, 0.02)
-_TRIAL = 16  # steps after which one of them is taken
-_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the trial leaves less than this share of the loss, so many times the steps
 _LOOKS = 8  # how often the held-out inputs are looked at
+_RATES = (0.003, 0.0003)  # the second where the first look at the first is no nearer
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
+_KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
 _WARMUP = 10
@@ -127,10 +126,12 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        run = _Distillation(original, moved, folds, outputs, parameters, time_share, bf16, is_narrow)
+        run = _Descent(original, moved, folds, outputs, parameters, bf16, is_narrow)
         best = run.start
         try:
-            best = run.nearest(steps)
+            for rate in _RATES:
+                if best is run.start:
+                    best = run.nearest(rate, steps, time_share)
         finally:
             run.put(best)
             with torch.no_grad():
@@ -179,8 +180,8 @@ class Together(NamedTuple):
         return cls(FoldBatch(samples, own, samples.longest(batch.numbers)), 1.0, len(batch))
 
 
-class _Distillation:
-    """Descents of some parameters from their present values: a short one for each rate, then a long one."""
+class _Descent:
+    """Adam on some parameters, from their present values."""
 
     def __init__(
         self,
@@ -189,11 +190,10 @@ class _Distillation:
         folds: Folds,
         outputs: Sequence[str] | None,
         parameters: Mapping[str, Tensor],
-        time_share: Callable[[], float],
         bf16: bool,
         is_narrow: bool,
     ) -> None:
-        """`time_share` gives the share of the time limit that has passed; the descents end at 1."""
+        self._original, self._converted, self._outputs = original, converted, outputs
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         together = partial(Together.of, folds=folds)
@@ -201,15 +201,15 @@ class _Distillation:
         self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
         # With few rows, processes may disagree whether an output holds probabilities.
         some = next((batch for batch in self._batches if batch.weight), self._batches[0])
-        are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
-        self._loss = partial(output_loss, original, converted, outputs=outputs, are_logits=are_logits)
+        self._are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
+        self._known: dict[int, Compared] = {}
+        self._room = _KEPT_VALUES
         watched = _spread(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         with self._judging():
             first = self._batches[0]
             self._centred = centred_maps(converted, parameters.keys(), first.part.load(), first.weight)
-        self._time_share = time_share
         self.start = self._seen()
 
     @torch.no_grad()
@@ -218,38 +218,37 @@ class _Distillation:
         for parameter, value in zip(self._parameters, seen.values, strict=True):
             parameter.copy_(value)
 
-    def nearest(self, steps: int | None) -> _Seen:
-        """The best state of a long descent at the rate whose trial came nearest; `steps` as in `distill`."""
-        trial = _TRIAL if steps is None else min(_TRIAL, steps)
-        tried = [self._descent(rate, trial, looks=1).loss for rate in _RATES]
-        if min(tried) >= self.start.loss:  # no rate pays
-            return self.start
-        if steps is None:
-            steps = _STEPS * (_LONGER if min(tried) < _FAR_FROM_DONE * self.start.loss else 1)
-        return self._descent(_RATES[tried.index(min(tried))], steps, _LOOKS)
+    def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
+        """The best state of so many steps from the start, the start included.
 
-    def _descent(self, rate: float, steps: int, looks: int) -> _Seen:
-        """The best state of a descent from the start, the start included."""
+        `time_share` gives the share of the time limit that has passed; the steps end at 1, and where the first look is
+        no nearer than the start. Without `steps`, there are more where the first look is much nearer.
+        """
         self.put(self.start)
         optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
-        every = max(1, steps // looks)
-        begun = self._time_share()
-        for step, number in enumerate(islice(_order(len(self._batches)), steps)):
-            share = self._time_share()
-            if share >= 1:
-                if step % every:  # the last steps were not judged yet
-                    best = self._nearer(best)
+        count = steps or _STEPS
+        every = max(1, count // _LOOKS)
+        begun = time_share()
+        for step, number in enumerate(_order(len(self._batches))):
+            share = time_share()
+            if share >= 1 and step % every:  # the last steps were not judged yet
+                best = self._nearer(best)
+            if share >= 1 or step == count:
                 break
-            batch = self._batches[number]
             with torch.enable_grad(), self._stepping():
-                loss = self._loss(batch.part.load(), weight=batch.weight)
+                loss = self._loss(self._batches[number])
             optimizer.zero_grad()
             loss.backward()
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-            optimizer.step(step, progress=max(step / steps, (share - begun) / (1 - begun)))
+            optimizer.step(step, progress=max(step / count, (share - begun) / (1 - begun)))
             if (step + 1) % every == 0:
                 best = self._nearer(best)
+            if step + 1 == every:
+                if best is self.start:
+                    break
+                if steps is None and best.loss < _FAR_FROM_DONE * self.start.loss:
+                    count, every = _LONGER * count, _LONGER * every
         return best
 
     def _nearer(self, best: _Seen) -> _Seen:
@@ -260,9 +259,21 @@ class _Distillation:
     def _seen(self) -> _Seen:
         """The present state."""
         with self._judging():
-            losses = [self._loss(batch.part.load(), weight=batch.weight) * batch.samples for batch in self._watched]
+            losses = [self._loss(batch) * batch.samples for batch in self._watched]
         loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
+
+    def _loss(self, batch: Together) -> Tensor:
+        """The loss on a batch. The original runs once a batch, while its outputs fit."""
+        loaded = batch.part.load()
+        reference = self._known.get(id(batch))
+        if reference is None:
+            reference = compared_outputs(self._original, loaded.inputs, self._outputs)
+            reference = reference._replace(are_logits=self._are_logits)
+            self._room -= sum(value.numel() for value in reference.tensors.values())
+            if self._room >= 0:
+                self._known[id(batch)] = reference
+        return output_loss(reference, self._converted, loaded, self._outputs, weight=batch.weight)
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
@@ -355,21 +366,14 @@ def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
 
 
 def output_loss(
-    original: nn.Module,
-    converted: nn.Module,
-    batch: Batch,
-    outputs: Sequence[str] | None,
-    weight: float = 1.0,
-    are_logits: bool | None = None,
+    reference: Compared, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None = None, weight: float = 1.0
 ) -> Tensor:
-    """The distance between the outputs of the two networks, without padding, summed over the outputs: a scalar.
+    """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
     columns of Σ(ŷ − y)² / Σ(y − ȳ)². Of embeddings, 1 − cos of each sample's mean over positions is added. With several
     processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
-    `are_logits` says whether the first output holds class scores, if known.
     """
-    reference = compared_outputs(original, batch.inputs, outputs)
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
@@ -381,7 +385,7 @@ def output_loss(
         if counted is not None:
             pair = tuple(value[counted] for value in pair)
         wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
-        if number == 0 and (reference.are_logits if are_logits is None else are_logits):
+        if number == 0 and reference.are_logits:
             total = total + kl_terms(wanted, found).sum() / summed(total.new_tensor(weight * len(wanted)))
         else:
             mean = mean_of_rows(*_weighted(wanted, weight))

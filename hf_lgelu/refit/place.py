@@ -20,9 +20,9 @@ unit owns its other half.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -106,71 +106,38 @@ class Place(Refit):
         linear = [block.unit for block in blocks.values() if block.has_linear_part]
         inputs = gather_inputs(original, linear, folds.spread)
         fitted = {site for layer in found.layers for site in layer.sites}
-        self._gates: list[_PlacedGate] = []
-        for unit in units:
-            block, direction = blocks.get(unit.site), directions.get(unit.site)
-            if block is None:
-                # Where a map is refitted behind, it supplies a constant and a line.
-                basis = "line" if unit.other is None and unit.site in fitted else "relu"
-                placement = first_of(fit_kinks(sums[unit.site], basis, 1))
-                self._gates.append(_PlacedGate(unit, placement, direction))
-            else:
-                placement, added = _fit_block(original, block, extra[unit.site], sums[unit.site], inputs.get(unit.site))
-                self._gates.append(_PlacedGate(unit, placement, direction, added))
         # A gate waits for the last layer whose maps make its input or the other half of its unit.
-        self._layer_before: dict[int, int] = {}
+        waits_for: dict[int, int] = {}
         for index, layer in enumerate(found.layers):
             nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
-            self._layer_before |= {
+            waits_for |= {
                 unit.site: index
                 for unit in units
                 if unit.before.node in nodes or (unit.other is not None and unit.other.node in nodes)
             }
+        self._writes: dict[int | None, list[Callable[[nn.Module], None]]] = defaultdict(list)
+        for unit in units:
+            block, direction = blocks.get(unit.site), directions.get(unit.site)
+            writes = self._writes[waits_for.get(unit.site)]
+            if block is None:
+                # Where a map is refitted behind, it supplies a constant and a line.
+                basis = "line" if unit.other is None and unit.site in fitted else "relu"
+                placement = first_of(fit_kinks(sums[unit.site], basis, 1))
+            else:
+                own, width = inputs.get(unit.site), block.width - extra[unit.site]
+                placement, always_on, copies, size = _fit_block(original, block, width, sums[unit.site], own)
+                # Units and copies are made of the weights as they are before slopes and kinks.
+                here: dict[str, Any] = {"block": block, "direction": direction}
+                if own is not None:
+                    on: dict[str, Any] = {"inputs": own, "width": width, "count": always_on, "size": size}
+                    writes.append(partial(write_always_on, placement=placement, **on, **here))
+                writes.append(partial(write_copies, copies=copies, start=width + always_on, **here))
+            writes.append(partial(write_placement, unit=unit, placement=placement, direction=direction))
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
         """Write the gates that waited for the refit of a layer, or for None."""
-        for gate in self._gates:
-            if self._layer_before.get(gate.unit.site) == index:
-                gate.write(student)
-
-
-@dataclass(frozen=True)
-class AddedUnits:
-    """The work of the units added to a block, behind the `width` units that it had.
-
-    `inputs` are the sums over the block's inputs, where it has a linear part; `size` is the root mean square of a unit
-    that is always on.
-    """
-
-    block: Block
-    width: int
-    always_on: int
-    copies: Copies
-    inputs: Moments | None
-    size: float
-
-
-@dataclass(frozen=True)
-class _PlacedGate:
-    """A gate with a kink and a slope for each channel, and the added units of its block, if there are any.
-
-    `direction` takes the place of a bias before the gate, as in `add_constant`.
-    """
-
-    unit: GateUnit
-    placement: Kinks
-    direction: Tensor | None
-    added: AddedUnits | None = None
-
-    def write(self, student: nn.Module) -> None:
-        """Write units and copies, which are made of the weights as they are, and then slopes and kinks."""
-        if self.added is not None:
-            block, width, count = self.added.block, self.added.width, self.added.always_on
-            inputs, size = self.added.inputs, self.added.size
-            if inputs is not None:
-                write_always_on(student, block, self.placement, inputs, width, count, size, self.direction)
-            write_copies(student, block, self.added.copies, width + count, self.direction)
-        write_placement(student, self.unit, self.placement, self.direction)
+        for write in self._writes[index]:
+            write(student)
 
 
 @torch.no_grad()
@@ -183,23 +150,13 @@ def gather_placements(
         weight = model.get_parameter(unit.before.weight_name)
         sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
     batches = folds.spread  # with several processes, a process may have none
-    for batch in (part.load() for part in batches):
-        for unit, z, value, *half in _gate_calls(model, sites, units, batch, -(-PLACEMENT_ROWS // len(batches))):
-            sums[unit.site].add(z, value, *(each.double().square() for each in half))
-    return {site: total.reduce_over_processes() for site, total in sums.items()}
-
-
-def _gate_calls(
-    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], batch: Batch, most: int
-) -> Iterator[tuple[Any, ...]]:
-    """(unit, its gate's input z, output φ(z), and the other half where the unit owns it), about `most` rows of each.
-
-    Rows are evenly spaced and without padding. They keep their dtype: those of all gates are in memory at once.
-    """
-    calls: dict[int, list[Tensor]] = {}
+    most = -(-PLACEMENT_ROWS // max(1, len(batches)))
+    batch: Batch
+    calls: dict[int, list[Tensor]] = {}  # of a batch: z and φ(z), and the other halves
     halves: dict[int, list[Tensor]] = {}
 
     def some(values: Tensor, unit: GateUnit) -> Tensor:
+        """Evenly spaced rows without padding, in their dtype: those of all gates are in memory at once."""
         rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
         return rows[:: max(1, len(rows) // most)].clone()  # later operations may work in place
 
@@ -216,16 +173,19 @@ def _gate_calls(
             for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
                 owner = model.get_submodule(other.weight_name.rpartition(".")[0])
                 hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
-        run_example(model, batch.inputs)
-    for unit in units:
-        yield unit, *calls.pop(unit.site), *halves.pop(unit.site, [])
+        for batch in (part.load() for part in batches):
+            run_example(model, batch.inputs)
+            for site, total in sums.items():
+                total.add(*calls.pop(site), *(half.double().square() for half in halves.pop(site, [])))
+    return {site: total.reduce_over_processes() for site, total in sums.items()}
 
 
 def _fit_block(
-    original: nn.Module, block: Block, extra: int, sums: PlacementSums, inputs: Moments | None
-) -> tuple[Kinks, AddedUnits]:
-    """The first ReLU of each channel of a block, and the work of its `extra` units."""
-    width, is_gated = block.width - extra, block.unit.other is not None
+    original: nn.Module, block: Block, width: int, sums: PlacementSums, inputs: Moments | None
+) -> tuple[Kinks, int, Copies, float]:
+    """Of a block that had `width` units: the first ReLU of each channel, the number of added units that are always on,
+    the copies, and the root mean square that a unit that is always on is to have."""
+    extra, is_gated = block.width - width, block.unit.other is not None
     # Twice as many copies as an even spread would give a channel, and two ReLUs.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
     fits = fit_kinks(sums, basis, min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
@@ -237,7 +197,7 @@ def _fit_block(
     always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
     # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
-    return first_of(fits, counts), AddedUnits(block, width, always_on, copies, inputs, size)
+    return first_of(fits, counts), always_on, copies, size
 
 
 @torch.no_grad()

@@ -83,7 +83,7 @@ def forked(function, *given):
 
 def killed(folder, at, network, data, options, _):
     if at == "distill":
-        counted(distill, "output_loss", 20)
+        counted(distill, "output_loss", 10)
     else:
         counted(*((layerwise, "fit_ridge") if at > 0 else (resume.os, "replace")), abs(at))
     convert_with(network(), data(), checkpoint_dir=folder, **options)

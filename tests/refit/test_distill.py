@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.models.batches import Batch, read_batches
+from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, centred_maps, distill, moved_names, output_loss
 from hf_lgelu.refit.folds import deal_folds
 
@@ -61,7 +62,7 @@ class TwoOutputs(nn.Module):
 def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
     original, other = TwoOutputs(1.0), TwoOutputs(1.1)
-    loss = output_loss(original, other, Batch(x, None), None)
+    loss = output_loss(compared_outputs(original, x), other, Batch(x, None))
     # Of a column y the error is Σ(0.1·y)² over Σ(y - ȳ)²; the one that does not vary has none.
     total = 0.0
     for columns in (original(x)["boxes"][:, :3], original(x)["scores"]):
@@ -91,7 +92,7 @@ def test_of_embeddings_the_mean_over_the_tokens_counts_too():
     ids, lengths = torch.randint(20, (5, 9)), [9, 7, 4, 9, 2]
     mask = torch.tensor([[1] * length + [0] * (9 - length) for length in lengths])
     batch = next(iter(read_batches({"input_ids": ids, "attention_mask": mask})))
-    loss = output_loss(original, other, batch, None)
+    loss = output_loss(compared_outputs(original, batch.inputs), other, batch)
     y, found = (net(ids, mask)["last_hidden_state"].detach().double() for net in (original, other))
     means = [[states[row, :length].mean(0) for row, length in enumerate(lengths)] for states in (y, found)]
     turned = sum(1 - float(one @ two / one.norm() / two.norm()) for one, two in zip(*means, strict=True)) / 5
@@ -132,7 +133,7 @@ def test_a_network_that_draws_at_random_is_no_way_from_a_copy_of_itself():
     torch.manual_seed(6)
     original, x = Drawing().eval(), torch.randn(30, 4)
     state = torch.get_rng_state()
-    loss = output_loss(original, copy.deepcopy(original), Batch(x, None), None)
+    loss = output_loss(compared_outputs(original, x), copy.deepcopy(original), Batch(x, None))
     assert loss.item() == 0.0
     assert loss.requires_grad
     assert torch.equal(torch.get_rng_state(), state)
@@ -162,7 +163,7 @@ def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
     names = [name for name, _ in converted.named_parameters()]
-    before, after = distill(model, converted, folds, names=names, max_seconds=3 * 16 + 10.5)
+    before, after = distill(model, converted, folds, names=names, max_seconds=10.5)
     assert after < 0.95 * before
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
@@ -173,9 +174,9 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
     expected = held_out_kl(model, converted, folds)
     steps, looked = [], []
 
-    def counted(original, network, batch, **options):
+    def counted(reference, network, batch, *more, **options):
         (steps if torch.is_grad_enabled() else looked).append(batch.inputs)
-        return output_loss(original, network, batch, **options)
+        return output_loss(reference, network, batch, *more, **options)
 
     monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
     monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 20)

@@ -192,7 +192,7 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
     expected = (p.exp() * (p - q)).sum().item()
     assert (found.first.rows, found.first.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
-    loss = output_loss(original, other, batch, None)
+    loss = output_loss(compared_outputs(original, batch.inputs), other, batch)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 
 

@@ -1,7 +1,8 @@
 """The command line of one run: what is trained, beside how (TrainingArguments)."""
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
@@ -109,6 +110,16 @@ class OneLineParser(HfArgumentParser):
             return self.parse_args_into_dataclasses(arguments)
         except (ValueError, TypeError) as error:  # of a dataclass that checks its values, or an unknown option
             self.error(str(error))
+
+
+def exit_status(work: Callable[[], object]) -> int:
+    """0 after a script's work; 1, with the reason on stderr, where the work is refused or cannot be done."""
+    try:
+        work()
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArguments, LambdaGELUTrainingArguments]:
