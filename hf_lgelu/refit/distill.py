@@ -1,9 +1,9 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
 All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
-not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The best
-learning rate differs by orders of magnitude between networks, so a few are tried. The result is the best state on
-the inputs that choose; the start is one of the candidates.
+not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. Where the
+learning rate leads to nothing nearer, a lower one is tried. The result is the best state on the inputs that choose; the
+start is one of the candidates.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -38,12 +38,13 @@ from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, 
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at
-_RATES = (0.003, 0.0003)  # the second where the first look at the first is no nearer
+_RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
 _KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of a column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
 _WARMUP = 10
+_FEW_INPUTS = 32
 _LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
 
 
@@ -111,8 +112,8 @@ def distill(
         folds: the data; steps use every fold, the held-out part only judges.
         outputs: names of the outputs that count.
         names: the parameters that are moved.
-        steps: the number of steps, of one batch each; by default 200, or 600 where the trial takes a tenth of the loss
-            away.
+        steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
+            tenth of the loss away.
         bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
             moved and judged under autocast.
         max_seconds: a limit on the time.
@@ -219,10 +220,10 @@ class _Descent:
             parameter.copy_(value)
 
     def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
-        """The best state of so many steps from the start, the start included.
+        """The best state of so many steps from the start, the start included; `steps` as in `distill`.
 
-        `time_share` gives the share of the time limit that has passed; the steps end at 1, and where the first look is
-        no nearer than the start. Without `steps`, there are more where the first look is much nearer.
+        The steps end where a quarter of them led to nothing nearer, and when `time_share`, the share of the time limit
+        that has passed, is 1.
         """
         self.put(self.start)
         optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
@@ -242,13 +243,13 @@ class _Descent:
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
             optimizer.step(step, progress=max(step / count, (share - begun) / (1 - begun)))
-            if (step + 1) % every == 0:
-                best = self._nearer(best)
-            if step + 1 == every:
-                if best is self.start:
-                    break
-                if steps is None and best.loss < _FAR_FROM_DONE * self.start.loss:
-                    count, every = _LONGER * count, _LONGER * every
+            if (step + 1) % every:
+                continue
+            best = self._nearer(best)
+            if best is self.start and 4 * (step + 1) >= count:
+                break
+            if steps is None and step + 1 == every and best.loss < _FAR_FROM_DONE * self.start.loss:
+                count, every = _LONGER * count, _LONGER * every
         return best
 
     def _nearer(self, best: _Seen) -> _Seen:
@@ -306,8 +307,16 @@ class CentredAdam:
     """
 
     def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
-        """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value."""
-        self._rates = [rate * max(value.detach().abs().mean().item(), _LEAST_SIZE) for value in parameters]
+        """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value.
+
+        Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is √(32/n) times that.
+        """
+        transposed = {id(centred.weight) for centred in maps if centred.transposed}
+        self._rates = []
+        for value in parameters:
+            inputs = 1 if value.ndim < 2 else len(value) if id(value) in transposed else value[0].numel()
+            size = max(value.detach().abs().mean().item(), _LEAST_SIZE)
+            self._rates.append(rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
 

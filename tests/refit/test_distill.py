@@ -42,6 +42,17 @@ def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
     torch.testing.assert_close(stored[1], free[1] - free[0] @ mean, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_step_of_a_map_falls_with_the_root_of_its_inputs(transposed):
+    """The first step of Adam is the rate: of 128 inputs half of that of 32, and of the bias whole."""
+    weight, bias = (torch.ones(shape, requires_grad=True) for shape in ((128, 3) if transposed else (3, 128), (3,)))
+    adam = CentredAdam([weight, bias], 0.1, [CentredMap(weight, bias, torch.zeros(128), transposed)])
+    weight.grad, bias.grad = torch.ones_like(weight), torch.ones_like(bias)
+    adam.step(9, 0.0)
+    torch.testing.assert_close(weight.detach(), torch.full_like(weight, 0.95))
+    torch.testing.assert_close(bias.detach(), torch.full_like(bias, 0.9))
+
+
 class TwoOutputs(nn.Module):
     """Numbers that are no class scores, of sizes far apart, and one that never varies."""
 
