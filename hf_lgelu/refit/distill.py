@@ -144,15 +144,15 @@ def distill(
 @contextmanager
 def _learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """The parameters of these names; inside the block only they need gradients, and behind it no gradient is left."""
-    wanted = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
-    for parameter in model.parameters():
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    for parameter, _ in wanted:
         parameter.requires_grad_(False)
     try:
         yield {name: model.get_parameter(name).requires_grad_(True) for name in names}
     finally:
-        for parameter in model.parameters():
+        for parameter, was_needed in wanted:
             parameter.grad = None
-            parameter.requires_grad_(wanted[id(parameter)])
+            parameter.requires_grad_(was_needed)
 
 
 class _Seen(NamedTuple):
@@ -232,29 +232,21 @@ class _Descent:
         begun = time_share()
         for step, number in enumerate(_order(len(self._batches))):
             share = time_share()
-            if share >= 1 and step % every:  # the last steps were not judged yet
-                best = self._nearer(best)
-            if share >= 1 or step == count:
+            is_over = share >= 1 or step == count
+            if step and (is_over or step % every == 0):
+                best = min(best, self._seen(), key=lambda seen: seen.loss)
+                is_over |= best is self.start and 4 * step >= count
+                if steps is None and step == every and best.loss < _FAR_FROM_DONE * self.start.loss:
+                    count, every = _LONGER * count, _LONGER * every
+            if is_over:
                 break
             with torch.enable_grad(), self._stepping():
                 loss = self._loss(self._batches[number])
-            optimizer.zero_grad()
             loss.backward()
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
             optimizer.step(step, progress=max(step / count, (share - begun) / (1 - begun)))
-            if (step + 1) % every:
-                continue
-            best = self._nearer(best)
-            if best is self.start and 4 * (step + 1) >= count:
-                break
-            if steps is None and step + 1 == every and best.loss < _FAR_FROM_DONE * self.start.loss:
-                count, every = _LONGER * count, _LONGER * every
         return best
-
-    def _nearer(self, best: _Seen) -> _Seen:
-        """The present state where its loss is lower than that of `best`, else `best`."""
-        return min(best, self._seen(), key=lambda seen: seen.loss)
 
     @torch.no_grad()
     def _seen(self) -> _Seen:
@@ -320,13 +312,9 @@ class CentredAdam:
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
 
-    def zero_grad(self) -> None:
-        """Forget the gradients."""
-        self._adam.zero_grad()
-
     @torch.no_grad()
     def step(self, done: int, progress: float) -> None:
-        """Take a step: `done` is the number of steps before, `progress` the share of the descent that has passed."""
+        """Take a step, and forget the gradients; `done` steps were before, `progress` of the descent has passed."""
         share = min(1.0, (done + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
@@ -340,6 +328,7 @@ class CentredAdam:
         for centred, old in zip(maps, before, strict=True):
             change = centred.weight - old
             centred.bias.sub_((change.mT if centred.transposed else change) @ centred.mean)
+        self._adam.zero_grad()
 
 
 @torch.no_grad()

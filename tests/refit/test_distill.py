@@ -35,7 +35,6 @@ def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
         plain.zero_grad()
         (F.linear(rows - mean, *free) - targets).square().mean().backward()
         plain.step()
-        centred.zero_grad()
         (F.linear(rows, stored[0].T if transposed else stored[0], stored[1]) - targets).square().mean().backward()
         centred.step(number, number / 20)
     torch.testing.assert_close(stored[0].T if transposed else stored[0], free[0], rtol=1e-7, atol=1e-9)
@@ -174,7 +173,7 @@ def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
     names = [name for name, _ in converted.named_parameters()]
-    before, after = distill(model, converted, folds, names=names, max_seconds=10.5)
+    before, after = distill(model, converted, folds, names=names, max_seconds=12.5)
     assert after < 0.95 * before
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
