@@ -1,9 +1,8 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
 All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
-not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. Where the
-learning rate leads to nothing nearer, a lower one is tried. The result is the best state on the inputs that choose; the
-start is one of the candidates.
+not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The result is
+the best state on the inputs that choose. Where no state is better than the start, a lower rate is tried.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -227,9 +226,8 @@ class _Descent:
         """
         self.put(self.start)
         optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
-        count = steps or _STEPS
+        count, begun = steps or _STEPS, time_share()
         every = max(1, count // _LOOKS)
-        begun = time_share()
         for step, number in enumerate(_order(len(self._batches))):
             share = time_share()
             is_over = share >= 1 or step == count
