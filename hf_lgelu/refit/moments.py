@@ -42,17 +42,9 @@ class Moments:
     @classmethod
     def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":
         """Sums over no rows."""
-        place = {"dtype": torch.float64, "device": device}
-        return cls(
-            count=0,
-            feature_sum=torch.zeros(groups, features, **place),
-            residual_sum=torch.zeros(groups, outputs, **place),
-            target_sum=torch.zeros(groups, outputs, **place),
-            gram=torch.zeros(groups, features, features, **place),
-            cross=torch.zeros(groups, features, outputs, **place),
-            residual_square=torch.zeros(groups, **place),
-            target_square=torch.zeros(groups, **place),
-        )
+        vectors = ((groups, features), (groups, outputs), (groups, outputs))
+        shapes = (*vectors, (groups, features, features), (groups, features, outputs), (groups,), (groups,))
+        return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     @torch.no_grad()
     def add(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
