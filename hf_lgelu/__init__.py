@@ -19,7 +19,6 @@ from hf_lgelu.version import __version__
 if TYPE_CHECKING:
     from hf_lgelu.activation.functional import lambda_gelu as lambda_gelu
     from hf_lgelu.activation.functional import lambda_silu as lambda_silu
-    from hf_lgelu.activation.hardness import hardness_for_tolerance as hardness_for_tolerance
     from hf_lgelu.activation.module import LambdaGELU as LambdaGELU
     from hf_lgelu.activation.module import LambdaSiLU as LambdaSiLU
     from hf_lgelu.export.absorption.absorb import absorb_hardness as absorb_hardness
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
     from hf_lgelu.models.surgery import substitute_relu as substitute_relu
     from hf_lgelu.refit.config import ConversionConfig as ConversionConfig
     from hf_lgelu.refit.convert import convert_to_relu as convert_to_relu
-    from hf_lgelu.refit.report import ConversionReport as ConversionReport
     from hf_lgelu.refit.verdict import ConversionRefusedError as ConversionRefusedError
     from hf_lgelu.training.arguments import HardeningConfig as HardeningConfig
     from hf_lgelu.training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
@@ -52,80 +50,33 @@ if TYPE_CHECKING:
     from hf_lgelu.training.trainer import LambdaGELUTrainer as LambdaGELUTrainer
     from hf_lgelu.version import __version__ as __version__
 
-# Where each public name lives, below hf_lgelu.
-_HOME = {
-    "ConversionConfig": "refit.config",
-    "ConversionRefusedError": "refit.verdict",
-    "ConversionReport": "refit.report",
-    "HardeningCallback": "training.callbacks",
-    "HardeningConfig": "training.arguments",
-    "HardnessLogCallback": "training.callbacks",
-    "LambdaGELU": "activation.module",
-    "LambdaGELUTrainer": "training.trainer",
-    "LambdaGELUTrainingArguments": "training.arguments",
-    "LambdaSiLU": "activation.module",
-    "MLPConfig": "models.mlp",
-    "MLPForClassification": "models.mlp",
-    "UnsupportedConfigError": "models.config_keys",
-    "__version__": "version",
-    "absorb_hardness": "export.absorption.absorb",
-    "anneal_hardness": "models.hardening",
-    "compare_networks": "export.comparison",
-    "convert_to_relu": "refit.convert",
-    "export_gelu": "export.plain",
-    "export_onnx": "export.onnx.onnx_export",
-    "export_relu": "export.plain",
-    "find_smooth_calls": "models.smooth_calls",
-    "freeze_hardness": "models.hardening",
-    "from_pretrained": "models.loading",
-    "hardness_for_tolerance": "activation.hardness",
-    "hardness_parameter_groups": "models.optimizer_groups",
-    "hardness_profile": "models.hardening",
-    "initialize_hardness": "models.hardening",
-    "lambda_gelu": "activation.functional",
-    "lambda_silu": "activation.functional",
-    "push_to_hub": "export.hub.push",
-    "quantize_onnx": "export.int8.quantize",
-    "replace_activations": "models.surgery",
-    "substitute_relu": "models.surgery",
+# The public names, by the module where they live, below hf_lgelu.
+_PUBLIC = {
+    "activation.functional": ("lambda_gelu", "lambda_silu"),
+    "activation.module": ("LambdaGELU", "LambdaSiLU"),
+    "export.absorption.absorb": ("absorb_hardness",),
+    "export.comparison": ("compare_networks",),
+    "export.hub.push": ("push_to_hub",),
+    "export.int8.quantize": ("quantize_onnx",),
+    "export.onnx.onnx_export": ("export_onnx",),
+    "export.plain": ("export_gelu", "export_relu"),
+    "models.config_keys": ("UnsupportedConfigError",),
+    "models.hardening": ("anneal_hardness", "freeze_hardness", "hardness_profile", "initialize_hardness"),
+    "models.loading": ("from_pretrained",),
+    "models.mlp": ("MLPConfig", "MLPForClassification"),
+    "models.optimizer_groups": ("hardness_parameter_groups",),
+    "models.smooth_calls": ("find_smooth_calls",),
+    "models.surgery": ("replace_activations", "substitute_relu"),
+    "refit.config": ("ConversionConfig",),
+    "refit.convert": ("convert_to_relu",),
+    "refit.verdict": ("ConversionRefusedError",),
+    "training.arguments": ("HardeningConfig", "LambdaGELUTrainingArguments"),
+    "training.callbacks": ("HardeningCallback", "HardnessLogCallback"),
+    "training.trainer": ("LambdaGELUTrainer",),
+    "version": ("__version__",),
 }
-
-__all__ = [
-    "ConversionConfig",
-    "ConversionRefusedError",
-    "ConversionReport",
-    "HardeningCallback",
-    "HardeningConfig",
-    "HardnessLogCallback",
-    "LambdaGELU",
-    "LambdaGELUTrainer",
-    "LambdaGELUTrainingArguments",
-    "LambdaSiLU",
-    "MLPConfig",
-    "MLPForClassification",
-    "UnsupportedConfigError",
-    "__version__",
-    "absorb_hardness",
-    "anneal_hardness",
-    "compare_networks",
-    "convert_to_relu",
-    "export_gelu",
-    "export_onnx",
-    "export_relu",
-    "find_smooth_calls",
-    "freeze_hardness",
-    "from_pretrained",
-    "hardness_for_tolerance",
-    "hardness_parameter_groups",
-    "hardness_profile",
-    "initialize_hardness",
-    "lambda_gelu",
-    "lambda_silu",
-    "push_to_hub",
-    "quantize_onnx",
-    "replace_activations",
-    "substitute_relu",
-]
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 # What has to be done to a module of a host library: (its name, where the function is, below hf_lgelu, the function).

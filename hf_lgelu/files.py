@@ -45,10 +45,6 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
 
     The new folder, with whatever else was written into it, is removed in every case. After an error what was at
     `target` is as it was. A link at `target` is replaced, not written through.
-
-    Raises:
-        FileExistsError: there is something at `target` and `overwrite` is False.
-        IsADirectoryError: `target` is a folder.
     """
     target = Path(target)
     if target.is_dir():
@@ -90,15 +86,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
 
 def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:
-    """Raise unless `whole_folder` could put its new folder at `target`.
-
-    Raises:
-        FileExistsError: `target` is not empty, and `overwrite` is False, or it holds no model, or a Trainer's
-            checkpoints or a repository of git beside it.
-        NotADirectoryError: `target` is a file.
-        ValueError: the current folder is `target` or inside it, and would be gone; or `target` is where a disk is
-            mounted, and can be neither moved nor replaced.
-    """
+    """Raise OSError or ValueError unless `whole_folder` could put its new folder at `target`."""
     target, whole = Path(target), os.path.realpath(target)
     if Path.cwd().is_relative_to(whole):
         raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")

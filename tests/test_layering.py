@@ -83,6 +83,7 @@ LABORATORY = PACKAGE.parent / "scripts"
 # What the laboratory may import of the library beside its public names, and who does.
 LISTED = {
     "activation.gates",  # which activation names harden
+    "activation.hardness",  # the target of a tolerance
     "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
     "export.int8.equalize",
@@ -102,6 +103,7 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",
+    "refit.report",
     "training.resume",  # the last checkpoint that is whole
 }
 

@@ -31,10 +31,9 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
 
     Raises:
         TypeError: `x` or `hardness` is not a dense floating tensor of an accepted dtype.
-        ValueError: `hardness` does not broadcast to `x`, lies on another device, or holds a value that is below 1,
-            NaN, or infinite in the dtype of the arithmetic. Values are read only where that does not stall an
-            accelerator: numbers always, tensors on the CPU outside `torch.compile`, `torch.func` and tracing. Or there
-            is no such kernel.
+        ValueError: `hardness` does not broadcast to `x`, lies on another device, or is below 1 or not finite. Values
+            are read only where that stalls nothing: numbers, and tensors on the CPU outside `torch.compile`,
+            `torch.func` and tracing.
         RuntimeError: the kernel that was named cannot take this input here.
 
     >>> import torch, hf_lgelu
@@ -79,7 +78,11 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
     elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES or hardness.layout is not torch.strided:
         raise TypeError(f"hardness must be a number or a dense {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
     elif _is_readable(hardness):
-        _check_values(hardness, internal_dtype(x))
+        dtype, values = internal_dtype(x), hardness.detach()
+        if hardness.numel() != 1:  # one is read as a number: a fifth of the time
+            values = values[~((values >= 1) & torch.isfinite(values.to(dtype)))].flatten()[:1]
+        if values.numel():
+            _check_number(values.item(), dtype)
     return apply_gate(x, hardness, gate, kernel)
 
 
@@ -132,16 +135,6 @@ def _check_device(x: Tensor, hardness: Tensor) -> None:
     # Of no dimension it may come from the CPU, as in torch's own arithmetic.
     if x.device != hardness.device and hardness.dim() > 0:
         raise ValueError(f"x is on {x.device} and the hardness on {hardness.device}; move one of them, e.g. by .to()")
-
-
-def _check_values(hardness: Tensor, dtype: torch.dtype) -> None:
-    if hardness.numel() == 1:  # as a number: a fifth of the time
-        _check_number(hardness.item(), dtype)
-        return
-    values = hardness.detach()
-    valid = (values >= 1) & torch.isfinite(values.to(dtype))
-    if not bool(valid.all()):
-        _check_number(values[~valid].flatten()[0].item(), dtype)
 
 
 def _check_number(hardness: float, dtype: torch.dtype) -> None:

@@ -98,10 +98,10 @@ def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE, gate: str = DEF
     Raises:
         ValueError: `tolerance` is out of its range, or there is no such gate.
 
-    >>> import hf_lgelu
-    >>> round(hf_lgelu.hardness_for_tolerance(5e-3), 3)
+    >>> from hf_lgelu.activation.hardness import hardness_for_tolerance
+    >>> round(hardness_for_tolerance(5e-3), 3)
     159.577
-    >>> round(hf_lgelu.hardness_for_tolerance(5e-3, gate="lambda_silu"), 3)
+    >>> round(hardness_for_tolerance(5e-3, gate="lambda_silu"), 3)
     277.259
     """
     value = float(tolerance)

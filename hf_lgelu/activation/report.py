@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_lgelu.activation.gates import DEFAULT_GATE
-from hf_lgelu.activation.kernels import KERNEL_VARIABLE, KERNELS, chosen_kernel
+from hf_lgelu.activation.kernels import KERNEL_VARIABLE, KERNELS, choose_kernel, chosen_kernel
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -50,9 +49,7 @@ def kernel_report() -> KernelReport:
 
 
 def _taken(device: str, dtype: torch.dtype) -> str:
-    x, hardness = torch.zeros(1, dtype=dtype, device=device), torch.ones(1, device=device)
-    named = chosen_kernel()
-    if named is not None:
-        reason = KERNELS[named].refusal(x, hardness, DEFAULT_GATE)
-        return named if reason is None else f"an error: {reason}"
-    return next(name for name, kernel in KERNELS.items() if kernel.refusal(x, hardness, DEFAULT_GATE) is None)
+    try:
+        return choose_kernel(torch.zeros(1, dtype=dtype, device=device), torch.ones(1, device=device)).name
+    except RuntimeError as error:
+        return f"an error: {error}"

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.paths import local, require_there
+from hf_lgelu.cli.command import local, require_there
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.loading import MODULES_FILE
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
@@ -54,16 +54,6 @@ class GivenCheckpoint:
     def processors(self) -> str:
         """Where its tokenizer or image processor lies."""
         return self.name if self.sentences is None else str(self.sentences.encoder_path)
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens of a sequence that a folder of sentence-transformers sets; None elsewhere."""
-        return None if self.sentences is None else self.sentences.longest
-
-    @property
-    def prompt(self) -> str:
-        """The text that a folder of sentence-transformers puts before every input by default; else empty."""
-        return "" if self.sentences is None else self.sentences.prompt
 
     def save(self, network: nn.Module, folder: Path) -> None:
         """Write the changed `network` as a checkpoint of the same kind, with its tokenizer and other files."""

@@ -8,16 +8,20 @@ import dataclasses
 import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
 import typing
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
+
 from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments, Command
-from hf_lgelu.cli.paths import require_paths
+from hf_lgelu.files import could_be_hub_id, require_replaceable
 from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
@@ -32,18 +36,26 @@ def main(words: Sequence[str] | None = None) -> int:
     """The exit status of one call, `words` or the command line's: 0, or 1 or 2 after one line that says why."""
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] in (["-h"], ["--help"]):
-        print(_overview())
+        width = max(map(len, COMMANDS))
+        print("usage: hf-lgelu COMMAND ...\n")
+        print("Smooth networks as ReLU networks: by learned hardness (λ-GELU), or refitted without training.\n")
+        print("\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()))
+        print("\nhf-lgelu COMMAND --help has the options of each, and two examples.")
         return 0
     if words[:1] == ["--version"]:
         print(__version__)
         return 0
     try:
-        command = _command(words)
-        arguments = _arguments(command, words[1:])
+        if not words:
+            raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
+        name = words[0]
+        if name not in COMMANDS:
+            raise _WrongCallError(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; hf-lgelu --help")
+        arguments = _arguments(COMMANDS[name], words[1:])
     except _WrongCallError as error:
         print(f"hf-lgelu: {error}", file=sys.stderr)
         return WRONG_CALL
-    return 0 if arguments is None else _answer(command, arguments)
+    return 0 if arguments is None else _answer(COMMANDS[name], arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -56,11 +68,11 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
     # Those without a default come first in their group.
     options = sorted(dataclasses.fields(command.arguments), key=lambda entry: entry.default is not dataclasses.MISSING)
     required = [entry for entry in options if entry.default is dataclasses.MISSING]
-    words = [f"{'' if _is_word(entry) else f'--{entry.name} '}{entry.name.upper()}" for entry in required]
+    names = [("" if "is_word" in entry.metadata else f"--{entry.name} ", entry.name.upper()) for entry in required]
     examples = "\n".join(f"  {example}" for example in command.examples)
     parser = _Parser(
         prog=f"hf-lgelu {command.name}",
-        usage=" ".join([f"hf-lgelu {command.name}", *words, "[OPTIONS]"]),
+        usage=" ".join([f"hf-lgelu {command.name}", *map("".join, names), "[OPTIONS]"]),
         description=f"{command.summary[0].upper()}{command.summary[1:]}.",
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -72,7 +84,7 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
             name, help = entry.name, entry.metadata["help"]
             # `str | None` is read as str.
             kind = next(iter(typing.get_args(entry.type)), entry.type)
-            if _is_word(entry):
+            if "is_word" in entry.metadata:
                 group.add_argument(name, metavar=name.upper(), help=help)
             elif kind is bool:
                 group.add_argument(f"--{name}", action="store_true", help=help)
@@ -82,10 +94,6 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
                     choices=entry.metadata.get("choices"), help=help,
                 )  # fmt: skip
     return parser
-
-
-def _is_word(entry: dataclasses.Field) -> bool:
-    return bool(entry.metadata.get("is_word"))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -107,64 +115,49 @@ def _stop_saying() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        (
-            "usage: hf-lgelu COMMAND ...",
-            "",
-            "Smooth networks as ReLU networks: by learned hardness (λ-GELU), or refitted without training.",
-            "",
-            *lines,
-            "",
-            "hf-lgelu COMMAND --help has the options of each, and two examples.",
-        )
-    )
-
-
-def _command(words: Sequence[str]) -> Command:
-    if not words:
-        raise _WrongCallError(f"give a command: {', '.join(COMMANDS)}; hf-lgelu --help says what they do")
-    if words[0] not in COMMANDS:
-        raise _WrongCallError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}; hf-lgelu --help")
-    return COMMANDS[words[0]]
-
-
 def _arguments(command: Command, words: Sequence[str]) -> Arguments | None:
     """The arguments in a command's words; None where the words ask for help, which is printed."""
     parser = parser_of(command)
     if "-h" in words or "--help" in words:
         parser.print_help()
         return None
-    if "" in words:
-        raise _WrongCallError(f"{command.name}: one of its arguments is empty; hf-lgelu {command.name} --help")
-    # Dashes in the names of options are underscores.
-    spelled = (word.partition("=") if word.startswith("--") else (word, "", "") for word in words)
-    words = [(name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name) + equals + value
-             for name, equals, value in spelled]  # fmt: skip
-    known = [f"--{entry.name}" for entry in dataclasses.fields(command.arguments) if not _is_word(entry)]
-    # argparse would speak first of what is missing: of --dta as of a --data that was left out.
-    for name in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if name not in known:
-            raise _WrongCallError(
-                f"{command.name}: there is no option {name}{did_you_mean(name, known)}; hf-lgelu {command.name} --help"
-            )
     try:
+        if "" in words:
+            raise ValueError("one of its arguments is empty")
+        # Dashes in the names of options are underscores.
+        words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
+        known = [
+            f"--{entry.name}" for entry in dataclasses.fields(command.arguments) if "is_word" not in entry.metadata
+        ]
+        # argparse would speak first of what is missing: of --dta as of a --data that was left out.
+        for name in (word.partition("=")[0] for word in words if word.startswith("--")):
+            if name not in known:
+                raise ValueError(f"there is no option {name}{did_you_mean(name, known)}")
         return command.arguments(**vars(parser.parse_args(words)))
-    except (_WrongCallError, ValueError) as error:
+    except ValueError as error:
         raise _WrongCallError(f"{command.name}: {error}; hf-lgelu {command.name} --help") from error
 
 
 def _answer(command: Command, arguments: Arguments) -> int:
     module, _, function = command.run.partition(":")
     ended_by = [signal.SIGINT]
+
+    def leave(number: int, frame: Any) -> NoReturn:
+        ended_by.append(signal.Signals(number))
+        raise KeyboardInterrupt
+
+    # SIGTERM and SIGHUP end the work as SIGINT does, so that what was half written is removed.
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    usual = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]  # nohup ignores SIGHUP
+    for number in usual:
+        signal.signal(number, leave)
     try:
-        with _signals_as_interrupts(ended_by):
-            require_paths(arguments)
-            if arguments.progress:
-                print(f"hf-lgelu {command.name}: loading torch and transformers ...", file=sys.stderr, flush=True)
-            getattr(importlib.import_module(module), function)(arguments)
+        require_paths(arguments)
+        if arguments.progress:
+            print(f"hf-lgelu {command.name}: loading torch and transformers ...", file=sys.stderr, flush=True)
+        getattr(importlib.import_module(module), function)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         _stop_saying()
         return 128 + signal.SIGPIPE
@@ -176,27 +169,66 @@ def _answer(command: Command, arguments: Arguments) -> int:
         left = str(interrupt) or "nothing was written"
         print(f"hf-lgelu {command.name}: interrupted; {left}", file=sys.stderr)
         return 128 + ended_by[-1]
+    finally:
+        for number in usual:
+            signal.signal(number, signal.SIG_DFL)
     return 0
 
 
-@contextmanager
-def _signals_as_interrupts(seen: list[signal.Signals]) -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as SIGINT does, so that what was half written is removed; `seen` gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+def local(name: str) -> Path | None:
+    """The path of the folder or file `name`; None where there is none."""
+    path = Path(name).expanduser()
+    return path if path.exists() else None
+
+
+def require_paths(arguments: Any) -> None:
+    """Raise OSError or ValueError for an output folder that is occupied or has what is read inside, and for a
+    checkpoint or data set that is not there; for these the Hub may be asked."""
+    read = {
+        value: entry.metadata["reads"]
+        for entry in dataclasses.fields(arguments)
+        if "reads" in entry.metadata and (value := getattr(arguments, entry.name)) not in (None, "none")
+    }
+    output = getattr(arguments, "output_dir", None)
+    if output is not None:
+        folder = Path(output)
+        for name, kind in read.items():
+            path, what = local(name), "the checkpoint" if kind == "model" else name
+            if path is not None and path.resolve().is_relative_to(folder.resolve()):
+                where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
+                raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
+        require_replaceable(output, overwrite=arguments.overwrite)
+    for name, kind in read.items():
+        require_there(name, kind)
+
+
+def require_there(name: str, kind: str = "model") -> None:
+    """Raise FileNotFoundError unless there is a folder or file `name`, a "model" or "dataset" of that id on the Hub, or
+    a cached one.
+
+    The libraries that load it would try the Hub five times, for half a minute, before they say so.
+    """
+    if local(name) is not None:
         return
-
-    def leave(number: int, frame: Any) -> NoReturn:
-        seen.append(signal.Signals(number))
-        raise KeyboardInterrupt
-
-    previous: dict[int, Any] = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP: leave it so
-            previous[number] = signal.signal(number, leave)
+    what = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
+    missing = f"there is no folder or file {name}"
+    if not could_be_hub_id(name):
+        raise FileNotFoundError(f"{missing}; give {what}, or a Hub id such as user/{kind}")
+    if kind == "model":
+        is_cached = isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str)
+    else:  # as the package datasets, which takes seconds to load, finds its cache
+        cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+        is_cached = (cache / name.replace("/", "___").lower()).is_dir()
+    if is_cached:
+        return
+    if constants.HF_HUB_OFFLINE:
+        raise FileNotFoundError(f"{missing}, and the Hub is not asked (HF_HUB_OFFLINE); give {what}")
+    look = HfApi().model_info if kind == "model" else HfApi().dataset_info
     try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        look(name, timeout=10.0)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        why = "has none of that name, or none that you may read" if status in (401, 403, 404) else f"answers {status}"
+        raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id") from error
+    except (HTTPError, OSError) as error:
+        raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {what}") from error

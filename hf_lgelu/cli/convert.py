@@ -90,8 +90,21 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
         tell(str(report))
         equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
         if new is not None:
-            rescaled = tuple(layer.name for layer in equalized)
-            provenance = replace(_provenance(arguments, data, evaluation, state.num_processes), equalized=rescaled)
+            on_hub = is_hub_id(arguments.model)
+            provenance = Provenance(
+                model=arguments.model if on_hub else own_name(arguments.model),
+                model_is_on_hub=on_hub,
+                data=data.description,
+                samples=len(data),
+                seed=arguments.seed,
+                evaluation=None if evaluation is None else evaluation.description,
+                evaluation_source=None if evaluation is None else evaluation.source,
+                evaluation_is_whole=evaluation is not None and evaluation.whole,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                versions=package_versions(),
+                hardware=hardware(state.num_processes),
+                equalized=tuple(layer.name for layer in equalized),
+            )
             _write(new, arguments, given, converted, report, provenance, data, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)
@@ -149,23 +162,6 @@ def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]
         return ()
     tell(str(report))
     return report.layers
-
-
-def _provenance(arguments: ConvertArguments, data: InputSet, evaluation: InputSet | None, processes: int) -> Provenance:
-    on_hub = is_hub_id(arguments.model)
-    return Provenance(
-        model=arguments.model if on_hub else own_name(arguments.model),
-        model_is_on_hub=on_hub,
-        data=data.description,
-        samples=len(data),
-        seed=arguments.seed,
-        evaluation=None if evaluation is None else evaluation.description,
-        evaluation_source=None if evaluation is None else evaluation.source,
-        evaluation_is_whole=evaluation is not None and evaluation.whole,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        versions=package_versions(),
-        hardware=hardware(processes),
-    )
 
 
 def _write(

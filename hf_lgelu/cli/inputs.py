@@ -2,7 +2,7 @@
 
 import inspect
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint
-from hf_lgelu.cli.paths import local, require_there
+from hf_lgelu.cli.command import local, require_there
 from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
     TOKENS,
@@ -78,21 +78,19 @@ def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSe
     if name is None or name == "none":
         return None
     splits = load_splits(name, config, progress=arguments.progress)
-    is_data = False
+    taken = None
     if of_data is not None and config == of_data.data_config:  # however its name is spelled
         here, there = local(name), local(str(of_data.data))
-        is_data = name == of_data.data if here is None or there is None else here.samefile(there)
-    taken = of_data.data_split if of_data is not None and is_data else None
+        if name == of_data.data if here is None or there is None else here.samefile(there):
+            taken = of_data.data_split
     split = arguments.evaluation_split or _second_split(list(splits), taken)
     if split is None and arguments.evaluation is None:
-        unused = [
-            option for option in ("evaluation_config", "max_eval_samples") if getattr(arguments, option) is not None
-        ]
-        if unused:
-            raise ValueError(f"--{unused[0]} is of a second set, and {name} has no split for one; give --evaluation")
+        for option in ("evaluation_config", "max_eval_samples"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(f"--{option} is of a second set, and {name} has no split for one; give --evaluation")
         return None
     if split is None or split == taken:
-        beside = f" must be other rows than --data, split {taken!r}" if is_data else " has several splits"
+        beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
         raise ValueError(
             f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
         )
@@ -116,13 +114,13 @@ def _read(
 ) -> InputSet:
     if split not in splits:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-    length = arguments.sequence_length
-    if length is None and given.longest is not None:
-        length = min(given.longest, context_length(given.model, None))
+    length, sentences = arguments.sequence_length, given.sentences
+    if length is None and sentences is not None and sentences.longest is not None:
+        length = min(sentences.longest, context_length(given.model, None))
     inputs = Selection(
         name, splits[split], given.model, given.processors, config=config, split=split, column=arguments.column,
         label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
-        sequence_length=length, prompt=given.prompt,
+        sequence_length=length, prompt="" if sentences is None else sentences.prompt,
     ).read()  # fmt: skip
     require_taken(given.network, inputs.first(TRIED), inputs.description)
     return inputs
@@ -151,8 +149,16 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
             builder = datasets.load_dataset_builder(**given)
             # Without the mark of the byte order, which would be part of the first word.
             found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
-            if path is not None and path.is_dir():
-                _say_what_is_left_out(path, builder.config.data_files)
+            if path is not None and path.is_dir():  # of which `datasets` reads files of one type
+                read = {Path(file).resolve() for files in builder.config.data_files.values() for file in files}
+                kinds, files = {*_BUILDERS, *_PICTURES}, sorted(path.rglob("*"))
+                left = [file for file in files if file.suffix.lower() in kinds and file.resolve() not in read]
+                if left:
+                    types = ", ".join(sorted({file.suffix.lower() for file in read}))
+                    logger.warning(
+                        f"of {path} the files {types} are read, and left out are {counted(len(left), 'file')} of other "
+                        f"types, such as {left[0].relative_to(path)}: give a folder of one type"
+                    )
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
         raise ValueError(
@@ -160,22 +166,6 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
             f"or a file with rows that ends in {', '.join(_BUILDERS)}"
         ) from error
     return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
-
-
-def _say_what_is_left_out(folder: Path, read: Mapping[str, Sequence[str]]) -> None:
-    """Warn of data files in a folder that are not among those `read`: `datasets` reads files of one type."""
-    known = {Path(file).resolve() for files in read.values() for file in files}
-    left_out = [
-        file.relative_to(folder)
-        for file in sorted(folder.rglob("*"))
-        if file.suffix.lower() in {*_BUILDERS, *_PICTURES} and file.resolve() not in known
-    ]
-    if left_out:
-        types = ", ".join(sorted({file.suffix.lower() for file in known}))
-        logger.warning(
-            f"of {folder} the files {types} are read, and left out are {counted(len(left_out), 'file')} of other "
-            f"types, such as {left_out[0]}: give a folder of one type"
-        )
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:
@@ -193,19 +183,15 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 class Selection:
     """The rows and columns of a data set that become the inputs of a model.
 
+    The options are those of `RowArguments`, whose help says what is taken without them.
+
     Args:
         name: folder, file or Hub id of the data set.
         rows: a `datasets.Dataset`.
         model: what the inputs are for.
         processors: folder or Hub id of its tokenizer or image processor.
         config: the configuration of the data set that `rows` is of, `split` the split; both for the description.
-        column: of texts, images or features; None takes the only one there is.
-        label_column: of a classifier's classes; None takes "label" or "labels", if there is one.
-        pair_column: of the second texts of a model of pairs.
-        wanted: how many rows, of a running text blocks. None takes 8,192 rows of features, 1,024 images, or sequences
-            of together 32,768 tokens, but at least 32: past 32 times the width of a layer no gain was seen.
-        seed: of their choice.
-        sequence_length: tokens of a block, and the most of a sequence; None takes what the model takes.
+        wanted: how many rows, of a running text blocks. Past 32 times the width of a layer no gain was seen.
         prompt: put before every text.
     """
 
@@ -227,13 +213,9 @@ class Selection:
     def description(self) -> str:
         """The data set in words, without the path of what is local."""
         path = local(self.name)
-        only_split = path is not None and path.is_file()  # a file has one, and its name says nothing
-        parts = [
-            self.name if path is None else path.resolve().name,
-            self.config,
-            f"split {self.split}" if self.split and not only_split else None,
-        ]
-        return ", ".join(part for part in parts if part)
+        name = self.name if path is None else path.resolve().name
+        has_splits = self.split and not (path is not None and path.is_file())  # a file has one, whose name says nothing
+        return ", ".join(filter(None, (name, self.config, f"split {self.split}" if has_splits else None)))
 
     def read(self) -> InputSet:
         """The rows as the model takes them.
@@ -241,8 +223,6 @@ class Selection:
         What a row is follows from the model's main input: token ids (texts, blocks of one for a language model), pixels
         (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
         are classes of the model, or the tokens of a language model; they are never fitted.
-
-        Raises ValueError that says what to do where no column fits, several do, or the model takes other inputs.
         """
         model, main = self.model, self.model.main_input_name
         reason = why_not_read(model)
@@ -397,9 +377,8 @@ def _kind(feature: Any) -> str | None:
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
     """(N,) int64 classes of the model; None where a row has no class, or another class than the model's.
 
-    Classes are matched by name where both sides have names, else by number.
-
-    Capital or small letters make no other name ("POSITIVE", "positive"), unless two of the model's differ by them.
+    Classes are matched by name where both sides have names, else by number. Capital or small letters make no other
+    name ("POSITIVE", "positive"), unless two of the model's differ by them.
     """
     labels = {str(label): number for label, number in (model.config.label2id or {}).items()}
     generic = all(label.startswith("LABEL_") for label in labels)

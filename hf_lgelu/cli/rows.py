@@ -106,11 +106,11 @@ class ProcessedImages(Dataset):
             `pretrained_cfg` says.
         mode: PIL's name of what a pixel is: "RGB", or "L" for one channel.
         labels: (len(rows),) int64 or None.
-
-    Raises ValueError if there is no image processor.
     """
 
     def __init__(self, rows: Any, column: str, source: str, *, mode: str = "RGB", labels: Tensor | None = None) -> None:
+        import datasets
+
         try:
             self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
         except (OSError, ValueError, ImportError) as error:
@@ -118,7 +118,8 @@ class ProcessedImages(Dataset):
                 f"images need the model's image processor, and none can be loaded from {source} ({error}). Save it "
                 "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with batches of your own"
             ) from error
-        self.rows = rows.select_columns(column)
+        self.decode = datasets.Image().decode_example
+        self.rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
         self.column, self.mode, self.labels = column, mode, labels
 
     def __len__(self) -> int:
@@ -129,33 +130,22 @@ class ProcessedImages(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch."""
-        numbers = list(indices)
-        try:
-            found = self.rows[numbers][self.column]
-        except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
-            raise ValueError(f"{self._broken(numbers)} cannot be read ({error}); mend it, or leave it out") from error
-        empty = [number for number, image in zip(numbers, found, strict=True) if image is None]
-        if empty:
-            raise ValueError(
-                f"column {self.column!r} holds no image in row {', '.join(map(str, empty[:8]))} (counted from 0); "
-                "leave such rows out"
-            )
-        images = [image.convert(self.mode) for image in found]
+        numbers, images = list(indices), []
+        for number, encoded in zip(numbers, self.rows[numbers][self.column], strict=True):
+            if encoded is None:
+                raise ValueError(
+                    f"column {self.column!r} holds no image in row {number} (counted from 0); leave such rows out"
+                )
+            try:
+                images.append(self.decode(encoded).convert(self.mode))
+            except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
+                file = f" (file {encoded['path']})" if encoded.get("path") else ""
+                raise ValueError(
+                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); mend it, or leave "
+                    "it out"
+                ) from error
         batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
-
-    def _broken(self, numbers: Sequence[int]) -> str:
-        """The first of these pictures that cannot be decoded, by file and row."""
-        import datasets
-
-        for number in numbers:
-            try:
-                self.rows[number]
-            except (OSError, ValueError, SyntaxError):
-                encoded = self.rows.cast_column(self.column, datasets.Image(decode=False))[number][self.column]
-                file = f" (file {encoded['path']})" if encoded.get("path") else ""
-                return f"the picture in row {number}, counted from 0{file},"
-        return "a picture"
 
 
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
@@ -168,10 +158,7 @@ def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
 
 
 def context_length(model: PreTrainedModel, wanted: int | None) -> int:
-    """Tokens of a sequence: `wanted`, or what the model takes, at most LONGEST.
-
-    Raises ValueError if the model does not take as many as are wanted.
-    """
+    """Tokens of a sequence: `wanted`, or what the model takes, at most LONGEST. ValueError for more than it takes."""
     names = ("n_positions", "max_position_embeddings")
     sizes = (getattr(model.config, name, None) for name in names)
     own = next((size for size in sizes if size and size > 0), None)  # XLNet says -1 for no limit
@@ -189,24 +176,20 @@ def context_length(model: PreTrainedModel, wanted: int | None) -> int:
 def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
     folder = Path(model)
-    if folder.is_dir() and not processor_files(folder):
-        raise _no_tokenizer(model, "the folder has no file of one")
     try:
+        if folder.is_dir() and not processor_files(folder):
+            raise ValueError("the folder has no file of one")
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        # transformers may make one of special tokens alone: every text is then unknown or empty.
+        words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
+        if len(words) < 2:  # T5's keeps a space
+            raise ValueError(f"{type(tokenizer).__name__} has no vocabulary there but special tokens")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # what a damaged one ends in
-        raise _no_tokenizer(model, str(error)) from error
-    # Where no vocabulary is, transformers may make one of special tokens alone: every text is then unknown or empty.
-    words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
-    if len(words) < 2:  # T5's keeps a space
-        raise _no_tokenizer(model, f"{type(tokenizer).__name__} has no vocabulary there but special tokens")
+        raise ValueError(
+            f"texts need the model's tokenizer, and none can be loaded from {model} ({error}). Save it there "
+            "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
+        ) from error
     return tokenizer
-
-
-def _no_tokenizer(model: str, why: str) -> ValueError:
-    return ValueError(
-        f"texts need the model's tokenizer, and none can be loaded from {model} ({why}). Save it there "
-        "(tokenizer.save_pretrained), or give a data set that holds a column input_ids"
-    )
 
 
 def text_blocks(
@@ -215,10 +198,8 @@ def text_blocks(
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
     The texts follow one another, each with a line's end behind it where it has none; what is left behind the last whole
-    block is dropped. Where the tokenizer begins a text with a token of its own (Llama, Gemma), every block begins with
-    that, as whatever the model reads does. Of many texts only as many are read as it takes, in a seeded order.
-
-    Raises ValueError if the texts do not fill one block.
+    block is dropped. Where the tokenizer begins a text with a token of its own (Llama, Gemma), so does every block. Of
+    many texts only as many are read as it takes, in a seeded order.
     """
     starts = range(0, len(texts), _TOGETHER)
     order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
@@ -264,8 +245,6 @@ def text_sequences(
     None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.
     `seconds` are the other texts of pairs, of which the longer is cut first; `prompt` is put before every text, of
     pairs before the first.
-
-    Raises ValueError without a text, and transformers' own without a token to pad with.
     """
     columns = [texts] if seconds is None else [texts, seconds]
     order = sample_numbers(len(texts), None, seed).tolist()
@@ -306,9 +285,6 @@ def encoded_sequences(
     Of rows that are padded on the left that goes first: cut, they would be padding for the most part. How many are
     taken, as in `text_sequences`. A language model's labels are those of the data set, where it has a column of them,
     else its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
-
-    Raises ValueError for token numbers that are no integers, or a column that the model takes and that has neither a
-    value for each token nor one for each row.
     """
     order = sample_numbers(len(rows), None, seed).tolist()
     has_mask = "attention_mask" in rows.column_names
@@ -321,7 +297,7 @@ def encoded_sequences(
     found = rows[numbers]
     sequences = found["input_ids"]
     masks = found["attention_mask"] if has_mask else [[1] * len(ids) for ids in sequences]
-    begins = [next((place for place, counts in enumerate(mask) if counts), 0) for mask in masks]
+    begins = [mask.index(1) if 1 in mask else 0 for mask in masks]
     sizes = [len(ids) for ids in sequences]
 
     def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
@@ -359,6 +335,4 @@ def other_arguments(model: PreTrainedModel, columns: Sequence[str]) -> list[str]
 
 def _predicted(tokens: Tensor) -> Tensor:
     """The labels of (N, T) tokens: the tokens themselves, without the first, which nothing predicts."""
-    labels = tokens.clone()
-    labels[:, 0] = IGNORED_LABEL
-    return labels
+    return torch.cat([torch.full_like(tokens[:, :1], IGNORED_LABEL), tokens[:, 1:]], dim=1)

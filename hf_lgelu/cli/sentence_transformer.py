@@ -17,6 +17,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from hf_lgelu.cli.command import local
 from hf_lgelu.environment import require
 from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_settings
 from hf_lgelu.files import require_inside
@@ -160,10 +161,17 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
     Raises ValueError for one whose first module is no encoder of transformers, and for a class that is not among
     SENTENCE_CLASSES, or a cross-encoder that computes its scores behind the encoder.
     """
-    path: Path | None = Path(name).expanduser()
-    if not Path(name).expanduser().exists():
-        path = _downloaded(name)
-    if path is None or not (path / MODULES_FILE).is_file():
+    path = local(name)
+    if path is None:
+        try:
+            hf_hub_download(name, MODULES_FILE)
+        except (EntryNotFoundError, LocalEntryNotFoundError):
+            return None
+        # Of the encoder safetensors alone are read; older modules behind it have their weights in pytorch_model.bin.
+        others = ["pytorch_model*", "0_*/pytorch_model*", "*.onnx*", "*.gguf", "*.h5", "*.msgpack", "*.ot"]
+        forms = [f"{form}*" for form in _OTHER_FORMS]
+        path = Path(snapshot_download(name, ignore_patterns=[*forms, *others, "openvino_*"]))
+    if not (path / MODULES_FILE).is_file():
         return None
     network_class, modules = sentence_class(path), _modules(path)
     first = next((module["path"] for module in modules), None)
@@ -194,14 +202,3 @@ def _modules(path: Path) -> list[dict[str, str]]:
     file = path / MODULES_FILE
     modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
     return [module for module in modules if "path" in module] if isinstance(modules, list) else []
-
-
-def _downloaded(name: str) -> Path | None:
-    try:
-        hf_hub_download(name, MODULES_FILE)
-    except (EntryNotFoundError, LocalEntryNotFoundError):
-        return None
-    forms = [f"{form}*" for form in _OTHER_FORMS]
-    # Of the encoder safetensors alone are read; older modules behind it have their weights in pytorch_model.bin.
-    others = ["pytorch_model*", "0_*/pytorch_model*", "*.onnx*", "*.gguf", "*.h5", "*.msgpack", "*.ot", "openvino_*"]
-    return Path(snapshot_download(name, ignore_patterns=[*forms, *others]))

@@ -135,11 +135,8 @@ def compare_networks(
         int8: whether to add the rows in int8, which need the extra [onnx].
         outputs: names of the outputs that count; by default those that the task reads.
 
-    Raises:
-        ValueError: no inputs, inputs that a network does not take, other outputs than the original's, or a single
-            input for int8.
-        ImportError: int8 without the extra [onnx].
-        RuntimeError: a network cannot be exported.
+    Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
+    int8; ImportError for int8 without the extra [onnx].
 
     Example:
         >>> import torch, hf_lgelu

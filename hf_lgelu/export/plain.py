@@ -32,13 +32,9 @@ class CheckpointExport:
 
     `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that ReLU in its place
     changes one unit. `change` is what the export did to the outputs on the example inputs; of a GELU export that is
-    measured on the folder, loaded again, in float32 (float64 for a float64 model).
-
-    Of a ReLU export `smooth_calls` is what the network still computes smoothly on these inputs; an empty list says
-    that no gate on their path is smooth. `unreached` are the gates that did not run on them, so that nothing was
-    compared there. Of a GELU export `sites` are the gates with the weights that absorbed their λ.
-
-    `warnings` name the programs that are known not to compute what this checkpoint says (`RUNTIMES`).
+    measured on the folder, loaded again. Of a ReLU export `smooth_calls` is what the network still computes smoothly on
+    these inputs, and `unreached` are the gates that did not run on them. Of a GELU export `sites` are the gates with
+    the weights that absorbed their λ. `warnings` name programs that do not compute what this checkpoint says.
     """
 
     form: str
@@ -63,11 +59,8 @@ class CheckpointExport:
         warnings = list(self.warnings)
         if self.unreached:
             named = f"{', '.join(self.unreached[:4])}{', ...' if len(self.unreached) > 4 else ''}"
-            warnings.insert(
-                0,
-                f"{len(self.unreached)} of the gates did not run on the example inputs ({named}), so nothing was "
-                "compared of them: give inputs that run the whole model",
-            )
+            missed = f"{len(self.unreached)} of the gates did not run on the example inputs ({named})"
+            warnings.insert(0, f"{missed}, so nothing was compared of them: give inputs that run the whole model")
         done = "λ-GELU → ReLU, saved" if is_relu else "λ-gates absorbed by the weights, saved with plain activations"
         lines = [
             f"{len(self.hardness)} {done} in {self.folder}",
@@ -116,8 +109,7 @@ def export_relu(
             example inputs are known for this model, or the model gives NaN on them.
         RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says ReLU at these sites
             (UnsupportedConfigError), or the folder, loaded again, gives other outputs.
-        FileExistsError: `folder` is not empty.
-        OSError: the disk is full or not writable; what was at `folder` is as it was.
+        OSError: `folder` is not empty (FileExistsError) or cannot be written; what was there is as it was.
 
     Example:
         >>> import tempfile

@@ -5,7 +5,7 @@ checkpoint goes on as if it had never stopped.
 """
 
 import math
-import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from transformers import Trainer, TrainerCallback, TrainerState, TrainingArgumen
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
@@ -162,14 +161,12 @@ class HardeningCallback(TrainerCallback):
         return hardening_progress(min(position, total), total, self.config.switch_fraction)
 
     def _set_hardness(self, model: nn.Module, optimizer: Any, state: TrainerState) -> None:
-        progress = self.progress(state)
+        config, progress = self.config, self.progress(state)
         if progress is None:
             release_hardness(model)
         else:
             hold_averaged_hardness(optimizer, model)
-            anneal_hardness(
-                model, progress, target_hardness=self.config.targets, schedule=self.config.hardening_schedule
-            )
+            anneal_hardness(model, progress, target_hardness=config.targets, schedule=config.hardening_schedule)
 
 
 def _number_of_epoch(before: int | None, args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> int:
@@ -259,10 +256,10 @@ class HardnessLogCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **others: Any) -> None:
         if state.is_world_process_zero:
-            draw_curves(os.path.join(args.output_dir, "hardness.png"), state.log_history)
+            draw_curves(Path(args.output_dir, "hardness.png"), state.log_history)
 
 
-def draw_curves(path: str, log_history: list[dict[str, Any]]) -> None:
+def draw_curves(path: Path, log_history: list[dict[str, Any]]) -> None:
     """Write a PNG of every gate's λ over the epochs of a trainer's log, unless the log has fewer than two of each."""
     curves: dict[str, dict[float, float]] = {}
     for entry in log_history:
@@ -286,9 +283,5 @@ def draw_curves(path: str, log_history: list[dict[str, Any]]) -> None:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
-    save_picture(figure, path, 120)
-
-
-def without_hardness(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A trainer's log without what this callback adds to its entries."""
-    return [{name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in log_history]
+    # Which matplotlib it was would make another file of the same picture.
+    figure.savefig(path, dpi=120, metadata={"Software": None})

@@ -6,7 +6,7 @@ loss, the mean loss over several processes counts the samples that fill up a las
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,9 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map_only
 from transformers import EvalPrediction
-from transformers.trainer_utils import default_compute_objective
 
 from hf_lgelu.models.outputs import (
     IGNORED_LABEL,
@@ -40,12 +38,11 @@ def compare_samples(
 ) -> Tensor:  # fmt: skip
     """(batch, 6) float32: loss, the same with ReLU, largest change, unchanged predictions, predictions, cosine.
 
-    Compared is the first tensor of the outputs; without a tensor, the largest change is −1. A prediction is the class
-    with the largest score at one position; of maps (N, C, H, W), classes are axis 1. A position with the label −100
-    counts for nothing, and real labels (a regression) make no prediction; labels stand where they are predicted.
-    A row of integers (generated tokens) is one prediction, filled up with `padding`. A prediction with NaN is never
-    unchanged. Embeddings (`embeds`) make no prediction: of these the cosine counts, of several positions that of their
-    means, without those that `mask` leaves out.
+    The first tensor of the outputs is compared; without a tensor, the largest change is −1. A prediction is the class
+    with the largest score at one position. A position with the label −100 counts for nothing, and real labels (a
+    regression) make no prediction; labels stand where they are predicted. A row of integers (generated tokens) is one
+    prediction, filled up with `padding`. Embeddings (`embeds`) make no prediction: their cosine counts, of several
+    positions that of their means, without those that `mask` leaves out.
     """
     before, after = (next((tensor for _, tensor in named_tensors(given)), None) for given in (outputs, relu_outputs))
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
@@ -57,8 +54,12 @@ def compare_samples(
         return rows
     counted = torch.empty(0, dtype=torch.bool)
     if not before.is_floating_point():
-        same = _equal_rows(before, after, padding)
-        counted = torch.ones_like(same)
+        if padding is not None and before.ndim == after.ndim == 2:  # each batch is as long as its own longest row
+            length = max(before.shape[1], after.shape[1])
+            before, after = (F.pad(each, (0, length - each.shape[1]), value=padding) for each in (before, after))
+        counted = torch.ones(before.shape[:1] or (1,), dtype=torch.bool, device=before.device)
+        is_alike = before.shape == after.shape
+        same = (before == after).reshape(len(counted), -1).all(dim=1) if is_alike else ~counted
     elif before.shape == after.shape:
         before, after = classes_last(before), classes_last(after)
         change = difference(after.float(), before.float()).abs_().amax(-1)
@@ -82,16 +83,6 @@ def compare_samples(
         rows[:, _UNCHANGED] = _by_sample(same & counted, batch_size).sum(dim=1)
         rows[:, _PREDICTIONS] = _by_sample(counted, batch_size).sum(dim=1)
     return rows
-
-
-def _equal_rows(before: Tensor, after: Tensor, padding: int | None) -> Tensor:
-    if padding is not None and before.ndim == after.ndim == 2:  # each batch is as long as its own longest row
-        length = max(before.shape[1], after.shape[1])
-        before, after = (F.pad(rows, (0, length - rows.shape[1]), value=padding) for rows in (before, after))
-    same = torch.full(before.shape[:1] or (1,), before.shape == after.shape, device=before.device)
-    if before.shape == after.shape:
-        same &= (before == after).reshape(len(same), -1).all(dim=1)
-    return same
 
 
 def _by_sample(values: Tensor, batch_size: int) -> Tensor:
@@ -170,30 +161,12 @@ def metrics_of_module(
     return module.compute() if compute_result else None
 
 
-def objective_as_it_is(eval_dataset: Any) -> Callable[[dict[str, float]], float]:
-    """Trainer's own objective of a search, without the metrics of the substitution on these evaluation sets."""
-    sets = eval_dataset if isinstance(eval_dataset, dict) else ()
-    left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
-    return lambda metrics: default_compute_objective(
-        {name: value for name, value in metrics.items() if not name.startswith(left_out)}
-    )
-
-
-def copied(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The batch with copies of its tensors: a forward may change them in place."""
-    copies = {name: tree_map_only(Tensor, Tensor.clone, value) for name, value in inputs.items()}
-    return type(inputs)(copies)  # type: ignore[call-arg]  # a dict, or a BatchEncoding
-
-
 @contextmanager
 def random_state_kept(model: nn.Module) -> Iterator[None]:
     """A block after which torch's random state is as before, so that a second pass draws what the first drew."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    if device.type in ("cpu", "meta"):
-        with torch.random.fork_rng(devices=[]):
-            yield
-        return
-    with torch.random.fork_rng(devices=[device], device_type=device.type):
+    is_cpu = device.type in ("cpu", "meta")
+    with torch.random.fork_rng([] if is_cpu else [device], device_type="cuda" if is_cpu else device.type):
         yield
 
 

@@ -57,13 +57,7 @@ def refuse_to_harden(
     optimizer: Any,
     selects_hardened_checkpoints: bool,
 ) -> None:
-    """Raise where a training cannot harden the model as it begins.
-
-    Raises:
-        ValueError: DeepSpeed, epochs that cannot be counted, a Trainer that selects among soft epochs too, no λ-GELU,
-            or an s with requires_grad=False.
-        RuntimeError: as for `check_hardness_learns`.
-    """
+    """Raise ValueError or RuntimeError where a training cannot harden the model as it begins."""
     if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
         raise ValueError(
             "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
@@ -87,12 +81,7 @@ def refuse_to_harden(
 
 
 def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
-    """Raise where λ is to be learned and hardened and somebody has kept s from both.
-
-    Raises:
-        ValueError: no λ-GELU, or an s with requires_grad=False.
-        RuntimeError: the optimizer holds weights of the model, but not its s; or FSDP1 has flattened s.
-    """
+    """Raise ValueError or RuntimeError where λ is to be learned and hardened, and somebody has kept s from both."""
     modules = require_lambda_gelu(model)
     refuse_tensor_parallel(model)
     require_unflattened(modules)
@@ -187,7 +176,7 @@ def largest_override(model: nn.Module) -> float:
 
 
 def warn_released(model: nn.Module) -> None:
-    """Warn where hardening begins with gates that are hard already: it makes them soft again."""
+    """Warn where hardening begins with gates that are hard already: hardening makes them soft again."""
     if (largest := largest_override(model)) >= 1:
         logger.warning(
             f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "

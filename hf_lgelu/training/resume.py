@@ -108,8 +108,6 @@ def load_renamed(folder: str, model: nn.Module) -> bool:
     transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the names that the Hub knows, some
     of them cut or joined, and only `from_pretrained` takes them back. Trainer loads by the model's own names and no
     more than warns, so a run would go on from random weights, and the best epoch would not be put back.
-
-    Raises ValueError if the checkpoint lacks a tensor of the model, or holds another: what is missing would be random.
     """
     keys, state = _checkpoint_keys(folder), model.state_dict()
     if not keys:  # a folder of FSDP, or adapters only

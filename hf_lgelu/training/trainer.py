@@ -4,10 +4,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_pt_utils import find_batch_size
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
 from transformers.utils import logging
 
 from hf_lgelu.models.batches import pad_tokens
@@ -29,15 +30,13 @@ from hf_lgelu.models.sites import (
 )
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
-from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback, without_hardness
+from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import (
     collected_kept,
     compare_samples,
     comparison_metrics,
-    copied,
     metrics_of_both,
     metrics_of_module,
-    objective_as_it_is,
     random_state_kept,
 )
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
@@ -58,14 +57,13 @@ class LambdaGELUTrainer(Trainer):
       state of the first (`report_substitution=False` does without). `eval_relu_max_logit_change` and
       `eval_relu_unchanged_predictions`, of embeddings `eval_relu_cosine`, say how far the two networks are apart;
     - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
-      whole, and one that lacks a tensor is refused: Trainer warns, and goes on from random weights.
+      whole, and one that lacks a tensor is refused.
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
     `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
 
-    A search without an objective of its own leaves `eval_relu_*` out of it. `lr_scheduler_type="greedy"` and a floor of
-    `reduce_lr_on_plateau` are refused where there is a λ-gate, since they lose the ratio of the two learning rates;
-    with DeepSpeed, hardening is refused.
+    A search without an objective of its own leaves `eval_relu_*` out of it. Schedulers that lose the ratio of the two
+    learning rates are refused where there is a λ-gate; with DeepSpeed, hardening is refused.
 
     Other trainers are combined with it by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of
     the arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
@@ -134,13 +132,22 @@ class LambdaGELUTrainer(Trainer):
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
         """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
-        objective = compute_objective or objective_as_it_is(self.eval_dataset)
-        return super().hyperparameter_search(hp_space, objective, *args, **options)
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
+        left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
+
+        def as_it_is(metrics: dict[str, float]) -> float:
+            return default_compute_objective(
+                {name: value for name, value in metrics.items() if not name.startswith(left_out)}
+            )
+
+        return super().hyperparameter_search(hp_space, compute_objective or as_it_is, *args, **options)
 
     def create_model_card(self, *args: Any, **options: Any) -> None:
         """As Trainer's, whose table of results takes every number of an evaluation's log for a column: without λ."""
         kept = self.state.log_history
-        self.state.log_history = without_hardness(kept)
+        self.state.log_history = [
+            {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
+        ]
         try:
             super().create_model_card(*args, **options)
         finally:
@@ -197,7 +204,8 @@ class LambdaGELUTrainer(Trainer):
             self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
         # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
-        copies = copied(inputs)
+        copies: Any = {name: tree_map_only(torch.Tensor, torch.Tensor.clone, value) for name, value in inputs.items()}
+        copies = type(inputs)(copies)  # a dict, or a BatchEncoding
         with (
             random_state_kept(self.model), buffers_kept(self.model), collected_kept(self), self._substitution.applied()
         ):  # fmt: skip

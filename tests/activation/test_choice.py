@@ -77,7 +77,8 @@ def test_the_report_says_what_is_not_here_and_what_would_fail():
     with use_kernel("cpu"):
         text = str(kernel_report())
     assert "choice: cpu" in text
-    assert "cpu float64   an error: it takes float32 and bfloat16, x is torch.float64" in text
+    assert "cpu float64   an error: the kernel 'cpu' was asked for" in text
+    assert "it takes float32 and bfloat16, x is torch.float64" in text
     assert all(f"\n  {name} " in text for name in KERNELS)
     if not torch.cuda.is_available():
         assert set(kernel_report().taken) == {("cpu", dtype) for dtype in ("float32", "bfloat16", "float16", "float64")}

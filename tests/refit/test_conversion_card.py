@@ -123,7 +123,6 @@ def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypat
         ('license: "mit\\nbase_model: evil/one"', None),
         ("license: *anchor", None),
         ("license: {", None),
-        ("x: " + "y" * 100_000 + "\nlicense: mit", None),
     ],
 )
 def test_the_licence_of_the_originals_card(header, licence, tmp_path):

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import batch, hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
@@ -11,7 +12,6 @@ from transformers.integrations import TensorBoardCallback
 
 from hf_lgelu import HardeningCallback, HardnessLogCallback, replace_activations
 from hf_lgelu.models.sites import short_names
-from hf_lgelu.training import callbacks
 
 NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
 # 12 steps, a log after each; e_s = 1, so that λ learns in the first 3 and hardens after.
@@ -163,8 +163,13 @@ def test_names_in_the_log_are_what_tells_gates_apart(names, short):
 
 @pytest.mark.usefixtures("rendered")
 def test_the_curves_are_drawn_at_the_end(tmp_path, monkeypatch):
-    drawn, save = [], callbacks.save_picture
-    monkeypatch.setattr(callbacks, "save_picture", lambda figure, *rest: drawn.append(figure) or save(figure, *rest))
+    drawn, save = [], Figure.savefig
+
+    def note(figure, *given, **options):
+        drawn.append(figure)
+        return save(figure, *given, **options)
+
+    monkeypatch.setattr(Figure, "savefig", note)
     trainer = train(tmp_path, Truth())
     history = [entry for entry in trainer.state.log_history if "hardness/mean" in entry]
     lines = drawn[0].axes[0].get_lines()

@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -40,17 +38,6 @@ class Kernel:
     unavailable: Callable[[], str | None] = lambda: None
 
 
-def _triton_failure() -> str | None:
-    """Why Triton cannot be had, or None. Asked for only where there is a device: others need not have it."""
-    if find_spec("triton") is None:
-        return "Triton is not installed (pip install triton; torch for CUDA on Linux brings it along)"
-    try:
-        import_module("hf_lgelu.activation.kernels.triton")
-    except ImportError as error:
-        return f"Triton cannot be imported ({error})"
-    return None
-
-
 def _triton_unavailable() -> str | None:
     if not torch.cuda.is_available():
         return "it runs on CUDA and ROCm devices, and torch sees none here"
@@ -60,10 +47,10 @@ def _triton_unavailable() -> str | None:
 def _triton_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
     if not x.is_cuda:
         return f"it runs on CUDA and ROCm devices, x is on {x.device}"
-    if (reason := _triton_failure()) is not None:
-        return reason
-    from hf_lgelu.activation.kernels import triton
-
+    try:  # only where there is a device: others need not have it
+        from hf_lgelu.activation.kernels import triton
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}); pip install triton (torch for CUDA on Linux brings it along)"
     return triton.input_refusal(x, hardness, gate) or triton.device_failure(x.device.index)
 
 
@@ -71,10 +58,6 @@ def _triton(x: Tensor, *rest: Any) -> Tensor:
     from hf_lgelu.activation.kernels import triton
 
     return triton.lambda_gate(x, *rest) if len(rest) == 2 else triton.learned_lambda_gate(x, *rest)
-
-
-def _never(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> None:
-    return None
 
 
 KERNELS: dict[str, Kernel] = {
@@ -112,7 +95,7 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             plain.lambda_gate,
-            refusal=_never,
+            lambda x, hardness, gate=DEFAULT_GATE: None,
         ),
     )
 }
@@ -169,9 +152,7 @@ def use_kernel(name: str | None) -> Iterator[None]:
 def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: str = DEFAULT_GATE) -> Kernel:
     """The kernel `name`, else the one that the user chose, else the first row of KERNELS that takes input and gate.
 
-    Raises:
-        ValueError: there is no kernel `name`.
-        RuntimeError: the named kernel cannot take this input; the message says why.
+    Raises RuntimeError where the named kernel cannot take this input; the message says why.
     """
     name = _chosen if name is None else check_kernel(name)
     if name is None:

@@ -118,18 +118,15 @@ def learned_gradients(
     delta: Tensor,
     needs_x: bool,
     needs_raw_hardness: bool,
-    gate: str = DEFAULT_GATE,
+    gate: str,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`gradients` by x and s, for λ = `effective_hardness(*state)` with state = (s, t, override).
-
-    With (λ, None, None) by x and λ.
-    """
+    """`gradients` by x and s of (s, t, override), or by x and λ of (λ, None, None)."""
     hardness, temperature, override = state
     if temperature is None or override is None:
         return gradients(x, hardness, delta, needs_x, needs_raw_hardness, gate)
-    learned = hardness, temperature, override
-    grad_x, grad_hardness = gradients(x, effective_hardness(*learned), delta, needs_x, needs_raw_hardness, gate)
-    return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(*learned)
+    hardness = effective_hardness(hardness, temperature, override)
+    grad_x, grad_hardness = gradients(x, hardness, delta, needs_x, needs_raw_hardness, gate)
+    return grad_x, None if grad_hardness is None else grad_hardness * hardness_rate(state[0], temperature, override)
 
 
 def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
@@ -144,14 +141,14 @@ def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
 
 
 def _slope(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
-    """∂f/∂x, for v = `plain.gate_argument`."""
+    """∂f/∂x = G(u) + u·g(u), for v = `plain.gate_argument` and u = λx = v/scale."""
     # 0·x is NaN where x is not finite: there u·g(u) is ∞·0, which the clamp of v hides.
-    return torch.add(plain.derivative_in_x(v, gate), x, alpha=0)
+    return torch.add(gate.step(v) + v * (gate.density(v) / gate.scale), x, alpha=0)
 
 
 def _scaled_rate(v: Tensor, x: Tensor, gate: Gate) -> Tensor:
-    """λ²·∂f/∂λ, likewise."""
-    return torch.add(plain.scaled_derivative_in_hardness(v, gate), x, alpha=0)
+    """λ²·∂f/∂λ = u²·g(u): the paper's x²·φ(λx), in a form whose factors stay bounded for any finite x."""
+    return torch.add(v * v * (gate.density(v) / gate.scale**2), x, alpha=0)
 
 
 def _followed_factors(

@@ -31,27 +31,6 @@ def gate_argument(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
     return torch.clamp(x * (hardness * gate.scale), -limit, limit)
 
 
-def derivative_in_x(v: Tensor, gate: Gate) -> Tensor:
-    """∂f/∂x = G(u) + u·g(u) with u = λx = v/scale."""
-    return gate.step(v) + v * (gate.density(v) / gate.scale)
-
-
-def scaled_derivative_in_hardness(v: Tensor, gate: Gate) -> Tensor:
-    """λ²·∂f/∂λ = u²·g(u) with u = λx = v/scale.
-
-    The paper's x²·φ(λx), in a form whose factors stay bounded for any finite x.
-    """
-    return v * v * (gate.density(v) / gate.scale**2)
-
-
-def undefined_slope_at_infinity(x: Tensor) -> Tensor:
-    """0, with derivative 0 where x is finite and NaN where it is infinite.
-
-    u·g(u) is ∞·0 there, and the plain activation's gradient NaN; the clamp of the gate's argument would hide it.
-    """
-    return 0 * torch.clamp(x * x, max=1)
-
-
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
     """x·G(λx) with internals in float32 or wider; the result has the shape and dtype of `x`."""
     row = GATES[gate]
@@ -60,7 +39,8 @@ def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor
     y = wide * row.step(gate_argument(wide, hardness.to(dtype), row))
     # Not traced: torch.jit.trace compares what it recorded with a second run, under no_grad.
     if torch.is_grad_enabled() and x.requires_grad and not torch.jit.is_tracing():
-        y = y + undefined_slope_at_infinity(wide)
+        # 0, whose derivative is NaN at an infinite x, as the plain activation's: the clamp of v would hide ∞·0.
+        y = y + 0 * torch.clamp(wide * wide, max=1)
     return y.to(x.dtype)
 
 

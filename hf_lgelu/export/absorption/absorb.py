@@ -75,11 +75,9 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
 
     Raises:
-        ValueError: no λ-GELU; the model cannot be traced; or sites whose λ cannot be absorbed, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights); two parameters in one memory; or
-            outputs on `inputs` that this would change. The model is then unchanged.
-        RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites. The model is
-            then unchanged.
+        ValueError: no λ-GELU; the model cannot be traced; sites whose λ cannot be absorbed, each with the reason
+            (behind a residual sum, feeding several layers, between tied weights); or outputs that this would change.
+        RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites.
 
     Example:
         >>> import torch
@@ -133,10 +131,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
 
 
 def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChange]:
-    """The config changes after which these sites are plain; UnsupportedConfigError if there are none.
-
-    `gates` maps site names to rows of GATES.
-    """
+    """The config changes after which the sites of `gates` are plain; UnsupportedConfigError if there are none."""
     changes: list[ConfigChange] = []
     for gate in dict.fromkeys(gates.values()):
         names = {name for name in gates if gates[name] == gate}
@@ -158,8 +153,5 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
 
 
 def max_relative_change(dtype: torch.dtype) -> float:
-    """How far outputs may be from those with λ, as a fraction of the largest, for weights of a dtype.
-
-    Rounding stays far below.
-    """
+    """How far outputs may be from those with λ, as a fraction of the largest, for weights of a dtype."""
     return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 1e-1)

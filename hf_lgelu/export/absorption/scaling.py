@@ -83,9 +83,6 @@ def scale_parameters(
         allowed: how far a number of an output may move, of the output before.
         changed: how the message names what was done, as in "with its units rescaled".
         put: what is changed with the parameters, `put_back` its undoing, also of a change that broke off.
-
-    Raises ValueError, and leaves the model unchanged, where a parameter would leave the range of its dtype, or where
-    the model gives other outputs.
     """
     parameters = {name: model.get_parameter(name) for name in factors}
     old = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -153,27 +150,21 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
     calls = flow.calls.get(index)
     if not calls:
         raise NotAbsorbableError("the example inputs never reach it, or it runs where tracing does not look inside")
-    found = []  # whole before the first is added: a site is scaled around each of its calls, or not at all
-    for call in calls:
-        axis = _channel_axis(call, hardness)
-        found.append((layers_before(flow, call, call.args[0], axis), layer_after(flow, call, axis)))
-    for before, (operation, axis) in found:
-        for other, other_axis in before:
-            layers.setdefault(other.node, _LayerCall(other)).before.append((index, other_axis))
-        layers.setdefault(operation.node, _LayerCall(operation)).after.append((index, axis))
-
-
-def _channel_axis(call: Node, hardness: Tensor) -> int | None:
-    """The axis of the activation's input along which λ runs, from 0; None for a single λ."""
-    if hardness.numel() == 1:
-        return None
     varying = [axis for axis, size in enumerate(hardness.shape) if size > 1]
     if len(varying) > 1:
         raise NotAbsorbableError(
             f"it has a λ for each element of a feature map, {tuple(hardness.shape)}, and a layer has no weight of its "
             "own for each"
         )
-    return call.meta["val"].dim() - hardness.dim() + varying[0]
+    found = []  # whole before the first is added: a site is scaled around each of its calls, or not at all
+    for call in calls:
+        # Along which axis of the input λ runs, from 0.
+        axis = call.meta["val"].dim() - hardness.dim() + varying[0] if varying else None
+        found.append((layers_before(flow, call, call.args[0], axis), layer_after(flow, call, axis)))
+    for before, (operation, axis) in found:
+        for other, other_axis in before:
+            layers.setdefault(other.node, _LayerCall(other)).before.append((index, other_axis))
+        layers.setdefault(operation.node, _LayerCall(operation)).after.append((index, axis))
 
 
 def _common_factor(
@@ -202,8 +193,7 @@ def _along_output(
 ) -> Tensor:
     """The factor of the weight or bias `name` that multiplies the layer's output by λ, broadcastable to the parameter.
 
-    `axis` is that of the output along which λ runs, None for one λ. Raises NotAbsorbableError if the parameter has no
-    axis of these channels.
+    `axis` is that of the output along which λ runs, None for one λ.
     """
     if axis is None:
         return hardness.reshape(1)
@@ -218,10 +208,7 @@ def _along_output(
 
 
 def _along_input(operation: AffineOperation, parameter: Tensor, hardness: Tensor, axis: int | None) -> Tensor:
-    """The factor of the layer's weight that multiplies the layer's data by λ; as `_along_output`.
-
-    `axis` is one of the operation's data.
-    """
+    """The factor of the layer's weight that multiplies the layer's data by λ, which runs along `axis` of the data."""
     if axis is None:
         return hardness.reshape(1)
     fits = operation.channel_axis is not None and axis == len(shape_of(operation.data)) + operation.channel_axis

@@ -36,7 +36,6 @@ FORMS = ("relu", "gelu", "lambda_gelu")
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 _CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
-_LONGEST_HEADER = 65536  # characters
 _LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # of 34; shorter are names of Python: hf_transfer, hf_quantizer
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
@@ -57,14 +56,10 @@ _OTHER_TASKS = {
 
 @dataclass(frozen=True)
 class CardScores:
-    """The scores of a λ-GELU network as trained, and with ReLU in the place of each gate.
+    """The scores of a λ-GELU network as trained, and with ReLU in the place of each gate (`relu_…`), if measured.
 
     Args:
         metric: as `evaluate` spells it, e.g. "accuracy".
-        score: of the network as it was trained; `loss` is its loss.
-        relu_score: with the same weights and ReLU, None where that was not measured; `relu_loss` is the loss of that.
-        relu_max_logit_change: by how much ReLU moved a logit at most.
-        relu_unchanged_predictions: fraction of the rows whose largest logit stayed where it was.
         measured: on what and when, in Markdown.
         epoch: after which this was measured, if after one.
         split: of the data set `CardFacts.dataset`, if the scores are of all its rows. Only then the card's header
@@ -162,29 +157,27 @@ def write_card(
     source = str(model.name_or_path)
     if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
-    gates = loading.gates_of_folder(folder)
-    if gates and form != "lambda_gelu":
+    checkpoint = loading.facts_of_folder(folder)
+    if checkpoint.gates and form != "lambda_gelu":
         raise ValueError(
-            f"{folder}/config.json says {', '.join(gates)}, and a card of form={form!r} would say that these gates are "
-            "gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
+            f"{folder}/config.json says {', '.join(checkpoint.gates)}, and a card of form={form!r} would say that they "
+            "are gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
         )
-    limits = []
     others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
-    if form == "relu" and find_sites(model, others):
-        had = f"beside its λ-gates it had {sites_in_words(model, others)}, and has them still"
-        limits.append(f"It is no ReLU network throughout: {had}.")
+    had = sites_in_words(model, others) if form == "relu" and find_sites(model, others) else ""
+    still = f"It is no ReLU network throughout: beside its λ-gates it had {had}, and has them still."
     facts = CardFacts(
         name=own_name(source) or "model",
         hardness=smallest_by_site(model),
         mean_hardness=mean_of_several(model),
         gates={site.name: site.kind for site in find_sites(model, LEARNED_KINDS)},
         license=license or (stated_licence(source) if source else None),
-        limits=limits,
+        limits=[still] if had else [],
     )
     top = ""
     if compared is not None and (distance := compared.rows[1].change) is not None:
         top = network_table(compared.rows[0].metrics, {"this model": distance}, main=True)
-    card = render_card(facts, loading.facts_of_folder(folder), form=form, change=change, top=top, repo_id=repo_id)
+    card = render_card(facts, checkpoint, form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
 
 
@@ -261,15 +254,11 @@ class Provenance:
 
     Args:
         model: Hub id of the original, or the last part of its folder's path: a card names no local paths.
-        model_is_on_hub: whether that is a Hub id.
-        data: the data set that was fitted on, in words.
+        data: the data set that was fitted on, in words; `evaluation` the second set, if there is one.
         samples: inputs taken from it (rows, sequences, images).
         seed: of their choice; nothing else in a conversion is random.
-        evaluation: the second set, in words; None without one.
         evaluation_source: Hub id of its data set, if it is on the Hub.
         created: UTC, ISO 8601.
-        versions: {package: version}.
-        hardware: of `hf_lgelu.environment.hardware`.
         evaluation_is_whole: no row of that split was left out; only then are its scores a result on the data set.
         equalized: names of the layers whose units were rescaled for int8 afterwards (`equalize_ranges`).
     """
@@ -398,7 +387,7 @@ def draw_hardness(
         final: {gate: λ} of the model on the card.
         means: {gate: mean λ} of the gates with several λ, drawn in the place of those in `final`.
     """
-    from matplotlib.figure import Figure  # not with the package: it takes half a second
+    from matplotlib.figure import Figure  # half a second
 
     figure = Figure(figsize=(6, 2.6), layout="constrained")
     axes = figure.add_subplot()
@@ -433,12 +422,13 @@ def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     if hardware:
         processes = hardware.get("processes", 1)
         cores = f" ({hardware['cpu_cores']} cores)" if hardware.get("cpu_cores") else ""
-        accelerators = ", ".join(hardware.get("accelerators") or ()) or "no accelerator"
-        parts.append(
-            f"with {processes} process{'' if processes == 1 else 'es'} on {hardware.get('cpu', 'an unnamed CPU')}"
-            f"{cores}, {accelerators}"
-            + (f", {hardware['platform'].partition('-')[0]}" if hardware.get("platform") else "")  # no kernel's build
-        )
+        told = [
+            f"with {processes} process{'' if processes == 1 else 'es'}"
+            f" on {hardware.get('cpu', 'an unnamed CPU')}{cores}",
+            ", ".join(hardware.get("accelerators") or ()) or "no accelerator",
+            (hardware.get("platform") or "").partition("-")[0],  # without the build of the kernel
+        ]
+        parts.append(", ".join(filter(None, told)))
     if versions:
         parts.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
     return plain(". ".join(parts) + "." if parts else "")
@@ -461,12 +451,11 @@ def stated_licence(name_or_path: str | os.PathLike) -> str | None:
 
 
 def _header_and_text(name_or_path: str | os.PathLike) -> tuple[str, str]:
-    """The beginning of the card of a folder or Hub id, in two parts; both empty where there is none."""
+    """The card of a folder or Hub id, in two parts; both empty where there is none."""
     path = Path(name_or_path)
     try:
         card = path / REPOCARD_NAME if path.exists() else Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
-        with card.open(encoding="utf-8") as file:
-            text = file.read(_LONGEST_HEADER)
+        text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
         return "", ""
     header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)

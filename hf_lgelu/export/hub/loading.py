@@ -57,13 +57,14 @@ class CheckpointFacts:
     """The facts of a checkpoint that decide how it is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `needs_package` says that the config alone does not
-    build the network (`from_pretrained`). A checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever
-    its encoder.
+    build the network (`from_pretrained`); `gates` are the λ-gates that the config names. A checkpoint of
+    sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
     """
 
     model_class: str
     layers: int | None = None
     needs_package: bool = False
+    gates: tuple[str, ...] = ()
 
     @property
     def library(self) -> str:
@@ -73,9 +74,14 @@ class CheckpointFacts:
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
-    if (Path(folder) / MODULES_FILE).is_file():
-        return CheckpointFacts(sentence_class(folder))
-    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+    file, is_of_sentences = Path(folder) / CONFIG_NAME, (Path(folder) / MODULES_FILE).is_file()
+    # Their encoder may lie in a folder of its own, with its config.
+    text = "{}" if is_of_sentences and not file.is_file() else file.read_text(encoding="utf-8")
+    config = json.loads(text)
+    recorded = any("activation" not in entry for entry in config.get(RECORD_KEY) or [])
+    gates = tuple(sorted(gate_names(text))) or ("gates that surgery put in",) * recorded
+    if is_of_sentences:
+        return CheckpointFacts(sentence_class(folder), gates=gates)
     names = config.get("architectures")
     if not names:
         raise ValueError(f"{folder}/config.json names no architectures; save the model with save_pretrained")
@@ -85,6 +91,7 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
         model_class=names[0],
         layers=config.get("num_hidden_layers") if names[0] == _MLP_CLASS else None,
         needs_package=RECORD_KEY in config,
+        gates=gates,
     )
 
 
@@ -108,16 +115,6 @@ def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
     path = Path(folder) / _SENTENCE_SETTINGS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return settings if isinstance(settings, dict) else {}
-
-
-def gates_of_folder(folder: str | os.PathLike) -> list[str]:
-    """The λ-gates that the config.json of a saved model names; none where there is no file."""
-    path = Path(folder) / CONFIG_NAME
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    recorded = [entry for entry in json.loads(text).get(RECORD_KEY) or [] if "activation" not in entry]
-    return sorted(gate_names(text)) or ["gates that surgery put in"] * bool(recorded)
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:

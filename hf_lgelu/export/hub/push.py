@@ -18,11 +18,10 @@ from hf_lgelu.files import require_inside
 logger = logging.getLogger(__name__)
 
 LICENSE_FILE = "LICENSE"
-_SUFFIXES = (
-    *(".safetensors", ".onnx", ".json", ".txt", ".md", ".png"),
+_SENT = (
+    *(".safetensors", ".onnx", ".onnx.data", ".onnx_data", ".json", ".txt", ".md", ".png"),
     *(".jinja", ".model", ".tiktoken", ".spm", ".codes", ".tokenizer"),  # tokenizers
 )
-_ONNX_DATA = (".onnx.data", ".onnx_data")  # the weights of a graph above 2 GB
 # Where transformers looks for weights: a file in one piece goes before shards, and an adapter is put on top.
 _LOADED_INSTEAD = re.compile(
     r"model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|pytorch_model.*\.(bin|json)"
@@ -55,7 +54,7 @@ def push_to_hub(
     be loaded in their place or on top: the commit removes them. Other weights that stay (GGUF, `onnx/`) are warned of.
 
     A push that was cut off can be repeated: large files that arrived are not sent again. The repository is made
-    first if there is none, and stays, empty, if the push then fails. `files_to_push` says which files go.
+    first if there is none. `files_to_push` says which files go.
 
     Args:
         folder: config.json, safetensors, README.md (`write_card`), the files of a tokenizer or processor.
@@ -69,9 +68,7 @@ def push_to_hub(
 
     Raises:
         ValueError: the folder is not fit to be pushed (see `files_to_push`), or a file holds an access token.
-        PermissionError: the Hub does not take the token.
-        ConnectionError: the push was cut off; repeat it.
-        OSError: the Hub answered with another error.
+        OSError: the Hub does not take the token (PermissionError), or the push was cut off (ConnectionError).
 
     Example:
         >>> from hf_lgelu import push_to_hub
@@ -146,10 +143,8 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     `figures`, `additional_chat_templates`, those of a second tokenizer and the modules of sentence-transformers,
     Trainer's state (training_args.bin, optimizer.pt, …) and record.json.
 
-    Raises:
-        NotADirectoryError: no folder is there.
-        ValueError: config.json, README.md or the weights are missing, or a file is a pickle, which could run code
-            on the machine of whoever loads it, or a link that leads out of the folder.
+    Raises ValueError where config.json, README.md or the weights are missing, or a file is a pickle or a link that
+    leads out of the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -173,14 +168,9 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     auto_map = (json.loads(config.read_text(encoding="utf-8")).get("auto_map") or {}) if config.is_file() else {}
     classes = [name for value in auto_map.values() for name in ([value] if isinstance(value, str) else value) if name]
     code = {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}  # {"AutoModel": "mlp.MLP..."}
-    names = [
-        path.relative_to(folder).as_posix()
-        for path in model_files
-        if path.suffix.lower() in _SUFFIXES
-        or path.name.endswith(_ONNX_DATA)
-        or path.name == LICENSE_FILE
-        or path.name in code
-    ]
+    goes = {*code, LICENSE_FILE}
+    files = [path for path in model_files if path.name.lower().endswith(_SENT) or path.name in goes]
+    names = [path.relative_to(folder).as_posix() for path in files]
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     whole = CONFIG_NAME if MODULES_FILE not in names else MODULES_FILE
     missing = [name for name in (whole, REPOCARD_NAME) if name not in names]

@@ -88,11 +88,8 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
         data: training rows, as `convert_to_relu` takes them: a tensor, a mapping of tensors, an iterable of batches or
             a dataset. They give the units' ranges, as they will give them to `quantize_onnx`; some hundred rows do.
 
-    Raises:
-        TypeError: no module, or data that are no tensors.
-        ValueError: no ReLU in the model, none whose units can be rescaled, or weights that share memory without being
-            one parameter; no rows, NaN or infinity, in the weights either; or a model that torch.export cannot trace.
-            The model is then as it was.
+    Raises ValueError, and leaves the model as it was: no ReLU in the model, none whose units can be rescaled, no rows,
+    NaN or infinity, or a model that torch.export cannot trace.
 
     Example:
         >>> import torch
@@ -251,10 +248,12 @@ class _Units:
 
     def described(self, scale: Tensor) -> EqualizedLayer:
         """The report's entry for this layer under a scale."""
-        ranges = [self.ranges, self.ranges * scale.flatten()]
-        loudness = [float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0 for sizes in ranges]
-        errors = [self.error(each) for each in (self.ones, scale)]
-        return EqualizedLayer(self.layer, self.gate, (loudness[0], loudness[1]), (errors[0], errors[1]))
+
+        def loudness(sizes: Tensor) -> float:
+            return float(sizes.max() / sizes[sizes > 0].median()) if sizes.any() else 1.0
+
+        louder = loudness(self.ranges), loudness(self.ranges * scale.flatten())
+        return EqualizedLayer(self.layer, self.gate, louder, (self.error(self.ones), self.error(scale)))
 
 
 def _channel_axis(layer: Any, inputs: Tensor) -> int:

@@ -15,18 +15,19 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_inputs import OnnxInputs, read_onnx_batches
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
+    as_arrays,
     read_onnx,
     runtime_errors,
     silence_python,
@@ -36,6 +37,10 @@ from hf_lgelu.export.onnx.onnx_run import (
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.batches import counted_rows
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
+
+Array: TypeAlias = np.ndarray | Tensor
+OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
+"""One batch: the graph's only input, its inputs by name, or in the graph's order."""
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
@@ -62,14 +67,11 @@ _NOT_LARGE_BEHIND = frozenset(
 class Int8Report:
     """What `quantize_onnx` wrote, and how far it is from the float file on the calibration rows.
 
-    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen by the graph.
-
-    `change` compares the first outputs. `relative_error` is Σ(int8 − float)² / Σ(float − mean)², the share of squares
-    that a conversion's report names too, the largest of all outputs; the mean is of rows and positions. 0 is no error,
-    and 1 that of a file that gives the mean for every row. Positions that an attention_mask of zeros marks as padding
-    do not count.
-    `large_number_operations` are the nodes that were left in float because numbers of at least 1e4 flow through them,
-    as attention masks do. `weight_bits` is 8, or 7 for processors whose products saturate.
+    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen by the graph. `change` compares the first
+    outputs. `relative_error` is the share of squares that a conversion's report names too, the largest of all outputs;
+    1 is that of a file that gives the mean for every row. Padding does not count. `large_number_operations` are the
+    nodes that were left in float because numbers of at least 1e4 flow through them, as attention masks do.
+    `weight_bits` is 8, or 7 for processors whose products saturate.
     """
 
     path: Path
@@ -128,12 +130,10 @@ def quantize_onnx(
 
     Raises:
         ImportError: onnx or onnxruntime is missing; the message names the extra [onnx].
-        ValueError: unknown `operations`, `output_path` is `path`, no rows, or a batch that lacks an input or holds NaN
-            or infinity; `path` holds no ONNX graph, or one that is int8 already.
-        TypeError: a batch is no tensor, mapping or sequence of tensors.
+        ValueError: no rows, or a batch that lacks an input or holds NaN or infinity; `path` holds no ONNX graph, or one
+            that is int8 already.
         RuntimeError: the int8 file is further from the float one than `max_relative_error`, or onnxruntime cannot
             quantize the graph; nothing is left behind.
-        FileNotFoundError: there is no file at `path`.
         FileExistsError: there is a file at `output_path`, and `overwrite` is False.
 
     Example:
@@ -156,7 +156,7 @@ def quantize_onnx(
     if any(node.op_type == "QuantizeLinear" for node in float_graph.graph.node):
         raise ValueError(f"{path} is quantized already; give the float32 file")
     operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")
-    batches = read_onnx_batches(data, float_model.input_names)
+    batches = _read_batches(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
         large = _quantize(quantization, path, file, batches, operations, reduce_range)
@@ -180,6 +180,39 @@ def quantize_onnx(
         large_number_operations=large,
         weight_bits=7 if reduce_range else 8,
     )
+
+
+def _read_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
+    """Every batch as finite arrays by the `names` of a graph's inputs; `data` is one batch or several."""
+    one = isinstance(data, np.ndarray | Tensor | Mapping)
+    if isinstance(data, list | tuple) and len(names) > 1:
+        # Several tensors in a row for several inputs are the positional arguments of one call, as for export_onnx.
+        one = all(isinstance(item, np.ndarray | Tensor) for item in data)
+    batches = [_named_rows(batch, names) for batch in (cast(Iterable[OnnxInputs], [data] if one else data))]
+    batches = [batch for batch in batches if all(len(rows) for rows in batch.values())]
+    if not batches:
+        raise ValueError("data holds no rows; give at least one batch of training rows")
+    return batches
+
+
+def _named_rows(batch: OnnxInputs, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """One batch as finite arrays by the names of the graph's inputs."""
+    values = [batch] if isinstance(batch, np.ndarray | Tensor) else batch
+    if isinstance(values, list | tuple) and len(values) == len(names):
+        values = dict(zip(names, values, strict=True))
+    if not isinstance(values, Mapping):
+        raise TypeError(
+            f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got "
+            f"{type(batch).__name__}. Of batches with labels, give the inputs alone: (x for x, y in loader)"
+        )
+    missing = [name for name in names if values.get(name) is None]
+    if missing:
+        raise ValueError(f"a batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
+    arrays = as_arrays({name: values[name] for name in names})
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
+    return arrays
 
 
 def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> tuple[OutputChange, float]:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_inputs import DynamicAxes, axis_sizes, choose_axes, named_inputs, other_sizes, resize
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
     read_onnx,
@@ -31,6 +30,7 @@ from hf_lgelu.models.example_run import (
     in_own_forward,
     keeping_buffers,
     random_inputs,
+    require_plain,
 )
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import OutputChange, named_tensors, task_outputs
@@ -51,6 +51,11 @@ FUSED_ATTENTION_OPSET = 14
 MAX_OPSET = 25
 """The newest to which the exporter converts every graph; asked for a newer one, it may write another."""
 
+DynamicAxes = Mapping[str, Mapping[int, str]]
+"""{input: {axis: name}}; axes of one name have one size."""
+
+BATCH, SEQUENCE = "batch", "sequence"
+
 MAX_BYTES = 2**31 - 2**20
 """What one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room."""
 
@@ -59,10 +64,8 @@ MAX_BYTES = 2**31 - 2**20
 class OnnxReport:
     """The file that `export_onnx` wrote, and how well it agrees with torch.
 
-    `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference
-    between torch's and onnxruntime's outputs on the example inputs; `other_shapes_max_abs_difference` is that on the
-    batches of other sizes, `other_shapes`, each {axis: size}. `largest_output` is the largest |output| of torch on
-    the example inputs.
+    `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference of
+    outputs on the example inputs, `other_shapes_max_abs_difference` that on batches of the sizes `other_shapes`.
     """
 
     path: Path
@@ -125,8 +128,7 @@ def export_onnx(
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
-        TypeError: `model` is not float32, or an input is no tensor.
-        ValueError: the model is too large for one file, or an argument does not fit.
+        ValueError: the model is too large for one file, or an argument does not fit; TypeError: it is not float32.
         torch.onnx.OnnxExporterError: torch cannot write an operation of the model at this opset.
         RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
         FileExistsError: there is a file, and `overwrite` is False.
@@ -157,17 +159,19 @@ def export_onnx(
     model = uncompiled(model)  # whose forward names its arguments
     if hasattr(model, "preprocess") and not isinstance(inputs, Mapping):  # of sentence-transformers
         inputs = {name: value for name, value in model.preprocess(inputs).items() if isinstance(value, Tensor)}
-    inputs = named_inputs(model, inputs)
-    axes = choose_axes(inputs, dynamic_axes)
+    inputs = _named_inputs(model, inputs)
+    axes = _choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in tensors):
         model = independent_copy(model).cpu()
     with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
         network = _NamedOutputs(model, tuple(inputs))
         network.train(False)
-        outputs = tuple(network.named(*_copies(inputs).values()))
-        _write(network, inputs, outputs, axes, opset, file)
-        others = other_sizes(axis_sizes(inputs, axes))
-        example, resized = _compare(network, OnnxModel(file), inputs, axes, others, tolerance)
+        sizes = {axis: inputs[name].shape[i] for name, named in axes.items() for i, axis in named.items()}
+        # The exporter takes an axis of size 1 for one that is always 1.
+        traced = _resize(inputs, axes, {axis: max(2, size) for axis, size in sizes.items()})
+        outputs = tuple(network.outputs(inputs))
+        _write(network, traced, outputs, axes, opset, file)
+        example, resized = _compare(network, OnnxModel(file), inputs, axes, sizes, tolerance)
         file_bytes = file.stat().st_size
     return OnnxReport(
         path=Path(path),
@@ -199,6 +203,61 @@ def save_onnx(
     return report
 
 
+def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """The example inputs by the names of the forward's arguments, on the CPU, without labels and None."""
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+    elif not isinstance(inputs, Tensor | list | tuple):
+        raise TypeError(
+            f"inputs must be one call's tensors, alone, in a list or by name, got {type(inputs).__name__}; of a "
+            "DataLoader take one batch, next(iter(loader))"
+        )
+    else:
+        values = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        given = inspect.signature(model.forward).bind_partial(*values).arguments
+    given = {name: value for name, value in given.items() if value is not None and name != "labels"}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"inputs must be tensors, got {type(value).__name__} for {name!r}")
+        require_plain(value)
+    return {name: value.cpu() for name, value in given.items()}
+
+
+def _choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict[str, dict[int, str]]:
+    """The axes that may vary: those given, or the batch of every input and the sequence of tokens."""
+    if given is None:
+        axes = {}
+        for name, value in inputs.items():
+            tokens = value.ndim >= 2 and not value.dtype.is_floating_point and not value.dtype.is_complex
+            axes[name] = {0: BATCH, **({1: SEQUENCE} if tokens else {})} if value.ndim else {}
+    else:
+        axes = {name: dict(named) for name, named in given.items()}
+    sizes: dict[str, tuple[str, int]] = {}
+    for name, named in axes.items():
+        if name not in inputs or not all(0 <= i < inputs[name].ndim for i in named):
+            there = ", ".join(f"{given} has {value.ndim} axes" for given, value in inputs.items())
+            raise ValueError(f"dynamic_axes names axes {list(named)} of {name!r}; of the inputs {there}")
+        for i, axis in named.items():
+            size = inputs[name].shape[i]
+            other, first = sizes.setdefault(axis, (name, size))
+            if size != first or not size:
+                raise ValueError(
+                    f"axis {axis!r} must have one size, at least 1: it has {first} in {other}, {size} in {name}; "
+                    "pass dynamic_axes, which names the axes that may vary"
+                )
+    return axes
+
+
+def _resize(inputs: Mapping[str, Tensor], axes: DynamicAxes, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+    """Copies of the inputs, cut or repeated along their named axes."""
+    resized = {name: tensor.clone() for name, tensor in inputs.items()}
+    for name, named in axes.items():
+        for i, axis in named.items():
+            value = resized[name]
+            resized[name] = value.index_select(i, torch.arange(sizes[axis]) % value.shape[i])
+    return resized
+
+
 class _NamedOutputs(nn.Module):
     """`model` called with keyword arguments, or one mapping where it takes that, giving a tuple of tensors."""
 
@@ -209,8 +268,11 @@ class _NamedOutputs(nn.Module):
         self.fixed = {"use_cache": False} if "use_cache" in accepted else {}
         self.takes_mapping = isinstance(model, nn.Sequential) and not set(names) <= accepted.keys()
 
-    def named(self, *inputs: Tensor) -> dict[str, Tensor]:
-        given = dict(zip(self.names, inputs, strict=True))
+    def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs by name, for copies of the inputs: a network may work on them in place."""
+        return self.named({name: tensor.clone() for name, tensor in inputs.items()})
+
+    def named(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.takes_mapping:
             return task_outputs(self.model(given))
         output = self.model(**given, **self.fixed)
@@ -229,19 +291,17 @@ class _NamedOutputs(nn.Module):
         return tensors
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.named(*inputs).values())
+        return tuple(self.named(dict(zip(self.names, inputs, strict=True))).values())
 
 
 def _write(
     network: _NamedOutputs,
-    inputs: dict[str, Tensor],
+    traced: dict[str, Tensor],
     outputs: tuple[str, ...],
     axes: DynamicAxes,
     opset: int,
     file: Path,
 ) -> None:
-    # The exporter takes an axis of size 1 for one that is always 1.
-    traced = _copies(resize(inputs, axes, {axis: max(2, size) for axis, size in axis_sizes(inputs, axes).items()}))
     named: dict[str, Any] = {"opset_version": opset, "input_names": list(traced), "output_names": list(outputs)}
     with silence_python("torch.onnx"):  # the exporters warn of themselves and print their progress
         if opset >= DYNAMO_OPSET:
@@ -252,7 +312,20 @@ def _write(
             )  # fmt: skip
             proto = program.model_proto
         else:
-            _write_older(network, tuple(traced.values()), axes, file, named)
+            models = [part for part in network.modules() if isinstance(part, PreTrainedModel)]
+            fused = [part for part in models if part.config._attn_implementation == "sdpa"]
+            fused = fused if opset < FUSED_ATTENTION_OPSET else []
+            for part in fused:
+                part.set_attn_implementation("eager")
+            try:
+                varying = {name: dict(axis_names) for name, axis_names in axes.items()}
+                inputs_in_order = tuple(traced.values())
+                torch.onnx.export(
+                    network, inputs_in_order, os.fspath(file), dynamo=False, dynamic_axes=varying, **named
+                )
+            finally:
+                for part in fused:
+                    part.set_attn_implementation("sdpa")
             proto = read_onnx(file)
     strip_metadata(proto)
     del proto.graph.value_info[:]  # shapes are inferred again, and onnxruntime's quantizer trips over stale ones
@@ -264,41 +337,26 @@ def _write(
     onnx.save(proto, os.fspath(file))
 
 
-def _write_older(
-    network: _NamedOutputs, traced: tuple[Tensor, ...], axes: DynamicAxes, file: Path, named: Mapping[str, Any]
-) -> None:
-    """Write the file by torch's older exporter, with attention in plain operations where the opset has no other."""
-    opset = named["opset_version"]
-    models = [part for part in network.modules() if isinstance(part, PreTrainedModel) and opset < FUSED_ATTENTION_OPSET]
-    fused = [part for part in models if part.config._attn_implementation == "sdpa"]
-    for part in fused:
-        part.set_attn_implementation("eager")
-    try:
-        varying = {name: dict(axis_names) for name, axis_names in axes.items()}
-        torch.onnx.export(network, traced, os.fspath(file), dynamo=False, dynamic_axes=varying, **named)
-    finally:
-        for part in fused:
-            part.set_attn_implementation("sdpa")
-
-
 def _compare(
     network: _NamedOutputs,
     onnx_model: OnnxModel,
     inputs: dict[str, Tensor],
     axes: DynamicAxes,
-    others: list[dict[str, int]],
+    own: dict[str, int],
     tolerance: float,
 ) -> tuple[OutputChange, list[tuple[dict[str, int], OutputChange]]]:
-    """The change on the example inputs, and at each of the other sizes that the model takes."""
-    expected = network.named(*_copies(inputs).values())
-    example = require_parity(onnx_model, inputs, expected, tolerance, "on the example inputs")
+    """The change on the example inputs, with the axes' `own` sizes, and at each other size that the model takes."""
+    example = require_parity(onnx_model, inputs, network.outputs(inputs), tolerance, "on the example inputs")
+    # Only the batch grows: a longer sequence may be more than the model's positions.
+    smaller = {axis: size // 2 if size > 1 else 2 for axis, size in own.items()}
+    larger = {axis: max(3, size + 1) if axis == BATCH else max(1, size - 1) for axis, size in own.items()}
     resized, refusal = [], None
-    for sizes in others:
-        batch = resize(inputs, axes, sizes)
+    for sizes in (smaller, larger) if own else ():
+        batch = _resize(inputs, axes, sizes)
         if "attention_mask" in batch and not batch["attention_mask"].any():  # cut to the padding in front
             continue
         try:
-            expected = network.named(*_copies(batch).values())
+            expected = network.outputs(batch)
         except NOT_TAKEN as error:
             refusal = f"at {sizes} torch says: {error}"
             continue
@@ -309,8 +367,3 @@ def _compare(
             "dynamic_axes with the axes that really may vary, or {} for none"
         )
     return example, resized
-
-
-def _copies(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the inputs, as a network may work in place on them."""
-    return {name: tensor.clone() for name, tensor in inputs.items()}

@@ -86,11 +86,8 @@ def require_parity(
 ) -> OutputChange:
     """The change from `expected`, torch's outputs by name, to what onnxruntime gives for `inputs`: of all outputs.
 
-    Outputs at positions that an attention_mask of zeros marks as padding are left out, and so are inputs that the graph
-    does not have, as their values change nothing. `tolerance` is relative to an output's largest value, or to 1 if that
-    is larger; `where` says what the inputs are.
-
-    Raises RuntimeError where an output has another shape, or differs by more than the tolerance.
+    Padding is left out, and so are inputs that the graph does not have. `tolerance` is relative to an output's largest
+    value, or to 1 if that is larger; `where` says what the inputs are. RuntimeError for more.
     """
     found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
     total = OutputComparison()

@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
-from hf_lgelu import ConversionRefusedError, ConversionReport, convert_to_relu, substitute_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
 from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
+from hf_lgelu.refit.report import ConversionReport
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement

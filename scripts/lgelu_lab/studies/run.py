@@ -29,13 +29,13 @@ from hf_lgelu import (
     LambdaGELUTrainer,
     LambdaGELUTrainingArguments,
     from_pretrained,
-    hardness_for_tolerance,
     hardness_profile,
     initialize_hardness,
     replace_activations,
     substitute_relu,
 )
 from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.hardness import hardness_for_tolerance
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import hardening_progress

@@ -44,12 +44,21 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
         RuntimeError: there is no C++ compiler, it fails, the source cannot be read or the cache not be
             written; the message says which, with the compiler's own words.
     """
-    command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={gate}", *_processor_flags()]
+    machine, processor = platform.machine().lower(), _processor()
+    native = ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
+    if machine in ("x86_64", "amd64"):
+        # Left to itself, gcc uses half of AVX-512's width.
+        native = ["-march=native", *(["-mprefer-vector-width=512"] if "avx512f" in processor else [])]
+    command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={gate}", *native]
     user = os.getuid() if hasattr(os, "getuid") else 0
     # The cache may be shared by several users; none of them can put a library there for another.
     folder = (cache_folder() if cache is None else cache) / f"kernels-{user}"
     try:
-        library = folder / f"{gate}-{_fingerprint(command)}.so"
+        # All that the library depends on: a home folder may be shared by machines of several kinds.
+        compiler = Path(shutil.which(command[0]) or command[0]).resolve()
+        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
+        parts = (*sources, *command, str(compiler.stat().st_mtime_ns), processor)
+        library = folder / f"{gate}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
@@ -58,10 +67,18 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
             )
         if found.st_mode & 0o022:
             folder.chmod(0o700)
-        if not _is_own(library, user):
+        kept = library.lstat() if library.exists() or library.is_symlink() else None
+        if kept is None or not stat.S_ISREG(kept.st_mode) or kept.st_uid != user or kept.st_mode & 0o022:
             with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
                 fresh = Path(building) / library.name
-                _compile([*command, str(SOURCE), "-o", str(fresh)])
+                command += [str(SOURCE), "-o", str(fresh)]
+                done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+                if done.returncode != 0 or not fresh.exists():
+                    words = done.stderr.strip() or "it said nothing"
+                    # The first line is what is logged.
+                    raise RuntimeError(
+                        f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shlex.join(command)}"
+                    )
                 fresh.chmod(0o700)
                 with fresh.open("rb") as file:
                     os.fsync(file.fileno())
@@ -92,43 +109,6 @@ def cache_folder() -> Path:
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lgelu"
-
-
-def _is_own(library: Path, user: int) -> bool:
-    """Whether it is there, and this user's alone to write."""
-    try:
-        found = library.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
-
-
-def _compile(command: list[str]) -> None:
-    shown = shlex.join(command)
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0 or not Path(command[-1]).exists():
-        words = done.stderr.strip() or "it said nothing"
-        # The first line is what is logged.
-        raise RuntimeError(f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shown}")
-
-
-def _processor_flags() -> tuple[str, ...]:
-    machine = platform.machine().lower()
-    if machine in ("x86_64", "amd64"):
-        # Left to itself, gcc uses half of AVX-512's width.
-        wide = ("-mprefer-vector-width=512",) if "avx512f" in _processor() else ()
-        return ("-march=native", *wide)
-    if machine in ("aarch64", "arm64"):
-        return ("-mcpu=native",)
-    return ()
-
-
-def _fingerprint(command: list[str]) -> str:
-    """Of all that the library depends on: a home folder may be shared by machines of several kinds."""
-    compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-    sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
-    parts = (*sources, *command, str(compiler.stat().st_mtime_ns), _processor())
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def _processor() -> str:

@@ -1,6 +1,6 @@
 """The λ-gates through the compiled kernel, which `build` compiles.
 
-From top to bottom: its library in the process, the two passes, and the autograd function, which saves only x and the
+From top to bottom: its library in the process, how λ lies in it, and the autograd function, which saves only x and the
 hardness.
 """
 
@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,56 +34,43 @@ _ALONE = 32768
 _SHORTEST_RUN = 8
 
 
-_pointer = ctypes.c_void_p
-_sizes = (ctypes.c_int64,) * 3
-
-
 @dataclass(frozen=True)
 class Library:
     """The functions of the compiled kernel, by the dtype of x.
 
     Attributes:
-        path: the shared library.
         forward: (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, of which λ varies
             along `count`.
         backward: (outer, count, inner; x, δ, λ, dx, sums; threads), with dx or the sums None where they are not wanted.
     """
 
-    path: Path
     forward: dict[torch.dtype, Callable[..., None]]
     backward: dict[torch.dtype, Callable[..., None]]
-
-    @classmethod
-    def load(cls, path: Path) -> "Library":
-        """Raises RuntimeError where the file is no library of this kernel."""
-        try:
-            library = ctypes.CDLL(str(path))
-
-            def functions(name: str, *arguments: type) -> dict[torch.dtype, Callable[..., None]]:
-                found = {dtype: getattr(library, f"lambda_gate_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
-                for function in found.values():
-                    function.argtypes, function.restype = (*arguments, ctypes.c_int), None
-                return found
-
-            forward = functions("forward", *_sizes, *(_pointer,) * 3)
-            return cls(path, forward, functions("backward", *_sizes, *(_pointer,) * 5))
-        except (OSError, AttributeError) as error:
-            raise RuntimeError(
-                f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
-            ) from error
 
 
 @functools.cache
 def load_library(gate: str) -> Library | str:
     """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
+    path, found = None, []
     try:
-        return Library.load(build_library(gate))
+        path = build_library(gate)
+        library = ctypes.CDLL(str(path))
+        for name, pointers in (("forward", 3), ("backward", 5)):
+            functions = {dtype: getattr(library, f"lambda_gate_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
+            for function in functions.values():
+                sizes, memory = (ctypes.c_int64,) * 3, (ctypes.c_void_p,) * pointers
+                function.argtypes, function.restype = (*sizes, *memory, ctypes.c_int), None
+            found.append(functions)
+        return Library(*found)
     except RuntimeError as error:
-        logger.warning(
-            "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
-            str(error).splitlines()[0],
-        )
-        return str(error)
+        reason = str(error)
+    except (OSError, AttributeError) as error:
+        reason = f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
+    logger.warning(
+        "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
+        reason.splitlines()[0],
+    )
+    return reason
 
 
 class One:
@@ -137,14 +123,6 @@ class Several:
         return (rate * total / self._hardness.double().square()).to(hardness.dtype)
 
 
-def can_walk(x: Tensor, hardness: Tensor) -> bool:
-    """Whether several λ vary along neighbouring axes of x's memory, in their own order and in no short runs."""
-    if x.numel() == 0:
-        return True
-    sizes = _sizes_around(x.shape, torch.empty_like(x, device="meta").stride(), hardness.shape)
-    return sizes is not None and (sizes[2] if sizes[2] > 1 else sizes[1]) >= _SHORTEST_RUN
-
-
 @functools.lru_cache(maxsize=4096)
 def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torch.Size) -> tuple[int, int, int] | None:
     """(outer, count, inner) of a tensor without gaps, of which several λ vary along `count`; None where they do not."""
@@ -157,36 +135,6 @@ def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torc
     parts = order[:first], along, order[first + len(along) :]
     outer, count, inner = (math.prod(shape[axis] for axis in part) for part in parts)
     return outer, count, inner
-
-
-def forward_pass(x: Tensor, hardness: One | Several, gate: str) -> Tensor:
-    """x·G(λx), in the layout that torch's own activations give it."""
-    y = torch.empty_like(x)
-    if x.numel():
-        x = laid_as(y, x)
-        _loaded(gate).forward[x.dtype](*hardness.sizes(x), x.data_ptr(), hardness.address, y.data_ptr(), _threads(x))
-    return y
-
-
-def backward_pass(
-    x: Tensor,
-    delta: Tensor,
-    hardness: One | Several,
-    gate: str,
-    needs_x: bool,
-    sums: ctypes.c_double | ctypes.Array | None,
-) -> Tensor | None:
-    """∂x if it is needed; Σ δ·u²g(u) per λ is written to `sums` if they are given."""
-    out = torch.empty_like(x)
-    if x.numel() and (needs_x or sums is not None):
-        x, delta = laid_as(out, x), laid_as(out, delta)
-        _loaded(gate).backward[x.dtype](
-            *(*hardness.sizes(x), x.data_ptr(), delta.data_ptr(), hardness.address),
-            out.data_ptr() if needs_x else None,
-            None if sums is None else ctypes.addressof(sums),
-            _threads(x),
-        )
-    return out if needs_x else None
 
 
 def _loaded(gate: str) -> Library:
@@ -217,9 +165,11 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
         return f"it takes float32 and bfloat16, x is {x.dtype}"
     if (reason := opaque_refusal(x, hardness)) is not None:
         return reason
-    if hardness.numel() != 1 and not can_walk(x, hardness):
-        shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
-        return f"{shapes} too often or along several axes"
+    if hardness.numel() != 1 and x.numel():
+        sizes = _sizes_around(x.shape, torch.empty_like(x, device="meta").stride(), hardness.shape)
+        if sizes is None or (sizes[2] if sizes[2] > 1 else sizes[1]) < _SHORTEST_RUN:
+            shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
+            return f"{shapes} too often or along several axes"
     return unavailable(gate)
 
 
@@ -254,27 +204,35 @@ class _LambdaGate(torch.autograd.Function):
             ctx.state = temperature.item(), override.item()
             value, ctx.rate = _learned(hardness.item(), *ctx.state)
             ctx.used = One(value)
-        return forward_pass(x, ctx.used, gate)
+        y = torch.empty_like(x)  # in the layout that torch's own activations give it
+        if x.numel():
+            x = laid_as(y, x)
+            run = _loaded(gate).forward[x.dtype]
+            run(*ctx.used.sizes(x), x.data_ptr(), ctx.used.address, y.data_ptr(), _threads(x))
+        return y
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, hardness = ctx.saved_tensors
         needs_x, needs_hardness = ctx.needs_input_grad[:2]
-        grad_x, grad_hardness = _gradients(ctx, x, hardness, delta, needs_x, needs_hardness)
-        return grad_x, grad_hardness, None, None, None
-
-
-def _gradients(
-    ctx: Any, x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    if is_visible_backward(x, delta):
-        rest = (None, None) if ctx.state is None else (torch.full_like(hardness, number) for number in ctx.state)
-        return aten.learned_gradients(x, (hardness, *rest), delta, needs_x, needs_hardness, ctx.gate)
-    sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
-    grad_x = backward_pass(x, delta, ctx.used, ctx.gate, needs_x, sums)
-    if not needs_hardness:
-        return grad_x, None
-    return grad_x, torch.zeros_like(hardness) if sums is None else ctx.used.gradient(sums, ctx.rate, hardness)
+        if is_visible_backward(x, delta):
+            rest = (None, None) if ctx.state is None else (torch.full_like(hardness, number) for number in ctx.state)
+            state = (hardness, *rest)
+            return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate), None, None, None
+        sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
+        grad_x = torch.empty_like(x)
+        if x.numel() and (needs_x or sums is not None):
+            x, delta = laid_as(grad_x, x), laid_as(grad_x, delta)
+            _loaded(ctx.gate).backward[x.dtype](
+                *(*ctx.used.sizes(x), x.data_ptr(), delta.data_ptr(), ctx.used.address),
+                grad_x.data_ptr() if needs_x else None,
+                None if sums is None else ctypes.addressof(sums),
+                _threads(x),
+            )
+        grad_hardness = None
+        if needs_hardness:
+            grad_hardness = torch.zeros_like(hardness) if sums is None else ctx.used.gradient(sums, ctx.rate, hardness)
+        return grad_x if needs_x else None, grad_hardness, None, None, None
 
 
 def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[float, float]:
