@@ -22,6 +22,9 @@ _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSO
 _AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
 
 
+_OF_A_CARD = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
+
+
 @dataclass(frozen=True)
 class ExportTarget:
     """A form that `hf-lgelu export --to` writes.
@@ -34,14 +37,14 @@ class ExportTarget:
             that can be printed, with the `folder` of a checkpoint or the `path` of a file.
         is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
             forms are files, of any network as it is.
-        is_relu: gates become ReLU, soft ones with `allow_soft=True` alone.
+        options: those of the command's options that not every form takes; `run` has "allow_soft" and "opset".
     """
 
     name: str
     description: str
     run: str
     is_checkpoint: bool = True
-    is_relu: bool = False
+    options: Sequence[str] = _OF_A_CARD
 
     def export(self, *arguments: Any, **options: Any) -> Any:
         """The report of `run`."""
@@ -51,13 +54,19 @@ class ExportTarget:
 EXPORT_TARGETS: dict[str, ExportTarget] = {
     target.name: target
     for target in (
-        ExportTarget("relu", "ReLU in the place of hard gates", "hf_lgelu.export.plain:save_relu", is_relu=True),
+        ExportTarget(
+            "relu",
+            "ReLU in the place of hard gates",
+            "hf_lgelu.export.plain:save_relu",
+            options=("allow_soft", *_OF_A_CARD),
+        ),
         ExportTarget("gelu", "GELU, with λ absorbed by the weights, exactly", "hf_lgelu.export.plain:save_gelu"),
         ExportTarget(
             "onnx",
             "the model as it is, whatever its gates, for onnxruntime",
             "hf_lgelu.export.onnx.onnx_export:save_onnx",
             is_checkpoint=False,
+            options=("opset",),
         ),
     )
 }
@@ -268,15 +277,10 @@ class ExportArguments(OutputArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        target = EXPORT_TARGETS[self.to]
-        if self.allow_soft and not target.is_relu:
-            raise ValueError(f"--allow_soft is not needed: --to {self.to} takes soft gates as they are")
-        if self.opset is not None and target.is_checkpoint:
-            raise ValueError(f"--opset needs --to onnx, got --to {self.to}")
-        of_a_card = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
-        given = [f"--{name}" for name in of_a_card if getattr(self, name) is not None]
-        if given and not target.is_checkpoint:
-            raise ValueError(f"{' and '.join(given)}: --to {self.to} writes no card and scores nothing; leave that out")
+        others = ("allow_soft", "opset", *_OF_A_CARD)
+        given = [f"--{name}" for name in others if getattr(self, name) and name not in EXPORT_TARGETS[self.to].options]
+        if given:
+            raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
 
 
 @dataclass(kw_only=True)

@@ -119,35 +119,34 @@ class SentenceFolder:
         return SentenceEmbedder(load_checkpoint(self.encoder_path, kind=type(encoder)), behind).eval()
 
     def copy_rest(self, target: Path) -> None:
-        """Copy the files into `target`, without the card, the encoder's own files and other networks.
-
-        Other networks are other forms of the weights, and folders with weights that are no module.
+        """Copy the files into `target`, without the card, the encoder's own files and other forms of the weights.
 
         Raises ValueError for a link that leads out of the folder.
         """
-        # Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own.
-        places = (self.path, self.encoder_path)
-        left_out = {
-            *(path for pattern in _ENCODERS_OWN for path in self.encoder_path.glob(pattern)),
-            *(place / name for place in places for name in (*_OTHER_FORMS, REPOCARD_NAME)),
-            *(path for place in places for pattern in (*_WEIGHTS, "openvino_*") for path in place.glob(pattern)),
-        }
-        modules = {self.path / module["path"] for module in _modules(self.path)}
-        for place in (entry for entry in self.path.iterdir() if entry.is_dir()):
-            # Weights that the list of modules does not name: what was exported there before, and the like.
-            is_module = any(module == place or place in module.parents for module in modules)
-            if not is_module and any(any(place.rglob(pattern)) for pattern in _WEIGHTS):
-                left_out.add(place)
-        for file in sorted(self.path.rglob("*")):
-            place = file.relative_to(self.path)
-            if any(part.startswith(".") for part in place.parts) or left_out & {file, *file.parents}:
-                continue
-            require_inside(file, self.path)
-            if file.is_symlink() and file.is_dir():
-                raise ValueError(f"{place} in {self.path} is a link to a folder; put the folder itself in its place")
-            if file.is_file():
-                (target / place).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target / place)
+        modules = [self.path / module["path"] for module in _modules(self.path)]
+
+        def left_out(place: str, names: list[str]) -> set[str]:
+            folder, patterns = Path(place), [".*"]
+            # Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own.
+            if folder in (self.path, self.encoder_path):
+                patterns += [*_OTHER_FORMS, *_WEIGHTS, "openvino_*", REPOCARD_NAME]
+            if folder == self.encoder_path:
+                patterns += _ENCODERS_OWN
+            found = shutil.ignore_patterns(*patterns)(place, names)
+            for path in (folder / name for name in names if name not in found):
+                require_inside(path, self.path)
+                if path.is_symlink() and path.is_dir():
+                    raise ValueError(
+                        f"{path.relative_to(self.path)} in {self.path} is a link to a folder; put the folder itself in "
+                        "its place"
+                    )
+                # Weights that the list of modules does not name: what was exported there before, and the like.
+                is_module = folder != self.path or any(path in (module, *module.parents) for module in modules)
+                if path.is_dir() and not is_module and any(any(path.rglob(pattern)) for pattern in _WEIGHTS):
+                    found.add(path.name)
+            return found
+
+        shutil.copytree(self.path, target, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
         """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""

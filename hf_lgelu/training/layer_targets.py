@@ -48,12 +48,9 @@ def layer_targets(
 ) -> dict[str, float | Tensor]:
     """{module name: λ} at which ReLU in the place of a gate moves its output by about `tolerance` of its rms.
 
-    For pre-activations z with density p, the swap's error z·(H(z) − G(λz)) lives within a few 1/λ of 0, where p is
-    p(0). So its mean is E|z(H(z) − G(λz))| ≈ p(0)·c₁/λ² with c₁ = ∫|u|·|H(u) − G(u)|du, ½ for λ-GELU, and its
-    square's mean ≈ p(0)·c₂/λ³ with c₂ = ∫u²·(H(u) − G(u))²du. With ρ² = E[ReLU(z)²] over the gate, the target is the
-    smallest λ with
+    With ρ² = E[ReLU(z)²] over the gate, the target is the smallest λ with
 
-        E[z²·(H(z) − G(λz))²] ≤ (tolerance·ρ)²,        so that λ ≈ (p(0)·c₂ / (tolerance·ρ)²)^(1/3).
+        E[z²·(H(z) − G(λz))²] ≤ (tolerance·ρ)².
 
     The mean is taken over a histogram of the z that are seen. Where a gate has a λ per channel or neuron, each gets its
     own, by its own z and the ρ of the whole gate.
@@ -69,10 +66,6 @@ def layer_targets(
 
     Returns:
         A number for a gate with one λ; for others a float64 tensor of the shape of s. At least 1.05.
-
-    Raises:
-        ValueError: no λ-gate, a tolerance out of its range, data that is empty or never reaches a gate, or
-            pre-activations that are not finite or never above 0.
 
     Example:
         >>> import torch

@@ -346,21 +346,21 @@ class Unreached(WithTwoUses):
 REFUSED = {
     "behind-a-sum": (
         lambda: nn.Sequential(Residual(nn.Linear(3, 3)), LambdaGELU(), nn.Linear(3, 2)),
-        {"1": "its input is a sum (add in 0)"},
+        {"1": "its input comes from add in 0, which is no layer"},
     ),
     "before-a-sum": (
         lambda: nn.Sequential(Residual(nn.Sequential(nn.Linear(3, 3), LambdaGELU())), nn.Linear(3, 2)),
-        {"0.inner.1": "its output goes into a sum (add in 0)"},
+        {"0.inner.1": "its output goes into add in 0, which is no layer"},
     ),
     "into-two": (
         lambda: nn.Sequential(nn.Linear(3, 3), LambdaGELU(), Residual(nn.Linear(3, 3))),
         {"1": "goes to 2 places (linear in 2.inner and add in 2)"},
     ),
-    "first": (lambda: nn.Sequential(LambdaGELU(), nn.Linear(3, 2)), {"0": "its input is the model's"}),
-    "last": (lambda: nn.Sequential(nn.Linear(3, 2), LambdaGELU()), {"1": "its output is the model's"}),
+    "first": (lambda: nn.Sequential(LambdaGELU(), nn.Linear(3, 2)), {"0": "its input comes from the input "}),
+    "last": (lambda: nn.Sequential(nn.Linear(3, 2), LambdaGELU()), {"1": "its output goes into the model's output"}),
     "adjacent": (
         lambda: nn.Sequential(nn.Linear(3, 2), LambdaGELU(), LambdaGELU(), nn.Linear(2, 2)),
-        {"1": "is the input of an activation in 2", "2": "the output of an activation in 1"},
+        {"1": "goes into an activation in 2", "2": "comes from an activation in 1"},
     ),
     "before-a-norm": (
         lambda: nn.Sequential(nn.Linear(3, 3), LambdaGELU(), nn.LayerNorm(3), nn.Linear(3, 2)),
@@ -380,7 +380,7 @@ REFUSED = {
     "input-used-again": (WithTwoUses, {"act": "linear in first, on the way to it, is also used by sigmoid"}),
     "in-place-on-a-view": (InPlaceOnAView, {"act": "goes to 2 places"}),
     "input-changed-through-a-view": (InputChanged, {"act": "linear in first, on the way to it, is also used by view"}),
-    "half-of-a-layer": (HalfOfALayer, {"act": "its input is one part of chunk"}),
+    "half-of-a-layer": (HalfOfALayer, {"act": "its input comes from one part of chunk"}),
     "unreached": (Unreached, {"act": "never reach it"}),
 }
 

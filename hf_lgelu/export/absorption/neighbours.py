@@ -15,7 +15,6 @@ from hf_lgelu.models.dataflow import (
     AffineOperation,
     DataFlow,
     describe,
-    is_site,
     operation_name,
     read_affine,
     shape_of,
@@ -67,7 +66,8 @@ def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> l
     # One operand for most operations, two for a product.
     sources = [operand for operand in node.all_input_nodes if _is_homogeneous(node, operand)]
     if not sources:
-        raise NotAbsorbableError(_why_not_before(node))
+        where = f"one part of {describe(node.args[0])}" if node.target is operator.getitem else describe(node)
+        raise NotAbsorbableError(f"its input comes from {where}, which is no layer with a weight of its own")
     reasons = []
     for source in sources:  # either factor of a product can take λ
         try:
@@ -91,7 +91,9 @@ def layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOpe
         if operation is not None and operation.mixes and operation.data is node:
             return operation, axis
         if not _is_homogeneous(user, node):
-            raise NotAbsorbableError(_why_not_after(user))
+            raise NotAbsorbableError(
+                f"its output goes into {describe(user)}, which is no layer that can be divided by a factor"
+            )
         axis = _moved(_axis_after, user, node, axis)
         node = user
 
@@ -103,28 +105,6 @@ def _moved(move: Callable[[Node, Node, int], int | None], node: Node, source: No
     if moved is None:
         raise NotAbsorbableError(f"the factors of its channels do not get through {describe(node)}")
     return moved
-
-
-def _why_not_before(node: Node) -> str:
-    if operation_name(node) in ("add", "sub"):
-        return f"its input is a sum ({describe(node)}), as behind a residual connection"
-    if is_site(node):
-        return f"its input is the output of {describe(node)}, with no layer between"
-    if node.target is operator.getitem:
-        return f"its input is one part of {describe(node.args[0])}, whose other parts are not activated"
-    if node.op == "placeholder":
-        return "its input is the model's, and no layer is before it"
-    return f"its input comes from {describe(node)}, which is no layer with a weight of its own"
-
-
-def _why_not_after(user: Node) -> str:
-    if user.op == "output":
-        return "its output is the model's, and no layer is behind it"
-    if is_site(user):
-        return f"its output is the input of {describe(user)}, with no layer between"
-    if operation_name(user) in ("add", "sub"):
-        return f"its output goes into a sum ({describe(user)})"
-    return f"its output goes into {describe(user)}, which is no layer that can be divided by a factor"
 
 
 def _is_homogeneous(node: Node, source: Node) -> bool:
