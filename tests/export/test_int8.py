@@ -298,8 +298,11 @@ def test_data_are_what_export_takes(files, tmp_path):
     attention(tmp_path / "two.onnx", "where")
     x, m = GENERATOR.normal(size=(4, 5, 6)).astype(np.float32), np.ones((4, 1, 5), np.float32)
     expected = quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", {"x": x, "m": m}).change
-    assert quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", (x, m), overwrite=True).change == expected
-    assert quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", [(x, m)], overwrite=True).change == expected
+    assert (
+        quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", [{"m": m, "x": x}], overwrite=True).change == expected
+    )
+    with pytest.raises(ValueError, match="a batch must hold x, m; it lacks m"):  # a pair is (inputs, labels)
+        quantize_onnx(tmp_path / "two.onnx", tmp_path / "b.onnx", [(x, m)], overwrite=True)
 
 
 BAD = INPUTS.copy()
@@ -313,13 +316,12 @@ BAD[3, 2] = np.nan
         ([], {}, ValueError, "data holds no rows"),
         ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no rows"),
         ([{"y": INPUTS}], {}, ValueError, "must hold x; it lacks x"),
-        ([{"x": None}], {}, ValueError, "must hold x; it lacks x"),
+        ([{"x": None}], {}, ValueError, "a batch has no tensor among its inputs"),
         ([{"x": BAD}], {}, ValueError, "x holds NaN or infinity"),
         ([{"x": INPUTS.astype(np.float64)}], {}, RuntimeError, "onnxruntime cannot quantize|refuses the inputs"),
         ([{"x": INPUTS[:, :3]}], {}, RuntimeError, "onnxruntime cannot quantize|refuses the inputs"),
-        ("rows.csv", {}, TypeError, "a batch must hold x"),
-        ([[INPUTS, INPUTS]], {}, TypeError, "a batch must hold x"),
-        ({"x": np.array(["a"])}, {}, RuntimeError, "onnxruntime cannot quantize"),
+        ("rows.csv", {}, TypeError, "str cannot be read as data"),
+        ({"x": np.array(["a"])}, {}, TypeError, "x"),
     ],
 )
 def test_bad_calls_are_refused_and_leave_nothing(files, tmp_path, data, options, error, said):

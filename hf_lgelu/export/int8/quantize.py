@@ -15,10 +15,9 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 
 import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,12 +34,8 @@ from hf_lgelu.export.onnx.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.batches import counted_rows
+from hf_lgelu.models.batches import counted_rows, read_batches
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
-
-Array: TypeAlias = np.ndarray | Tensor
-OnnxInputs: TypeAlias = Array | Mapping[str, Array] | Sequence[Array]
-"""One batch: the graph's only input, its inputs by name, or in the graph's order."""
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
@@ -101,7 +96,7 @@ class Int8Report:
 def quantize_onnx(
     path: str | os.PathLike,
     output_path: str | os.PathLike,
-    data: OnnxInputs | Iterable[OnnxInputs],
+    data: Any,
     *,
     operations: str | None = None,
     reduce_range: bool | None = None,
@@ -117,9 +112,8 @@ def quantize_onnx(
     Args:
         path: of the float file, e.g. of `export_onnx`.
         output_path: the file to be.
-        data: training rows from which ranges are taken: batches as `export_onnx` takes its inputs, or one batch.
-            Labels, None and whatever else the graph does not have are left out. Give padded rows where rows will be
-            padded.
+        data: training rows from which ranges are taken, as `convert_to_relu` takes them; several inputs by name. What
+            the graph does not have is left out. Give padded rows where rows will be padded.
         operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone, of which the
             last two take integers and give float. By default "layers" where the graph multiplies activations with
             activations, as attention does, else "all".
@@ -156,7 +150,7 @@ def quantize_onnx(
     if any(node.op_type == "QuantizeLinear" for node in float_graph.graph.node):
         raise ValueError(f"{path} is quantized already; give the float32 file")
     operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")
-    batches = _read_batches(data, float_model.input_names)
+    batches = _read_arrays(data, float_model.input_names)
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
         large = _quantize(quantization, path, file, batches, operations, reduce_range)
@@ -182,37 +176,23 @@ def quantize_onnx(
     )
 
 
-def _read_batches(data: OnnxInputs | Iterable[OnnxInputs], names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
-    """Every batch as finite arrays by the `names` of a graph's inputs; `data` is one batch or several."""
-    one = isinstance(data, np.ndarray | Tensor | Mapping)
-    if isinstance(data, list | tuple) and len(names) > 1:
-        # Several tensors in a row for several inputs are the positional arguments of one call, as for export_onnx.
-        one = all(isinstance(item, np.ndarray | Tensor) for item in data)
-    batches = [_named_rows(batch, names) for batch in (cast(Iterable[OnnxInputs], [data] if one else data))]
-    batches = [batch for batch in batches if all(len(rows) for rows in batch.values())]
-    if not batches:
+def _read_arrays(data: Any, names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
+    """Every batch as finite arrays by the `names` of the graph's inputs."""
+    found = []
+    for batch in read_batches(data):
+        given = batch.inputs
+        if not isinstance(given, dict):
+            given = dict(zip(names, (given,) if isinstance(given, Tensor) else given, strict=False))
+        if missing := [name for name in names if given.get(name) is None]:
+            raise ValueError(f"a batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
+        arrays = as_arrays({name: given[name] for name in names})
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
+        found.append(arrays)
+    if not found:
         raise ValueError("data holds no rows; give at least one batch of training rows")
-    return batches
-
-
-def _named_rows(batch: OnnxInputs, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """One batch as finite arrays by the names of the graph's inputs."""
-    values = [batch] if isinstance(batch, np.ndarray | Tensor) else batch
-    if isinstance(values, list | tuple) and len(values) == len(names):
-        values = dict(zip(names, values, strict=True))
-    if not isinstance(values, Mapping):
-        raise TypeError(
-            f"a batch must hold {', '.join(names)}: as a mapping, or tensors in this order; got "
-            f"{type(batch).__name__}. Of batches with labels, give the inputs alone: (x for x, y in loader)"
-        )
-    missing = [name for name in names if values.get(name) is None]
-    if missing:
-        raise ValueError(f"a batch must hold {', '.join(names)}; it lacks {', '.join(missing)}")
-    arrays = as_arrays({name: values[name] for name in names})
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
-    return arrays
+    return found
 
 
 def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> tuple[OutputChange, float]:
