@@ -43,43 +43,40 @@ _LONGEST_LIST = 12
 
 @dataclass(frozen=True)
 class Examined:
-    """What the answers are read from: a checkpoint, one batch, and where there is one the set it is of."""
+    """What the answers are read from: a checkpoint, one batch, and where there is one the set of the batch."""
 
     given: GivenCheckpoint
     inputs: Mapping[str, Tensor]
     evaluation: InputSet | None
+    outputs: list[str] | None
     arguments: CheckArguments
 
     @property
     def sites(self) -> list[ActivationSite]:
-        """Its smooth gates."""
+        """The smooth gates."""
         return find_sites(self.given.network)
+
+    @property
+    def learns_hardness(self) -> bool:
+        """Whether there is a λ-gate."""
+        return any(site.kind in LEARNED_KINDS for site in self.sites)
 
     def counted(self, output: Any) -> list[Tensor]:
         """The tensors of an output that count."""
-        return list(task_outputs(output, named(self.arguments.outputs)).values())
+        return list(task_outputs(output, self.outputs).values())
 
     @cached_property
-    def program(self) -> Program:
-        """Its trace. Raises ValueError where torch.export cannot make one."""
-        return Program(self.given.network, self.sites, dict(self.inputs), self.counted)
-
-    @cached_property
-    def layers(self) -> Layers | str:
-        """The layers that a conversion refits, or the reason why it is refused."""
+    def layers(self) -> tuple[Program, Layers] | str:
+        """The trace and the layers that a conversion refits, or the reason why it is refused."""
         network, sites = self.given.network, self.sites
         reason = why_not_writable(network)
         if reason is not None:
             return f"No: {reason}"
         try:
-            return find_layers(self.program, network, sites)
+            program = Program(network, sites, dict(self.inputs), self.counted)
+            return program, find_layers(program, network, sites)
         except ValueError as error:  # torch.export cannot trace it
             return f"No: {' '.join(str(error).split())}"
-
-    @property
-    def learns_hardness(self) -> bool:
-        """Whether one of them is a λ-gate."""
-        return any(site.kind in LEARNED_KINDS for site in self.sites)
 
 
 def check(arguments: CheckArguments) -> None:
@@ -92,7 +89,7 @@ def check(arguments: CheckArguments) -> None:
     except ValueError as error:
         print(f"\nIt cannot be run here, and nothing more is known: {error}")
         return
-    examined = Examined(given, inputs, evaluation, arguments)
+    examined = Examined(given, inputs, evaluation, named(arguments.outputs), arguments)
     if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
         where = "random inputs" if evaluation is None else evaluation.description
         raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
@@ -111,11 +108,9 @@ def check(arguments: CheckArguments) -> None:
 
 
 def _linearity(examined: Examined) -> Iterator[str]:
-    calls = find_smooth_calls(examined.given.network, examined.inputs)
-    unused = unused_modules(
-        examined.given.network, examined.inputs, [call.module for call in calls if call.module],
-        named(examined.arguments.outputs),
-    )  # fmt: skip
+    network, inputs = examined.given.network, examined.inputs
+    calls = find_smooth_calls(network, inputs)
+    unused = unused_modules(network, inputs, [call.module for call in calls if call.module], examined.outputs)
     calls = [call for call in calls if call.module not in unused]
     if unused:
         yield f"Not counted, because no output that counts depends on it: {', '.join(sorted(unused))}."
@@ -149,7 +144,7 @@ def _swap(examined: Examined) -> Iterator[str]:
         yield f"On random inputs, swapped without a refit: {compare_models(network, swapped, examined.inputs)}"
         yield "Random inputs say little: --evaluation DATA takes real ones."
         return
-    asked, outputs = examined.arguments, named(examined.arguments.outputs)
+    asked, outputs = examined.arguments, examined.outputs
     score, found = compare_networks_on(
         network,
         {"swapped": lambda inputs: compared_outputs(swapped, inputs, outputs)},
@@ -161,16 +156,25 @@ def _swap(examined: Examined) -> Iterator[str]:
     yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit: {words}"
     if change.kl is not None and not change.kl <= FAR_KL:
         yield f"That is far from the original: KL {change.kl:.3g} of {FAR_KL} nat a prediction"
-    yield from _dearest(examined)
+    if len(examined.sites) < 2:
+        return
+    costs = gate_costs(
+        network, evaluation.batches("gates", progress=False), max_samples=SAMPLES_TO_RANK, batch_size=asked.batch_size,
+        outputs=outputs,
+    )  # fmt: skip
+    three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
+    keep = min(3, len(examined.sites) - 1)  # one is left to convert
+    way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
+    yield f"Swapped alone, these gates cost most, on at most {SAMPLES_TO_RANK} inputs: {three}.{way}"
 
 
 def _conversion(examined: Examined) -> Iterator[str]:
     if not examined.sites:
         return
-    layers, sites = examined.layers, examined.sites
-    if isinstance(layers, str):
-        yield layers
+    if isinstance(examined.layers, str):
+        yield examined.layers
         return
+    (program, layers), sites = examined.layers, examined.sites
     unfit = {site for entry in layers.unfit for site in entry.sites}
     maps = sum(len(layer.maps) for layer in layers.layers)
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
@@ -185,28 +189,12 @@ def _conversion(examined: Examined) -> Iterator[str]:
     if unfit:
         yield "These gates are exchanged all the same, with the weights behind them as they are."
     with suppress(UnsupportedConfigError):
-        wide = widen_original(without_values(examined.given.network), examined.program, layers, 1.25)
+        wide = widen_original(without_values(examined.given.network), program, layers, 1.25)
         if has_biases(wide, layers.units):
             yield (
                 "More hidden units usually help most: --width 1.25 gives each block a quarter more, for "
                 "about three times the conversion's time."
             )
-
-
-def _dearest(examined: Examined) -> Iterator[str]:
-    """The gates that cost most, where there are real inputs to tell."""
-    evaluation = examined.evaluation
-    if evaluation is None or len(examined.sites) < 2:
-        return
-    costs = gate_costs(
-        examined.given.network, evaluation.batches("gates", progress=False), max_samples=SAMPLES_TO_RANK,
-        batch_size=examined.arguments.batch_size, outputs=named(examined.arguments.outputs),
-    )  # fmt: skip
-    three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
-    keep = min(3, len(examined.sites) - 1)  # one is left to convert
-    ranked = f"on at most {SAMPLES_TO_RANK} inputs: {three}"
-    way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
-    yield f"Swapped alone, these gates cost most, {ranked}.{way}"
 
 
 def _shortened(lines: list[str]) -> list[str]:
@@ -229,7 +217,7 @@ def _notes(examined: Examined) -> Iterator[str]:
     for warning in runtime_warnings(given.model.config):
         yield f"- With ReLU in its config: {warning}."
     output = run_example(given.network, examined.inputs)
-    counted = list(task_outputs(output, named(examined.arguments.outputs)))
+    counted = list(task_outputs(output, examined.outputs))
     by_name = output.items() if isinstance(output, Mapping) else ()  # caches among them are no tuples
     others = [name for name, value in by_name if isinstance(value, Tensor | tuple | list) and name != "loss"]
     if len(others) > 1:
@@ -255,7 +243,7 @@ def _advice(examined: Examined) -> Iterator[str]:
 
 def _how_to_convert(examined: Examined) -> str:
     layers, reason = examined.layers, why_not_read(examined.given.model)
-    if isinstance(layers, str) or layers.misread:
+    if isinstance(layers, str) or layers[1].misread:
         return (
             "It cannot be converted as it is. Load it with hf_lgelu.from_pretrained and the activation lambda_gelu, "
             "train it with harden=True, then hf-lgelu export"

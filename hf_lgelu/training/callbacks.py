@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
@@ -122,7 +122,15 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        self._epoch = _number_of_epoch(self._epoch, args, state, others.get("train_dataloader"))
+        # Counted: `state.epoch` is a share of the steps that an epoch was to have, and of an epoch that ends early (a
+        # loader with fewer batches than its length says, `control.should_epoch_stop`) a fraction is left there.
+        epoch, loader = _epoch_in(state), others.get("train_dataloader")
+        if self._epoch is not None:
+            epoch = max(self._epoch + 1, epoch)
+        elif has_length(loader):  # a run that is resumed with fewer steps in an epoch goes on further along
+            steps = -(-len(loader) // args.gradient_accumulation_steps)
+            epoch = max(epoch, state.global_step // max(steps, 1) + 1)
+        self._epoch = epoch
         if self.config.hardening_strategy == "epoch":
             self._set_hardness(model, optimizer, state)
 
@@ -167,21 +175,6 @@ class HardeningCallback(TrainerCallback):
         else:
             hold_averaged_hardness(optimizer, model)
             anneal_hardness(model, progress, target_hardness=config.targets, schedule=config.hardening_schedule)
-
-
-def _number_of_epoch(before: int | None, args: TrainingArguments, state: TrainerState, train_dataloader: Any) -> int:
-    """The number, from 1 on, of an epoch that begins after the one with the number `before`.
-
-    Counted, since `state.epoch` is a share of the steps that an epoch was to have. One that ends early (a loader with
-    fewer batches than its length says, `control.should_epoch_stop`) leaves a fraction there, and the next epoch would
-    pass for the same. A run that is resumed with fewer steps in an epoch goes on further along, as Trainer counts.
-    """
-    if before is not None:
-        return max(before + 1, _epoch_in(state))
-    if not has_length(train_dataloader):
-        return _epoch_in(state)
-    steps = -(-len(train_dataloader) // args.gradient_accumulation_steps)
-    return max(_epoch_in(state), state.global_step // max(steps, 1) + 1)
 
 
 def _epoch_in(state: TrainerState) -> int:
