@@ -197,13 +197,10 @@ def save_plain(
     try:
         require_lambda_gelu(model)
     except ValueError as error:
-        smooth = sorted({site.kind for site in find_sites(model)})
-        advice = (
-            f"its gates are {', '.join(smooth)}: convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of "
-            "it without training"
-            if smooth
-            else "it has no smooth gate that a substitution could exchange"
-        )
+        advice = "it has no smooth gate that a substitution could exchange"
+        if smooth := sorted({site.kind for site in find_sites(model)}):
+            made = "convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of it without training"
+            advice = f"its gates are {', '.join(smooth)}: {made}"
         raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}") from error
     hardness = smallest_by_site(model)
     swap_error = swap_errors(model, hardness)

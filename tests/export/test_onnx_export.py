@@ -223,7 +223,13 @@ def too_large():
 ROWS, WIDE = torch.randn(2, 5), (torch.ones(2, 3), torch.ones(1, 3))
 REFUSED = [
     (lambda: mlp("relu").half(), ROWS, {}, TypeError, r"must be float32, got torch\.float16"),
-    (lambda: mlp("relu"), ROWS, {"dynamic_axes": {"x": {0: "batch"}}}, ValueError, "no input; inputs: features"),
+    (
+        lambda: mlp("relu"),
+        ROWS,
+        {"dynamic_axes": {"x": {0: "batch"}}},
+        ValueError,
+        "of 'x'; of the inputs features has 2 axes",
+    ),
     (Pair, WIDE, {}, ValueError, "'batch' must have one size"),
     (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset must be 11 to 25, .*got 10"),
     (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset must be 11 to 25, .*got 26"),

@@ -128,19 +128,15 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
 def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
     """Python that loads a checkpoint without this package; "" for an MLP whose gates torch does not have.
 
-    Args:
-        checkpoint: what it is.
-        where: folder or Hub id.
-        activation: a name of TARGETS, or "gelu" with λ absorbed by the weights.
-        gate: of the latter the row of GATES, whose plain form its gates are.
+    `activation` is a name of TARGETS, or "gelu" with λ absorbed by the weights; of the latter `gate` is the row of
+    GATES whose plain form stands there.
     """
     if checkpoint.model_class == _MLP_CLASS:
         plain = GATES[gate].plain_module()
+        is_of_torch = type(plain).__module__.startswith("torch.nn.")
         # torch prints the form of GELU that needs no argument, too.
-        of_torch = (
-            repr(plain).replace("approximate='none'", "") if type(plain).__module__.startswith("torch.nn.") else ""
-        )
-        module = of_torch if activation == "gelu" else TARGETS[activation].torch_module
+        own = repr(plain).replace("approximate='none'", "") if is_of_torch else ""
+        module = own if activation == "gelu" else TARGETS[activation].torch_module
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     return form.format(model_class=checkpoint.model_class, where=where)

@@ -46,7 +46,6 @@ def push_to_hub(
     commit_message: str = "Upload model with hf_lgelu",
     revision: str | None = None,
     create_pr: bool = False,
-    endpoint: str | None = None,
 ) -> CommitInfo:
     """Push a model folder with its card, in one commit: the repository has the whole of it, or is as it was.
 
@@ -64,7 +63,6 @@ def push_to_hub(
         commit_message: the first line of the commit.
         revision: branch; "main" if None. It must be there.
         create_pr: open a pull request with the commit instead.
-        endpoint: address of the Hub; None takes HF_ENDPOINT or huggingface.co.
 
     Raises:
         ValueError: the folder is not fit to be pushed (see `files_to_push`), or a file holds an access token.
@@ -80,7 +78,7 @@ def push_to_hub(
             (Path(folder) / name).read_text(encoding="utf-8", errors="replace"), token or get_token()
         ):
             raise ValueError(f"{name} holds what looks like an access token; take it out (and revoke it) before a push")
-    api = HfApi(endpoint=endpoint, token=token)
+    api = HfApi(token=token)
     # Not upload_folder: where hf_xet is installed, huggingface_hub splits that into several commits.
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(Path(folder) / name)) for name in files
