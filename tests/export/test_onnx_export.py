@@ -228,7 +228,7 @@ REFUSED = [
         ROWS,
         {"dynamic_axes": {"x": {0: "batch"}}},
         ValueError,
-        "of 'x'; of the inputs features has 2 axes",
+        "of the inputs features has 2 axes",
     ),
     (Pair, WIDE, {}, ValueError, "'batch' must have one size"),
     (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset must be 11 to 25, .*got 10"),
