@@ -155,9 +155,8 @@ class HardeningCallback(TrainerCallback):
             soft = smallest_soft_hardness(model, self.config.targets)
             logger.warning(
                 f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
-                f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Was it "
-                "stopped early, or resumed with another number of steps in an epoch? Train on to the last epoch, or "
-                "keep the λ-gates"
+                f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Train on to "
+                "the last epoch, or keep the λ-gates"
             )
 
     def progress(self, state: TrainerState) -> float | None:
@@ -213,9 +212,8 @@ class HardnessLogCallback(TrainerCallback):
         self._has_looked = False
         if not self._runs_first:
             raise RuntimeError(
-                "this HardnessLogCallback runs after the reporters, which would never see what it adds. Do not pass it "
-                "in callbacks=[...] of a plain Trainer; call HardnessLogCallback.add_to(trainer), or use "
-                "LambdaGELUTrainer"
+                "this HardnessLogCallback runs after the reporters, which would never see what it adds: call "
+                "HardnessLogCallback.add_to(trainer) instead of passing it to a plain Trainer"
             )
 
     def on_pre_optimizer_step(

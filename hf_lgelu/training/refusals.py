@@ -13,13 +13,18 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened, known_hardness
+from hf_lgelu.models.hardening import is_hardened, known_hardness
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_group, refuse_tensor_parallel
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import HardeningConfig
 
 logger = logging.get_logger(__name__)
+
+_OF_PEFT = (
+    "For an adapter of PEFT, pass modules_to_save=hardness_modules_to_save(model) to its config (which finds no gate "
+    "inside experts whose weights the adapter takes by target_parameters)"
+)
 
 
 def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None:
@@ -75,8 +80,8 @@ def refuse_to_harden(
     if any(selecting.values()) and not selects_hardened_checkpoints:
         raise ValueError(
             f"{next(option for option, selects in selecting.items() if selects)} would select an epoch whose gates are "
-            "still soft, and substituting ReLU there destroys the model. Use LambdaGELUTrainer, which selects among "
-            f"hardened epochs only (λ from {HARDENED_FRACTION:.0%} of the target on), or turn it off"
+            "still soft, and ReLU there destroys the model. Use LambdaGELUTrainer, which selects hardened epochs only, "
+            "or turn it off"
         )
 
 
@@ -89,9 +94,7 @@ def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
     if frozen:
         raise ValueError(
             f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
-            "what froze it may not save it. For an adapter of PEFT, pass "
-            "modules_to_save=hardness_modules_to_save(model) to its config (which finds no gate inside experts whose "
-            "weights the adapter takes by target_parameters); else call module.raw_hardness.requires_grad_(True)"
+            f"what froze it may not save it. {_OF_PEFT}; else call module.raw_hardness.requires_grad_(True)"
         )
     held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -111,8 +114,7 @@ def require_gradient(model: nn.Module) -> None:
     if not reached and any(parameter.grad is not None for parameter in model.parameters()):
         raise RuntimeError(
             f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
-            "took part: something computes another activation in their place (a fused kernel put on the model, such "
-            "as Liger's SwiGLU and GEGLU), and would do so whatever λ becomes. Leave it out"
+            "took part: something computes another activation in their place, such as Liger's SwiGLU. Leave it out"
         )
 
 
@@ -126,9 +128,8 @@ def warn_unreached(model: nn.Module) -> None:
         logger.warning(
             f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
             f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may come "
-            "to run later. A gate that never runs keeps its λ, which counts in hardness/mean, and "
-            "DistributedDataParallel stops at it: so it is where the model registers one activation under two names "
-            "and runs it by one of them. Have it register that once, before the surgery"
+            "to run later. A gate that never runs keeps its λ, and DistributedDataParallel stops at it: if the model "
+            "registers one activation under two names, have it register that once, before the surgery"
         )
 
 
@@ -141,8 +142,7 @@ def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
     how = "learns and decays as the weights do" if learning & held else "is in none, and stays as it is"
     logger.warning(
         f"The optimizer has no hardness group: the raw hardness {how}. Use LambdaGELUTrainer with its own optimizer, "
-        "or build the one that is passed (optimizers=(optimizer, None)), or that create_optimizer returns, from "
-        "hf_lgelu.hardness_parameter_groups(model, ...)"
+        "or build yours (optimizers=(optimizer, None)) from hf_lgelu.hardness_parameter_groups(model, ...)"
     )
 
 
@@ -154,17 +154,15 @@ def warn_not_learning(model: nn.Module) -> None:
         if frozen:
             logger.warning(
                 f"λ of {len(frozen)} of {len(modules)} gates does not learn: their raw hardness is frozen "
-                f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). An adapter of PEFT freezes it, and "
-                "saves no λ, unless its config has modules_to_save=hardness_modules_to_save(model); that finds no gate "
-                "inside experts whose weights the adapter takes by target_parameters"
+                f"({', '.join(frozen[:4])}{', ...' if len(frozen) > 4 else ''}). {_OF_PEFT}"
             )
     elif not is_hardened(model):
         held = [module for _, module in modules if bool((module.hardness_override >= 1).any())]
         smallest = min(known_hardness(module).min().item() for module in held)
         logger.warning(
-            f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned, "
-            "and no hardening goes on. release_hardness(model) lets it follow s again; to end hardening, resume from "
-            "the checkpoint of that run, or train with harden=True"
+            f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned. "
+            "release_hardness(model) lets it follow s again; to end hardening, resume that run, or train with "
+            "harden=True"
         )
 
 
@@ -180,6 +178,6 @@ def warn_released(model: nn.Module) -> None:
     if (largest := largest_override(model)) >= 1:
         logger.warning(
             f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
-            "so they are soft until it is over, and another network. To train it on as it is, leave harden out; to go "
-            "on with a run that was stopped, resume from its checkpoint"
+            "so they are soft until it is over. To train the network on as it is, leave harden out; to go on with a "
+            "run that was stopped, resume from its checkpoint"
         )

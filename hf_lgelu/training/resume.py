@@ -73,8 +73,7 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     if len(saved) != len(present) or (saved != present and not is_renamed):
         raise ValueError(
             f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
-            f"{len(present)}: they are not the same network (was ReLU substituted in one of them?). Resume with the "
-            "model as it was when the checkpoint was written"
+            f"{len(present)}: they are not the same network. Resume with the model as it was then"
         )
     config = os.path.join(folder, CONFIG_NAME)
     if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
@@ -88,8 +87,7 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     if differing:
         raise ValueError(
             f"the gates of the checkpoint {folder} and of the model differ ({', '.join(dict.fromkeys(differing))}), "
-            "which is another function of the same weights. Resume with the model as it was when the checkpoint was "
-            "written, with the same surgery (gate, granularity), or load it with hf_lgelu.from_pretrained"
+            "which is another function. Resume with the same surgery, or load it with hf_lgelu.from_pretrained"
         )
 
 

@@ -146,8 +146,7 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
             refusals.append(UnsupportedConfigError(f"transformers has no name for {GATES[gate].plain_label}"))
             raise UnsupportedConfigError(
                 f"{refusals[0]}. Saved and loaded, the model would come back with other activations than "
-                f"{GATES[gate].plain_label}, such as the tanh form of GELU for the erf form. To absorb λ in memory "
-                "only, pass rewrite_config=False"
+                f"{GATES[gate].plain_label}. To absorb λ in memory only, pass rewrite_config=False"
             ) from refusals[0]
     return changes + forget_sites(root.config)
 

@@ -113,9 +113,8 @@ def scale_parameters(
         return
     write(old, put_back)
     raise ValueError(
-        f"{changed} {type(model).__name__} gives other outputs, and it is as it was. What it computes with may lie in "
-        "the memory of one of its weights without being registered: make it a parameter or a buffer. Or numbers inside "
-        "leave the range of their dtype: give the model in a wider one (model.float())"
+        f"{changed} {type(model).__name__} gives other outputs, and it is as it was. A tensor that is no parameter or "
+        "buffer may share a weight's memory, or numbers inside leave the range of their dtype (try model.float())"
     )
 
 

@@ -106,9 +106,8 @@ def push_to_hub(
     except (HTTPError, RuntimeError) as error:  # RuntimeError: of a large file, in a thread of the client
         told = TOKEN.sub("hf_…", str(error))
         raise ConnectionError(
-            f"the push to {repo_id} was cut off or could not begin ({told}); it is one commit, "
-            f"so the repository has all of it or none. {folder} is complete: push again with "
-            f"push_to_hub({str(folder)!r}, {repo_id!r})"
+            f"the push to {repo_id} was cut off or could not begin ({told}); the repository has all of it or none. "
+            f"{folder} is complete: push again with push_to_hub({str(folder)!r}, {repo_id!r})"
         ) from error
     logger.info("pushed %d files to %s", len(files), repo_id)
     return commit
