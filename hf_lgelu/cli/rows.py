@@ -82,9 +82,6 @@ class TensorRows(Dataset):
     def __len__(self) -> int:
         return len(next(iter(self.tensors.values())))
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor[index] for name, tensor in self.tensors.items()}
-
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch, whose sequences end with the longest of them."""
         batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
@@ -124,9 +121,6 @@ class ProcessedImages(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: values[0] for name, values in self.__getitems__([index]).items()}
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any
 
 from transformers import TrainingArguments
 
@@ -56,51 +57,40 @@ class HardeningConfig:
         return target_hardnesses(self.target_hardness, self.tolerance)
 
 
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class LambdaGELUTrainingArguments(TrainingArguments):
     """All of TrainingArguments, and how the hardness learns, hardens and is reported."""
 
-    hardness_lr_multiplier: float = field(
-        default=DEFAULT_LR_MULTIPLIER,
-        metadata={"help": "c: the raw hardness learns with c times the learning rate. The paper uses 9."},
+    hardness_lr_multiplier: float = _option(
+        DEFAULT_LR_MULTIPLIER, "c: the raw hardness learns with c times the learning rate. The paper uses 9."
     )
-    harden: bool = field(
-        default=False,
-        metadata={"help": "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."},
+    harden: bool = _option(
+        False, "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."
     )
-    target_hardness: float | None = field(
-        default=None,
-        metadata={"help": "λ at the end of hardening. Default: from the tolerance, 159.577."},
+    target_hardness: float | None = _option(None, "λ at the end of hardening. Default: from the tolerance, 159.577.")
+    tolerance: float | None = _option(
+        None, "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."
     )
-    tolerance: float | None = field(
-        default=None,
-        metadata={"help": "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."},
+    switch_fraction: float = _option(
+        HardeningConfig.switch_fraction, "Share of training in which λ is learned before hardening begins."
     )
-    switch_fraction: float = field(
-        default=HardeningConfig.switch_fraction,
-        metadata={"help": "Share of training in which λ is learned before hardening begins."},
+    hardening_schedule: str = _option(
+        HardeningConfig.hardening_schedule, f"Shape of the way to the target: {', '.join(SCHEDULES)}."
     )
-    hardening_schedule: str = field(
-        default=HardeningConfig.hardening_schedule,
-        metadata={"help": f"Shape of the way to the target: {', '.join(SCHEDULES)}."},
+    hardening_strategy: str = _option(
+        HardeningConfig.hardening_strategy,
+        "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps').",
     )
-    hardening_strategy: str = field(
-        default=HardeningConfig.hardening_strategy,
-        metadata={"help": "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps')."},
+    log_hardness: bool = _option(
+        True, "Log every layer's λ, their mean and the learning rate of s, and draw the curves of λ at the end."
     )
-    log_hardness: bool = field(
-        default=True,
-        metadata={
-            "help": "Log every layer's λ, their mean and the learning rate of s, and draw the curves of λ at the end."
-        },
-    )
-    report_substitution: bool = field(
-        default=True,
-        metadata={"help": "Evaluate twice: as it is, and with ReLU substituted."},
-    )
-    require_lambda_gelu: bool = field(
-        default=True,
-        metadata={"help": "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."},
+    report_substitution: bool = _option(True, "Evaluate twice: as it is, and with ReLU substituted.")
+    require_lambda_gelu: bool = _option(
+        True, "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."
     )
 
     def hardening_config(self) -> HardeningConfig:
