@@ -14,15 +14,13 @@ from torch.nn import functional as F
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 
-DEFAULT_TEMPERATURE = 0.1
-"""The paper's t."""
+DEFAULT_TEMPERATURE = 0.1  # the paper's t
 
 DEFAULT_INIT_HARDNESS = 1.05
 """λ₀ of a new activation. σ(s/t) = 1 − e^(−(λ−1)) holds the gradient of s back near λ = 1, so a λ₀
 closer to 1 (the paper-like 1.0067) takes many more steps to leave GELU."""
 
-DEFAULT_TOLERANCE = 5e-3
-"""The paper's ε, the L¹ distance between the gate G(λx) and the Heaviside step."""
+DEFAULT_TOLERANCE = 5e-3  # the paper's ε, the L¹ distance between the gate G(λx) and the Heaviside step
 
 # s, t and λ live in float32 tensors; with more, or with a smaller t, s/t would overflow or be 0/0.
 LARGEST_HARDNESS = 1e37

@@ -75,8 +75,7 @@ EXPORT_TARGETS: dict[str, ExportTarget] = {
 _TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
 
 
-GROUPS = ("input", "method", "output", "Hub")
-"""The groups of a command's options, in the order of its help."""
+GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's options, in the order of its help
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:

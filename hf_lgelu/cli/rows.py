@@ -20,8 +20,7 @@ from hf_lgelu.models.checkpoint import processor_files
 from hf_lgelu.models.example_run import in_dtype
 from hf_lgelu.models.outputs import IGNORED_LABEL, is_causal
 
-LONGEST = 1024
-"""Tokens of a sequence where the user names no length and the model takes more."""
+LONGEST = 1024  # tokens of a sequence where the user names no length and the model takes more
 
 TOKENS, FEWEST_SEQUENCES = 32768, 32
 """Where the user names no number: sequences until they have so many tokens together, but at least so many of them."""

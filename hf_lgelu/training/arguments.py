@@ -17,8 +17,7 @@ from hf_lgelu.models.hardening import (
 )
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
 
-STRATEGIES = ("epoch", "steps")
-"""How often λ moves while it hardens, in the words of TrainingArguments."""
+STRATEGIES = ("epoch", "steps")  # how often λ moves while it hardens, in the words of TrainingArguments
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,10 @@ def _triton(x: Tensor, *rest: Any) -> Tensor:
     return triton.lambda_gate(x, *rest) if len(rest) == 2 else triton.learned_lambda_gate(x, *rest)
 
 
+def _never(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> None:
+    return None
+
+
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
@@ -95,14 +99,13 @@ KERNELS: dict[str, Kernel] = {
             "eager",
             "plain operations: the reference, and what an exported graph consists of",
             plain.lambda_gate,
-            lambda x, hardness, gate=DEFAULT_GATE: None,
+            _never,
         ),
     )
 }
 """In order of preference: without a choice of the user's, the first that does not refuse is taken."""
 
-KERNEL_VARIABLE = "LGELU_KERNEL"
-"""Environment variable with the kernel to use, read once, when this module is imported."""
+KERNEL_VARIABLE = "LGELU_KERNEL"  # environment variable with the kernel to use, read once, when this module is imported
 
 
 def check_kernel(name: str | None, origin: str = "kernel") -> str | None:

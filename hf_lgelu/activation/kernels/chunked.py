@@ -18,8 +18,7 @@ CHUNK = 262_144
 """Elements of a piece per thread, 1 MiB in float32: a call of torch's GELU costs as much as 20,000 elements more, so
 smaller pieces lose, and larger ones leave the second-level cache."""
 
-LARGEST_HARDNESS = 2.0**100
-"""Beyond it 1/λ nears the subnormal numbers of float32."""
+LARGEST_HARDNESS = 2.0**100  # beyond it 1/λ nears the subnormal numbers of float32
 
 
 def forward(x: Tensor, hardness: float, gate: Gate) -> Tensor | None:

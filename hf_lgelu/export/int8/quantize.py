@@ -44,8 +44,7 @@ MAX_RELATIVE_ERROR = 0.25
 """How far an int8 file may be from its float twin (`Int8Report.relative_error`). Networks that still do their task stay
 below 0.04; at 1 the outputs say no more of an input than their mean does."""
 
-LARGE = 1e4
-"""No trained scale is as large; masks are −1e4 (for float16), −1e9 or the lowest float32."""
+LARGE = 1e4  # no trained scale is as large; masks are −1e4 (for float16), −1e9 or the lowest float32
 
 _ENDS = frozenset({"Softmax", "LogSoftmax"})
 # Sums of products have a range of their own; and what is compared is no number any more.

@@ -36,28 +36,18 @@ from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import OutputChange, named_tensors, task_outputs
 
 ONNX_FILE = "model.onnx"
-OPSET = 20
-"""The first with Gelu."""
-
-MIN_OPSET = 11
-"""The first at which onnxruntime runs what torch's older exporter writes of transformers."""
-
-DYNAMO_OPSET = 18
-"""The first that torch's exporter writes; what is older, its older exporter (TorchScript) does."""
-
-FUSED_ATTENTION_OPSET = 14
-"""The first at which the older exporter writes torch's fused attention."""
-
-MAX_OPSET = 25
-"""The newest to which the exporter converts every graph; asked for a newer one, it may write another."""
+OPSET = 20  # the first with Gelu
+MIN_OPSET = 11  # the first at which onnxruntime runs what torch's older exporter writes of transformers
+DYNAMO_OPSET = 18  # the first that torch's exporter writes; what is older, its older exporter (TorchScript) does
+FUSED_ATTENTION_OPSET = 14  # the first at which the older exporter writes torch's fused attention
+MAX_OPSET = 25  # the newest to which the exporter converts every graph; asked for a newer one, it may write another
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 """{input: {axis: name}}; axes of one name have one size."""
 
 BATCH, SEQUENCE = "batch", "sequence"
 
-MAX_BYTES = 2**31 - 2**20
-"""What one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room."""
+MAX_BYTES = 2**31 - 2**20  # what one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from hf_lgelu.activation.kernels.plain import is_visible_backward, laid_as, opaq
 logger = logging.getLogger(__name__)
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
-"""The structs of formulas.h."""
+GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")  # the structs of formulas.h
 
 # With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
 _ALONE = 32768
