@@ -30,8 +30,8 @@ def export(arguments: ExportArguments) -> Any:
             require_hardness(given)
         evaluation = evaluation_set(arguments, given)
         inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
-        given = {"allow_soft": arguments.allow_soft, "opset": arguments.opset}
-        options: dict[str, Any] = {name: value for name, value in given.items() if value and name in target.options}
+        asked = {"allow_soft": arguments.allow_soft, "opset": arguments.opset}
+        options: dict[str, Any] = {name: value for name, value in asked.items() if value and name in target.options}
         sentences = given.sentences if target.is_checkpoint else None
         place = new if sentences is None else new / sentences.encoder
         place.mkdir(exist_ok=True)

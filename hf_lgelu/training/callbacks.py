@@ -124,7 +124,8 @@ class HardeningCallback(TrainerCallback):
     ) -> None:
         # Counted: `state.epoch` is a share of the steps that an epoch was to have, and of an epoch that ends early (a
         # loader with fewer batches than its length says, `control.should_epoch_stop`) a fraction is left there.
-        epoch, loader = _epoch_in(state), others.get("train_dataloader")
+        epoch = _epoch_in(state)
+        loader: Any = others.get("train_dataloader")
         if self._epoch is not None:
             epoch = max(self._epoch + 1, epoch)
         elif has_length(loader):  # a run that is resumed with fewer steps in an epoch goes on further along
