@@ -4,6 +4,8 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -40,20 +42,13 @@ def package_versions() -> dict[str, str]:
 
 def hardware(processes: int) -> dict[str, Any]:
     """CPU, cores, accelerators and the number of processes of the run."""
+    file = Path("/proc/cpuinfo")
+    named = re.search("^model name\\s*: (.*)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)
     return {
-        "cpu": _cpu_name(),
+        "cpu": named[1] if named else platform.processor() or platform.machine(),
         "cpu_cores": os.cpu_count(),
         "accelerators": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "processes": processes,
         "threads_per_process": torch.get_num_threads(),
         "platform": platform.platform(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
