@@ -104,24 +104,12 @@ def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None
 
 
 def _read(
-    arguments: RowArguments,
-    given: GivenCheckpoint,
-    name: str,
-    config: str | None,
-    split: str,
-    splits: dict[str, Any],
+    asked: RowArguments, given: GivenCheckpoint, name: str, config: str | None, split: str, splits: dict[str, Any],
     wanted: int | None,
-) -> InputSet:
+) -> InputSet:  # fmt: skip
     if split not in splits:
         raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-    length, sentences = arguments.sequence_length, given.sentences
-    if length is None and sentences is not None and sentences.longest is not None:
-        length = min(sentences.longest, context_length(given.model, None))
-    inputs = Selection(
-        name, splits[split], given.model, given.processors, config=config, split=split, column=arguments.column,
-        label_column=arguments.label_column, pair_column=arguments.pair_column, wanted=wanted, seed=arguments.seed,
-        sequence_length=length, prompt="" if sentences is None else sentences.prompt,
-    ).read()  # fmt: skip
+    inputs = Selection(name, splits[split], given, asked, config, split, wanted).read()
     require_taken(given.network, inputs.first(TRIED), inputs.description)
     return inputs
 
@@ -183,31 +171,22 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 class Selection:
     """The rows and columns of a data set that become the inputs of a model.
 
-    The options are those of `RowArguments`, whose help says what is taken without them.
-
     Args:
         name: folder, file or Hub id of the data set.
         rows: a `datasets.Dataset`.
-        model: what the inputs are for.
-        processors: folder or Hub id of its tokenizer or image processor.
+        given: what the inputs are for, with its tokenizer or image processor.
+        asked: which columns, how long a sequence; its help says what is taken where nothing is asked for.
         config: the configuration of the data set that `rows` is of, `split` the split; both for the description.
         wanted: how many rows, of a running text blocks. Past 32 times the width of a layer no gain was seen.
-        prompt: put before every text.
     """
 
     name: str
     rows: Any
-    model: PreTrainedModel
-    processors: str
+    given: GivenCheckpoint
+    asked: RowArguments
     config: str | None = None
     split: str | None = None
-    column: str | None = None
-    label_column: str | None = None
-    pair_column: str | None = None
     wanted: int | None = None
-    seed: int = 0
-    sequence_length: int | None = None
-    prompt: str = ""
 
     @property
     def description(self) -> str:
@@ -224,20 +203,21 @@ class Selection:
         (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
         are classes of the model, or the tokens of a language model; they are never fitted.
         """
-        model, main = self.model, self.model.main_input_name
+        model = self.given.model
+        main = model.main_input_name
         reason = why_not_read(model)
         if reason is not None:
             raise ValueError(
                 f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) "
                 "with batches as the model takes them"
             )
-        if self.label_column is not None and not self._is_classified:
+        if self.asked.label_column is not None and not self._is_classified:
             raise ValueError(
                 f"--label_column: scored are a classifier's classes, and {type(model).__name__} gives none"
             )
-        if self.pair_column is not None and (main != "input_ids" or is_causal(model)):
+        if self.asked.pair_column is not None and (main != "input_ids" or is_causal(model)):
             raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave it out")
-        for column in (self.column, self.pair_column, self.label_column):
+        for column in (self.asked.column, self.asked.pair_column, self.asked.label_column):
             if column is not None and column not in self.rows.column_names:
                 raise ValueError(f"{self.description} has no column {column!r}; {self._columns_in_words}")
         if not len(self.rows):
@@ -248,27 +228,32 @@ class Selection:
         return InputSet(made, self.description, hub_id, whole=whole, dtype=model.dtype)
 
     def _tokens(self) -> TensorRows:
-        rows, model, seed = self.rows, self.model, self.seed
-        longest = context_length(model, self.sequence_length)
-        if "input_ids" in rows.column_names and self.column in (None, "input_ids") and self.pair_column is None:
+        rows, model, seed = self.rows, self.given.model, self.asked.seed
+        asked, sentences = self.asked.sequence_length, self.given.sentences
+        if asked is None and sentences is not None and sentences.longest is not None:
+            asked = min(sentences.longest, context_length(model, None))
+        longest = context_length(model, asked)
+        pair_column, is_of_tokens = self.asked.pair_column, self.asked.column in (None, "input_ids")
+        if "input_ids" in rows.column_names and is_of_tokens and pair_column is None:
             return encoded_sequences(rows, model, longest, self.wanted, seed, self._labels())
         texts = rows[self._column("text")]
-        tokenizer = tokenizer_of(self.processors)
-        longest = longest if self.sequence_length else min(longest, tokenizer.model_max_length)
+        tokenizer = tokenizer_of(self.given.processors)
+        longest = longest if asked else min(longest, tokenizer.model_max_length)
         if is_causal(model):
             wanted = self.wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
             return text_blocks(texts, tokenizer, longest, wanted, seed)
-        seconds = None if self.pair_column is None else rows[self.pair_column]
+        prompt = "" if sentences is None else sentences.prompt
+        seconds = None if pair_column is None else rows[pair_column]
         return text_sequences(
-            texts, tokenizer, longest, self.wanted, seed, self._labels(), seconds=seconds, prompt=self.prompt
+            texts, tokenizer, longest, self.wanted, seed, self._labels(), seconds=seconds, prompt=prompt
         )
 
     def _pixels(self) -> TensorRows | Subset:
-        rows, model, labels = self.rows, self.model, self._labels()
-        chosen = sample_numbers(len(rows), self.wanted or _IMAGES, self.seed).tolist()
-        if "pixel_values" not in rows.column_names or self.column not in (None, "pixel_values"):
+        rows, model, labels = self.rows, self.given.model, self._labels()
+        chosen = sample_numbers(len(rows), self.wanted or _IMAGES, self.asked.seed).tolist()
+        if "pixel_values" not in rows.column_names or self.asked.column not in (None, "pixel_values"):
             mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
-            images = ProcessedImages(rows, self._column("image"), self.processors, mode=mode, labels=labels)
+            images = ProcessedImages(rows, self._column("image"), self.given.processors, mode=mode, labels=labels)
             return Subset(images, chosen)
         # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
         found = rows[chosen]
@@ -279,8 +264,8 @@ class Selection:
 
     def _features(self) -> TensorRows:
         labels, values = self._labels(), self.rows.with_format("numpy")
-        numbers = [column for column in self._columns_of("number") if column not in (*_LABELS, self.label_column)]
-        if self.column is None and numbers and not self._columns_of("list"):
+        numbers = [column for column in self._columns_of("number") if column not in (*_LABELS, self.asked.label_column)]
+        if self.asked.column is None and numbers and not self._columns_of("list"):
             stacked = np.stack([values[column][:] for column in numbers], axis=1)
         else:
             stacked = np.stack([np.asarray(row) for row in values[self._column("list")][:]])
@@ -294,24 +279,26 @@ class Selection:
                 f"features must be finite numbers, and of shape {tuple(features.shape)} {len(wrong)} are none, in "
                 f"feature {places} (counted from 0). Leave such rows out, or fill them as where the model was trained"
             )
-        expected = getattr(self.model.config, "num_features", features.shape[1])
+        expected = getattr(self.given.model.config, "num_features", features.shape[1])
         if features.shape[1] != expected:
             raise ValueError(
                 f"{self.description} has {features.shape[1]} features a row, and the model takes {expected}; keep the "
                 f"columns that it was trained on, prepared as they were. {self._columns_in_words}"
             )
-        chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.seed))
+        chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.asked.seed))
         return TensorRows.of_set({"features": features[chosen]}, chosen, labels, len(features))
 
     def _column(self, kind: str) -> str:
         """The column that was named, or the only one of that kind."""
         found = self._columns_of(kind)
-        if self.column is not None:
-            found = [column for column in found if column == self.column]
+        if self.asked.column is not None:
+            found = [column for column in found if column == self.asked.column]
         elif kind == "text" and self._columns_of("nested"):
             found = []  # beside words or messages in lists, the only column of text may be an id
         else:
-            found = [column for column in found if column not in (self.pair_column, self.label_column, *_LABELS)]
+            found = [
+                column for column in found if column not in (self.asked.pair_column, self.asked.label_column, *_LABELS)
+            ]
         if len(found) == 1:
             return found[0]
         what = "lists of numbers" if kind == "list" else kind
@@ -331,10 +318,10 @@ class Selection:
     @property
     def _is_classified(self) -> bool:
         """Whether the model gives one class a row."""
-        if getattr(self.model.config, "problem_type", None) in _NOT_ONE_CLASS:
+        if getattr(self.given.model.config, "problem_type", None) in _NOT_ONE_CLASS:
             return False
         ends = ("ForImageClassification", "ForSequenceClassification", "ForClassification", "ClassificationWithTeacher")
-        return type(self.model).__name__.endswith(ends)
+        return type(self.given.model).__name__.endswith(ends)
 
     def _labels(self) -> Tensor | None:
         """(N,) int64 classes of the model; None where the data set has none, or, with a warning, those of another task.
@@ -342,18 +329,18 @@ class Selection:
         Raises ValueError for a column that was asked for by name and holds none.
         """
         usual = (name for name in _LABELS if name in self.rows.column_names)
-        column = self.label_column or next(usual, None)
+        column = self.asked.label_column or next(usual, None)
         if column is None or not self._is_classified:
             return None
         values = np.asarray(self.rows.with_format("numpy")[column][:])
-        labels = _as_model_classes(values, getattr(self.rows.features[column], "names", None), self.model)
+        labels = _as_model_classes(values, getattr(self.rows.features[column], "names", None), self.given.model)
         if labels is None:
-            classes = ", ".join(map(str, self.model.config.id2label.values()))
+            classes = ", ".join(map(str, self.given.model.config.id2label.values()))
             reason = (
                 f"column {column!r} of {self.description} does not hold the model's classes, by name "
-                f"({classes[:200]}) or number (0 to {self.model.config.num_labels - 1})"
+                f"({classes[:200]}) or number (0 to {self.given.model.config.num_labels - 1})"
             )
-            if self.label_column is not None:
+            if self.asked.label_column is not None:
                 raise ValueError(reason)
             logger.warning(f"{reason}: nothing is scored by it")
         return labels

@@ -28,6 +28,8 @@ from transformers import (
 )
 from word_tokenizer import word_tokenizer
 
+from hf_lgelu.cli.arguments import RowArguments
+from hf_lgelu.cli.checkpoint import GivenCheckpoint
 from hf_lgelu.cli.inputs import Selection, load_splits
 from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -67,7 +69,9 @@ def mlp():
 def inputs(rows, model, source="nowhere", name="rows", **options):
     """`rows`: a data set, or its columns."""
     rows = datasets.Dataset.from_dict(rows) if isinstance(rows, dict) else rows
-    return Selection(name, rows, model, source, split="train", **options).read()
+    wanted = options.pop("wanted", None)
+    given, asked = GivenCheckpoint(source, model), RowArguments(model=source, **options)
+    return Selection(name, rows, given, asked, split="train", wanted=wanted).read()
 
 
 def vit(**options):
@@ -364,7 +368,7 @@ def test_files_of_every_kind(ending, tmp_path):
     else:
         {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
     assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
-    assert Selection(str(file), rows, None, "", split="train").description == f"Rows.{ending}"
+    assert Selection(str(file), rows, None, None, split="train").description == f"Rows.{ending}"
     other = file.rename(tmp_path / "rows.xyz")
     with pytest.raises(ValueError, match=r"the file ends in \.xyz.*ends in \.csv, \.json"):
         load_splits(str(other))

@@ -110,16 +110,9 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     share = max(max_relative_change(dtype) for dtype in dtypes)
 
-    def put() -> None:
-        for site in sites:
-            site.put(GATES[site.kind].plain_module())
-
-    def put_back() -> None:
-        for site in sites:
-            site.put(site.module)
-
     scale_parameters(
-        model, plan.factors, inputs, put=put, put_back=put_back, changed="with λ in its weights",
+        model, plan.factors, inputs, changed="with λ in its weights",
+        exchanged=[(site, GATES[site.kind].plain_module()) for site in sites],
         allowed=lambda output: max(share, max_relative_change(output.dtype)) * largest_finite(output),
     )  # fmt: skip
     forget_checkpoint(model)

@@ -1,6 +1,6 @@
 """Parameters around gates multiplied by factors, so that each gate gets its input scaled and the outputs stay."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from hf_lgelu.export.absorption.neighbours import NotAbsorbableError, layer_afte
 from hf_lgelu.models.dataflow import AffineOperation, DataFlow, describe, shape_of
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import agree, predicted_outputs
+from hf_lgelu.models.sites import ActivationSite
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ def scale_parameters(
     *,
     allowed: Callable[[Tensor], float],
     changed: str,
-    put: Callable[[], None] = lambda: None,
-    put_back: Callable[[], None] = lambda: None,
+    exchanged: Sequence[tuple[ActivationSite, nn.Module]] = (),
 ) -> None:
     """Multiply parameters by their factors, in float64, rounded once to the parameter's dtype; the outputs stay.
 
@@ -82,7 +82,7 @@ def scale_parameters(
         inputs: on which the outputs before and after are compared.
         allowed: how far a number of an output may move, of the output before.
         changed: how the message names what was done, as in "with its units rescaled".
-        put: what is changed with the parameters, `put_back` its undoing, also of a change that broke off.
+        exchanged: sites with the modules that go there, with the new parameters.
     """
     parameters = {name: model.get_parameter(name) for name in factors}
     old = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -96,22 +96,24 @@ def scale_parameters(
                 "model in a wider dtype (model.float())"
             )
 
-    def write(values: Mapping[str, Tensor], then: Callable[[], None]) -> None:
+    def write(values: Mapping[str, Tensor], modules: Sequence[tuple[ActivationSite, nn.Module]]) -> None:
         for name, value in values.items():
             if not torch.equal(parameters[name], value):  # a parameter that cannot be written may stay as it is
                 parameters[name].copy_(value)
-        then()
+        for site, module in modules:
+            site.put(module)
 
+    own = [(site, site.module) for site, _ in exchanged]
     before = run_example(model, inputs)
     try:
-        write(new, put)
+        write(new, exchanged)
         after = run_example(model, inputs)
     except BaseException:  # also of memory, or of who waits
-        write(old, put_back)
+        write(old, own)
         raise
     if agree(list(predicted_outputs(before).values()), list(predicted_outputs(after).values()), allowed):
         return
-    write(old, put_back)
+    write(old, own)
     raise ValueError(
         f"{changed} {type(model).__name__} gives other outputs, and it is as it was. A tensor that is no parameter or "
         "buffer may share a weight's memory, or numbers inside leave the range of their dtype (try model.float())"
