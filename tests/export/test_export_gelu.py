@@ -93,7 +93,7 @@ def adapted():
 
 REFUSED = [
     (resnet, IMAGES, ValueError, "export_relu"),
-    (gpt, TOKENS, UnsupportedConfigError, r"tanh form of GELU.*rewrite_config=False"),
+    (gpt, TOKENS, UnsupportedConfigError, r"OpenAIGPTConfig.*rewrite_config=False"),
     (adapted, FEATURES, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
     (
         lambda: nn.Sequential(nn.Linear(3, 4), LambdaGELU()),
