@@ -8,8 +8,8 @@ A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
 step on plain W would mostly change the constant.
 
-Several processes take every step together: each runs its part of the batch that a single process would run, and
-gradients and sums over rows are added up. So the steps are those of a single process, up to rounding.
+Several processes take every step together: each runs its part of the batch, and gradients and sums over rows are added
+up. So the steps are those of a single process, up to rounding.
 """
 
 import math
@@ -173,7 +173,6 @@ class Together(NamedTuple):
 
     @classmethod
     def of(cls, batch: FoldBatch, folds: Folds) -> "Together":
-        # Nothing is traced here: each batch is padded to its own longest.
         samples, own = batch.samples, tuple(number for number in batch.numbers if number in batch.samples.run_here)
         if not own:
             return cls(folds.some_sample, 0.0, len(batch))
