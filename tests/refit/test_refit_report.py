@@ -114,7 +114,7 @@ def test_maps_are_counted_and_no_gates():
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
     assert "Of 3 linear maps behind them, 3 were refitted, without labels" in render_markdown(report)
     assert "weights kept" not in str(report)
-    assert "last: not refitted" in str(report)
+    assert "last: the gate alone was exchanged" in str(report)
 
 
 def test_nearly_all_predictions_are_not_all():
