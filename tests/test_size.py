@@ -19,24 +19,24 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (21_930, 18_500),
-    "package: modules": (110, 110),
-    "refit: lines": (6_330, 5_600),
-    "refit: modules": (29, 28),
-    "package: raise statements": (341, 330),
-    "package: public names": (34, 32),
+    "package: lines": (21_110, 18_500),
+    "package: modules": (106, 110),
+    "refit: lines": (6_080, 5_600),
+    "refit: modules": (27, 28),
+    "package: raise statements": (335, 330),
+    "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (11_330, 10_500),
-    "tests: lines": (33_300, 30_000),
+    "scripts: lines": (10_520, 10_500),
+    "tests: lines": (30_900, 30_000),
     "pages without api and changelog: words": (11_990, 12_000),
     "README: words": (1_200, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (42, 32),
-    "hf-lgelu convert": (55, 48),
-    "a training of four hardened epochs": (30, 24),
-    "export_relu": (32, 18),
-    "from_pretrained": (11, 12),
+    "convert_to_relu": (36, 32),
+    "hf-lgelu convert": (49, 48),
+    "a training of four hardened epochs": (26, 24),
+    "export_relu": (27, 18),
+    "from_pretrained": (7, 12),
 }
 
 
