@@ -19,15 +19,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (21_110, 18_500),
+    "package: lines": (21_140, 18_500),
     "package: modules": (106, 110),
-    "refit: lines": (6_080, 5_600),
+    "refit: lines": (6_105, 5_600),
     "refit: modules": (27, 28),
     "package: raise statements": (335, 330),
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_520, 10_500),
-    "tests: lines": (30_900, 30_000),
+    "tests: lines": (30_920, 30_000),
     "pages without api and changelog: words": (11_990, 12_000),
     "README: words": (1_200, 1_200),
 }

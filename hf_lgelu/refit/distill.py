@@ -14,7 +14,7 @@ up. So the steps are those of a single process, up to rounding.
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ _LOOKS = 8  # how often the held-out inputs are looked at
 _RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
 _KEPT_VALUES = 2**26  # of the original's outputs
-_NO_SPREAD = 1e-12  # of a column's square: rounding, not information
+_NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
 _WARMUP = 10
 _FEW_INPUTS = 32
@@ -207,6 +207,10 @@ class _Descent:
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         with self._judging():
+            loads = ((batch, batch.part.load()) for batch in self._watched)
+            self._variances = column_variances(
+                (self._reference(batch, loaded), loaded, batch.weight) for batch, loaded in loads
+            )
             first = self._batches[0]
             self._centred = centred_maps(converted, parameters.keys(), first.part.load(), first.weight)
         self.start = self._seen()
@@ -254,8 +258,13 @@ class _Descent:
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
     def _loss(self, batch: Together) -> Tensor:
-        """The loss on a batch. The original runs once a batch, while its outputs fit."""
         loaded = batch.part.load()
+        reference = self._reference(batch, loaded)
+        return output_loss(reference, self._converted, loaded, self._outputs, batch.weight, self._variances)
+
+    @torch.no_grad()
+    def _reference(self, batch: Together, loaded: Batch) -> Compared:
+        """The outputs of the original, which runs once a batch, while its outputs fit."""
         reference = self._known.get(id(batch))
         if reference is None:
             reference = compared_outputs(self._original, loaded.inputs, self._outputs)
@@ -263,7 +272,7 @@ class _Descent:
             self._room -= sum(value.numel() for value in reference.tensors.values())
             if self._room >= 0:
                 self._known[id(batch)] = reference
-        return output_loss(reference, self._converted, loaded, self._outputs, weight=batch.weight)
+        return reference
 
 
 def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
@@ -361,34 +370,57 @@ def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
 
 
 def output_loss(
-    reference: Compared, converted: nn.Module, batch: Batch, outputs: Sequence[str] | None = None, weight: float = 1.0
+    reference: Compared,
+    converted: nn.Module,
+    batch: Batch,
+    outputs: Sequence[str] | None = None,
+    weight: float = 1.0,
+    variances: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
-    columns of Σ(ŷ − y)² / Σ(y − ȳ)². Of embeddings, 1 − cos of each sample's mean over positions is added. With several
-    processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
+    columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings,
+    1 − cos of each sample's mean over positions is added. With several processes it is this process's part of the mean
+    over all rows, in which its rows count with its `weight`.
     """
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
+    variances = column_variances([(reference, batch, weight)]) if variances is None else variances
     total = torch.zeros((), device=next(converted.parameters()).device)
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
-        counted = batch.counted(expected, name, channels_last=True)
         if number == 0 and reference.are_embeddings:
+            counted = batch.counted(expected, name, channels_last=True)
             cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
-        if counted is not None:
-            pair = tuple(value[counted] for value in pair)
-        wanted, found = (value.reshape(-1, value.shape[-1]).float() for value in pair)
+        wanted, found = (batch.without_padding(value, name, -1).float() for value in pair)
+        rows = summed(total.new_tensor(weight * len(wanted)))
         if number == 0 and reference.are_logits:
-            total = total + kl_terms(wanted, found).sum() / summed(total.new_tensor(weight * len(wanted)))
+            total = total + kl_terms(wanted, found).sum() / rows
         else:
-            mean = mean_of_rows(*_weighted(wanted, weight))
-            spread = summed(weight * (wanted - mean).square().sum(0))
-            varies = spread > _NO_SPREAD * summed(weight * wanted.square().sum(0))
-            error = (found - wanted).square().sum(0)
-            total = total + (error[varies] / spread[varies]).sum() / max(int(varies.sum()), 1)
+            varies = variances[name] > 0
+            error = (found - wanted).square().sum(0)[varies] / variances[name][varies].to(found.dtype)
+            total = total + error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
+
+
+def column_variances(batches: Iterable[tuple[Compared, Batch, float]]) -> dict[str, Tensor]:
+    """{output: variance of each column over the rows of all batches and processes}, 0 of a column that does not vary.
+
+    `batches` are (outputs of the original, batch, weight of its rows). Class scores have no variance here.
+    """
+    sums: dict[str, Tensor] = {}
+    for reference, batch, weight in batches:
+        for name, value in list(reference.tensors.items())[reference.are_logits :]:
+            rows = batch.without_padding(value, name, -1).double()
+            seen = weight * torch.stack([torch.ones_like(rows).sum(0), rows.sum(0), rows.square().sum(0)])
+            sums[name] = sums.get(name, 0) + seen
+    variances = {}
+    for name, total in sums.items():
+        count, first, second = summed(total)
+        variance = second / count - (first / count).square()
+        variances[name] = variance.where(variance > _NO_SPREAD * (second / count).max(), 0.0)
+    return variances
 
 
 def _pooled(states: Tensor, counted: Tensor | None) -> Tensor:

@@ -12,7 +12,16 @@ from torch.nn import functional as F
 
 from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.outputs import compared_outputs
-from hf_lgelu.refit.distill import CentredAdam, CentredMap, _spread, centred_maps, distill, moved_names, output_loss
+from hf_lgelu.refit.distill import (
+    CentredAdam,
+    CentredMap,
+    _spread,
+    centred_maps,
+    column_variances,
+    distill,
+    moved_names,
+    output_loss,
+)
 from hf_lgelu.refit.folds import deal_folds
 
 
@@ -79,6 +88,24 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
         shares = [float((0.1 * y).square().sum() / (y - y.mean()).square().sum()) for y in columns.detach().double().T]
         total += sum(shares) / len(shares)
     assert loss.item() == pytest.approx(total, rel=1e-4)
+
+
+def test_a_column_is_measured_by_its_variance_over_all_batches():
+    """Of a single row no spread is known; a column of numbers near zero beside the others counts nothing."""
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
+    original, other = TwoOutputs(1.0), TwoOutputs(1.1)
+    parts = [(compared_outputs(original, part), Batch(part, None), 1.0) for part in x.split(20)]
+    variances = column_variances(parts)
+    one, total = x[:1], 0.0
+    for name, varying in (("boxes", 3), ("scores", None)):
+        spread = original(x)[name].detach().double().var(0, correction=0)[:varying]
+        torch.testing.assert_close(variances[name][:varying], spread, rtol=1e-5, atol=0)
+        assert not variances[name][spread.numel() :].any()
+        total += float(((0.1 * original(one)[name].detach().double()[:, :varying]).square() / spread).mean())
+    loss = output_loss(compared_outputs(original, one), other, Batch(one, None), variances=variances)
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+    faint = parts[0][0]._replace(tensors={"boxes": torch.cat([x, 1e-30 * x], 1)}, are_logits=False)
+    assert (column_variances([(faint, Batch(x, None), 1.0)])["boxes"] > 0).tolist() == [True] * 4 + [False] * 4
 
 
 class Encoder(nn.Module):
