@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (21_140, 18_500),
+    "package: lines": (21_131, 18_500),
     "package: modules": (106, 110),
-    "refit: lines": (6_105, 5_600),
+    "refit: lines": (6_099, 5_600),
     "refit: modules": (27, 28),
     "package: raise statements": (335, 330),
     "package: public names": (32, 32),

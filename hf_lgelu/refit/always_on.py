@@ -28,7 +28,7 @@ from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.layers import GateUnit
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.weights import add_constant, oriented
+from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block
 
 ALWAYS_ON = 8.0
@@ -58,8 +58,7 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
 
     with ExitStack() as hooks:
         for unit in units:
-            owner = model.get_submodule(unit.before.weight_name.rpartition(".")[0])
-            hooks.enter_context(forward_pre_hooks([owner], partial(see, unit)))
+            hooks.enter_context(forward_pre_hooks([owner_of(model, unit.before)], partial(see, unit)))
         for batch in (part.load() for part in batches) if units else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}

@@ -33,7 +33,7 @@ from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.moments import widened
-from hf_lgelu.refit.processes import main_decides, mean_of_rows, sum_gradients, summed
+from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at
@@ -351,22 +351,20 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
     seen: dict[nn.Module, tuple[Tensor, float]] = {}
 
     def see(module: nn.Module, inputs: tuple) -> None:
-        seen[module] = _weighted(inputs[0].reshape(-1, inputs[0].shape[-1]), weight)
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+        total = rows.sum(0, dtype=torch.promote_types(rows.dtype, torch.float32))
+        seen[module] = weight * total, weight * len(rows)
 
     with forward_pre_hooks(modules, see):
         run_example(model, batch.inputs)
     maps = []
     for module in modules:
         is_transposed = type(module) is Conv1D
-        none = _weighted(module.weight[:0] if not is_transposed else module.weight.T[:0], 0.0)
-        mean = mean_of_rows(*seen.get(module, none)).to(widened(module.weight).dtype)
+        kept = widened(module.weight)
+        total, count = seen.get(module, (kept.new_zeros(kept.shape[0 if is_transposed else 1]), 0.0))
+        mean = (summed(total) / summed(total.new_tensor(count)).clamp(min=1)).to(kept.dtype)
         maps.append(CentredMap(module.weight, module.bias, mean, is_transposed))
     return maps
-
-
-def _weighted(rows: Tensor, weight: float) -> tuple[Tensor, float]:
-    """(sum, count) of rows that count with a weight, in float32 or wider."""
-    return weight * rows.sum(0, dtype=torch.promote_types(rows.dtype, torch.float32)), weight * len(rows)
 
 
 def output_loss(
@@ -411,7 +409,9 @@ def column_variances(batches: Iterable[tuple[Compared, Batch, float]]) -> dict[s
     """
     sums: dict[str, Tensor] = {}
     for reference, batch, weight in batches:
-        for name, value in list(reference.tensors.items())[reference.are_logits :]:
+        for number, (name, value) in enumerate(reference.tensors.items()):
+            if number == 0 and reference.are_logits:
+                continue
             rows = batch.without_padding(value, name, -1).double()
             seen = weight * torch.stack([torch.ones_like(rows).sum(0), rows.sum(0), rows.square().sum(0)])
             sums[name] = sums.get(name, 0) + seen

@@ -42,7 +42,7 @@ from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.verdict import ConversionRefusedError
-from hf_lgelu.refit.weights import add_constant, oriented
+from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
@@ -171,8 +171,7 @@ def gather_placements(
         hooks.enter_context(calls_seen(gates, see))
         for unit in units:
             for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
-                owner = model.get_submodule(other.weight_name.rpartition(".")[0])
-                hooks.enter_context(forward_hooks([owner], partial(see_half, unit)))
+                hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, unit)))
         for batch in (part.load() for part in batches):
             run_example(model, batch.inputs)
             for site, total in sums.items():
@@ -218,8 +217,7 @@ def write_copies(
         for tensor in (oriented(converted, operation), *bias):
             tensor[new] = (tensor[sources].double() * size.view(-1, *[1] * (tensor.ndim - 1))).to(tensor.dtype)
         if not operation.mixes:  # the statistics of a BatchNorm
-            norm = converted.get_submodule(operation.weight_name.rpartition(".")[0])
-            for statistic in (each for each in norm.buffers(recurse=False) if each.ndim):
+            for statistic in (each for each in owner_of(converted, operation).buffers(recurse=False) if each.ndim):
                 statistic[new] = statistic[sources]
     add_constant(converted, block.unit.before, new, -kinks * slopes.abs(), direction)
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))

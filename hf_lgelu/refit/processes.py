@@ -29,11 +29,6 @@ def summed(value: Tensor) -> Tensor:
     return value if known_processes().num_processes == 1 else _together(partial(reduce, reduction="sum"), value)
 
 
-def mean_of_rows(total: Tensor, count: float) -> Tensor:
-    """The mean over the rows of all processes, from each process's sum and count; 0 where there is no row."""
-    return summed(total) / summed(total.new_tensor(count)).clamp(min=1)
-
-
 def sum_gradients(parameters: Iterable[Tensor]) -> None:
     """Add up each parameter's gradient over all processes; a missing gradient counts as zero."""
     if known_processes().num_processes == 1:

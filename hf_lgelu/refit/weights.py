@@ -160,6 +160,11 @@ def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments
     variance.copy_(new_variance)
 
 
+def owner_of(model: nn.Module, operation: AffineOperation) -> nn.Module:
+    """The module that holds the weight of a map."""
+    return model.get_submodule(operation.weight_name.rpartition(".")[0])
+
+
 def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
     """The weight of a map as a view (outputs, inputs), of a convolution (outputs, inputs, *kernel)."""
     weight = model.get_parameter(operation.weight).detach()

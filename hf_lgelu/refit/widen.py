@@ -25,6 +25,7 @@ from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, produc
 from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.linear_map import LinearMap, read_geometry
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.weights import owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("out_features", "in_features"),
@@ -114,7 +115,7 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
     blocks = [
         block
         for block in find_blocks(program, found.layers, found.units)
-        if all(_sizes(_owner(model, operation)) for operation in block.maps)
+        if all(_sizes(owner_of(model, operation)) for operation in block.maps)
     ]
     if budget > 1 and not blocks:
         raise UnsupportedConfigError(
@@ -150,7 +151,7 @@ def without_values(model: nn.Module) -> nn.Module:
 
 def has_biases(wide: WiderOriginal, units: Sequence[GateUnit]) -> bool:
     """Whether a wider block has a bias before its gate; where none has, kinks need a direction (`find_directions`)."""
-    owners = (_owner(wide.model, unit.before) for unit in units if wide.extra.get(unit.site))
+    owners = (owner_of(wide.model, unit.before) for unit in units if wide.extra.get(unit.site))
     return any(getattr(owner, "bias", None) is not None for owner in owners)
 
 
@@ -176,7 +177,7 @@ def padded(
 
 def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
     """Add `extra` zeros along an axis of the weight, and to the bias where that axis counts outputs."""
-    module, is_output = _owner(wide, operation), axis == operation.output_axis
+    module, is_output = owner_of(wide, operation), axis == operation.output_axis
     _append_zeros(wide, operation.weight_name, axis, extra)
     if operation.bias is not None and is_output:
         _append_zeros(wide, operation.bias, 0, extra)
@@ -198,7 +199,7 @@ def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
 
 def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
     weight = wide.get_parameter(operation.weight)
-    module = _owner(wide, operation)
+    module = owner_of(wide, operation)
     if getattr(module, "bias", False) is not None:
         raise UnsupportedConfigError(f"{type(module).__name__} at {operation.weight} cannot be given a bias")
     module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
@@ -206,10 +207,6 @@ def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
 
 def _sizes(module: nn.Module) -> tuple[str, ...]:
     return next((names for kind, names in _SIZES.items() if isinstance(module, kind)), ())
-
-
-def _owner(model: nn.Module, operation: AffineOperation) -> nn.Module:
-    return model.get_submodule(operation.weight_name.rpartition(".")[0])
 
 
 def _plan(root: PreTrainedModel, more: Mapping[int, int]) -> list[ConfigChange]:
