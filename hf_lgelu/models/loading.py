@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.activation.module import LambdaGate, state_problem
+from hf_lgelu.activation.module import LambdaGate, is_guarded, state_problem
 from hf_lgelu.models.config_keys import (
     EXCHANGED,
     activation_strings,
@@ -50,7 +50,6 @@ from hf_lgelu.models.record import (
     without_guard,
 )
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.registry import is_guarded
 
 logger = logging.get_logger(__name__)
 

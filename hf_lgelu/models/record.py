@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, LambdaGate
 from hf_lgelu.models.called import recorded_calls, restore_call
 from hf_lgelu.models.config_keys import (
     Config,
@@ -36,7 +36,6 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
 )
 from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
-from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
-from hf_lgelu.activation.module import GATE_MODULES
+from hf_lgelu.activation.module import GATE_MODULES, refuse_guarded
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
     EXCHANGED,
@@ -47,7 +47,6 @@ from hf_lgelu.models.sites import (
     sites_in_words,
     uncompiled_name,
 )
-from hf_lgelu.registry import refuse_guarded
 
 logger = logging.get_logger(__name__)
 

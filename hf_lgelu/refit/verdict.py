@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.activation.module import refuse_guarded
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.called import settle
@@ -31,7 +32,6 @@ from hf_lgelu.refit.report import (
     rungs_in_words,
 )
 from hf_lgelu.refit.weights import why_not_writable
-from hf_lgelu.registry import refuse_guarded
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
