@@ -73,7 +73,7 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
         _check_number(hardness, internal_dtype(x))
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
         return apply_gate(x, hardness, gate, kernel)
-    check_dense(hardness, "a hardness that is no number")
+    hardness = check_dense(hardness, "a hardness that is no number")
     if _is_readable(hardness):
         dtype, values = internal_dtype(x), hardness.detach()
         if hardness.numel() != 1:  # one is read as a number: a fifth of the time

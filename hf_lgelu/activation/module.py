@@ -184,11 +184,6 @@ NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
 """The value of an activation key where the config alone cannot rebuild the model: a process without this package
 refuses the checkpoint, and its error names what is missing."""
 
-_GUARDED = (
-    "this model was built from a config that alone cannot build its gates: it would be another network. Load a "
-    "checkpoint with from_pretrained, copy a model with copy.deepcopy, or repeat the surgery on the config of before"
-)
-
 
 class GuardedGate(LambdaGELU):
     """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: a place that computes nothing.
@@ -196,19 +191,14 @@ class GuardedGate(LambdaGELU):
     The config's record says which gate stands there, and `from_pretrained` builds that one.
     """
 
+    refusal: ClassVar[str] = (
+        "this model was built from a config that alone cannot build its gates: it would be another network. Load a "
+        "checkpoint with from_pretrained, copy a model with copy.deepcopy, or repeat the surgery on the config of "
+        "before"
+    )
+
     def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError(_GUARDED)
-
-
-def is_guarded(model: nn.Module) -> bool:
-    """Whether a model has a `GuardedGate`."""
-    return any(isinstance(module, GuardedGate) for module in model.modules())
-
-
-def refuse_guarded(model: nn.Module) -> None:
-    """Raise RuntimeError for a model with a `GuardedGate`."""
-    if is_guarded(model):
-        raise RuntimeError(_GUARDED)
+        raise RuntimeError(self.refusal)
 
 
 def state_problem(

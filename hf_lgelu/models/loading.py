@@ -29,7 +29,7 @@ from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME, logging
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.activation.module import LambdaGate, is_guarded, state_problem
+from hf_lgelu.activation.module import LambdaGate, state_problem
 from hf_lgelu.models.config_keys import (
     EXCHANGED,
     activation_strings,
@@ -42,6 +42,7 @@ from hf_lgelu.models.record import (
     GUARDS_KEY,
     RECORD_KEY,
     has_record,
+    is_guarded,
     rebuild_gates,
     recorded_models,
     renew_records,

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
-from hf_lgelu.activation.module import GATE_MODULES, refuse_guarded
+from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
     EXCHANGED,
@@ -34,7 +34,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
+from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, refuse_guarded
 from hf_lgelu.models.sites import (
     KINDS,
     LEARNED_KINDS,

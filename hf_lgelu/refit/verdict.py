@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.module import refuse_guarded
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
-from hf_lgelu.models.record import loads_elsewhere
+from hf_lgelu.models.record import loads_elsewhere, refuse_guarded
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.compare import labels_fit

@@ -202,10 +202,10 @@ def apply_learned_gate(
     return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 
-def check_dense(value: Any, name: str = "x") -> None:
-    """Raise TypeError for a value that is no dense tensor of one of DTYPES."""
+def check_dense(value: Any, name: str = "x") -> Tensor:
+    """The value, or a TypeError where it is no dense tensor of one of DTYPES."""
     if isinstance(value, Tensor) and value.dtype in DTYPES and value.layout is torch.strided:
-        return
+        return value
     given = f"a {value.layout} tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
     raise TypeError(f"{name} must be a dense float64, float32, float16 or bfloat16 tensor, got {given}")
 
