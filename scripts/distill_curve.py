@@ -3,8 +3,8 @@
     python scripts/distill_curve.py --network minilm --packages runs/packages --tokens 50000 200000 1000000
 
 The network is converted once (`refit`) and distilled anew for each budget, on a GPU where there is one. Texts are the
-paragraphs of WikiText and of the docstrings of installed packages. Rows go to a CSV file as they are measured, and a
-rerun measures only what is not there.
+paragraphs of WikiText, and of the docstrings of installed packages or what the network samples itself. Rows go to a CSV
+file as they are measured, and a rerun measures only what is not there.
 """
 
 import ast
@@ -29,12 +29,15 @@ from lgelu_lab.studies.arguments import OneLineParser, exit_status
 from hf_lgelu import convert_to_relu
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.models.batches import read_batches
+from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.distill import distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import TEXT_TOKENS, sampled_text
 
 _PROSE = ("scipy", "sympy", "torch", "transformers")
 _JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
-_KEY = ("network", "tokens", "unique_tokens", "moved", "seed")
+_KEY = ("network", "tokens", "unique_tokens", "text", "moved", "seed")
+_SAMPLED_AT_ONCE = 2048
 _COLUMNS = (
     *_KEY, "steps", "numbers", "loss_before", "loss_after", *_JUDGED, "judged", "seconds", "device", "bf16", "cpu",
     "torch", "transformers", "hf_lgelu",
@@ -51,7 +54,9 @@ class CurveArguments:
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     units: int = field(default=1024, metadata={"help": "Sequences that the refit takes."})
+    evaluation_units: int = field(default=400, metadata={"help": "Sequences that are judged on."})
     unique_tokens: int = field(default=2_000_000, metadata={"help": "Tokens of text at most; more are repetitions."})
+    sampled: bool = field(default=False, metadata={"help": "Text beside WikiText is sampled by the network itself."})
     few: bool = field(default=False, metadata={"help": "Move the biases and the gains of norms alone."})
     bf16: bool = field(default=False, metadata={"help": "Steps in bfloat16."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
@@ -66,19 +71,20 @@ def main() -> int:
 def _measure(arguments: CurveArguments) -> None:
     rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
     packages = Path(arguments.packages) if arguments.packages else None
-    network, settings = REAL[arguments.network], RealSettings(units=(arguments.units,), seed=arguments.seed)
-    measured = load_measured(network, settings, arguments.data_dir, packages)
+    everything = RealSettings(units=(sys.maxsize,), evaluation_units=arguments.evaluation_units, seed=arguments.seed)
+    measured = load_measured(REAL[arguments.network], everything, arguments.data_dir, packages)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measured.model.to(device)
-    fitted = in_batches(measured.fitted, measured.pad, 16, labelled=False)
+    fitted = in_batches(measured.fitted[: arguments.units], measured.pad, 16, labelled=False)
     refitted = convert_to_relu(measured.model, fitted).model
-    units = [*measured.fitted, *_more(measured, arguments.unique_tokens)]
+    units = [*measured.fitted, *_more(measured, arguments)]
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(data, model=measured.model)
-    a_step = folds.rows / len(folds.together)
-    what = "few" if arguments.few else "all"
+    most = samples_at_once(measured.model, folds.together[-1].load())
+    a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.together)
+    kinds = {"text": "sampled" if arguments.sampled else "docstrings", "moved": "few" if arguments.few else "all"}
     for tokens in (0, *arguments.tokens):
-        asked = {"tokens": tokens, "unique_tokens": folds.rows, "moved": what}
+        asked = {"tokens": tokens, "unique_tokens": folds.rows, **kinds}
         if asked in rows:
             continue
         moved, started = copy.deepcopy(refitted), time.perf_counter()
@@ -99,10 +105,14 @@ def _measure(arguments: CurveArguments) -> None:
         print(", ".join(f"{name} {row[name]}" for name in ("tokens", "steps", *_JUDGED) if row[name] is not None))
 
 
-def _more(measured: Measured, unique_tokens: int) -> list[Inputs]:
-    """Sequences beside those of the refit, until there are so many tokens."""
-    left = unique_tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
+def _more(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
+    """Sequences beside those of the network's own data, until there are so many tokens."""
+    left = arguments.unique_tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
     found: list[Inputs] = []
+    if arguments.sampled and left > 0:
+        tokens = sampled_text(measured.model, -(-left // TEXT_TOKENS), _SAMPLED_AT_ONCE).flatten()
+        length = measured.network.length
+        return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
     drawn = _prose(measured) if measured.network.corpus.label is None else iter(())
     while left > 0 and (unit := next(drawn, None)) is not None:
         found.append(unit)

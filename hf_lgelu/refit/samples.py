@@ -126,10 +126,10 @@ TEXTS, TEXT_TOKENS = 64, 128
 """How much text a language model samples for want of data."""
 
 
-def sampled_text(model: nn.Module, texts: int = TEXTS) -> Tensor:
+def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> Tensor:
     """(texts, tokens): what a causal language model writes itself behind its start token, at temperature 1.
 
-    The same model gives the same text. Raises ValueError of another model.
+    The same model, so many `at_once`, gives the same text. Raises ValueError of another model.
     """
     text: Any = model.config.get_text_config() if isinstance(model, PreTrainedModel) and is_causal(model) else None
     known = (getattr(text, name, None) for name in ("bos_token_id", "eos_token_id"))
@@ -147,7 +147,7 @@ def sampled_text(model: nn.Module, texts: int = TEXTS) -> Tensor:
     )  # fmt: skip
     found = []
     with evaluation_mode(model), same_randomness():
-        for begin in torch.full((texts, 1), start, device=model.device).split(TEXTS):
+        for begin in torch.full((texts, 1), start, device=model.device).split(at_once):
             found.append(model.generate(begin, attention_mask=torch.ones_like(begin), generation_config=settings).cpu())
     return torch.cat(found)
 

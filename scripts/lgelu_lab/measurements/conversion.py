@@ -150,9 +150,12 @@ def _converted(original: _Original, method: str, rows: int, seed: int, convert: 
 
 
 def _climbed(original: _Original, calibration: Any, **asked: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    converted, report = convert_to_relu(
-        original.model, calibration, options=ConversionConfig(data_collator=original.benchmark.collate), **asked
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, options = original.model.to(device), ConversionConfig(data_collator=original.benchmark.collate)
+    try:
+        converted, report = convert_to_relu(model, calibration, options=options, **asked)
+    finally:
+        model.cpu()
     return converted, {"seconds": report.seconds, "kept": kept_rung(report), "width": report.width_share}
 
 
