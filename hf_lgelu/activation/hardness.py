@@ -5,6 +5,7 @@ optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 """
 
 import math
+from collections.abc import Collection
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -136,8 +137,7 @@ def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness
 
     Raises ValueError if `init_mode` is unknown, `init_hardness` ≤ 1 or `init_hardness` > `high_hardness`.
     """
-    if init_mode not in INIT_MODES:
-        raise ValueError(f"unknown init mode {init_mode!r}; accepted: {', '.join(INIT_MODES)}")
+    require_known("init mode", init_mode, INIT_MODES)
     low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
     if init_mode == "uniform":
         return [low] * count
@@ -147,6 +147,12 @@ def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness
         )
     first, last = (low, high) if init_mode == "increasing" else (high, low)
     return [first + (last - first) * i / max(count - 1, 1) for i in range(count)]
+
+
+def require_known(what: str, name: Any, known: Collection[str]) -> None:
+    """Raise ValueError that lists the `known` names, unless `name` is one."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(known)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -43,7 +43,6 @@ class CheckpointExport:
     swap_error: dict[str, float]
     config_changes: tuple[ConfigChange, ...]
     change: OutputChange
-    processor_files: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     smooth_calls: tuple[SmoothCall, ...] = ()
     unreached: tuple[str, ...] = ()
@@ -74,7 +73,6 @@ class CheckpointExport:
         return "\n".join(lines)
 
 
-@in_own_forward
 def export_relu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -127,7 +125,6 @@ def export_relu(
     )  # fmt: skip
 
 
-@in_own_forward
 def export_gelu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -230,7 +227,7 @@ def save_plain(
 
         absorbed = absorb_hardness(plain, inputs)
         config_changes, sites = absorbed.config_changes, absorbed.sites
-    processor_files = save_checkpoint(plain, folder, processor, source)
+    save_checkpoint(plain, folder, processor, source)
     warnings = runtime_warnings(plain.config)
     if form == "relu":
         reloaded = type(plain).from_pretrained(folder, dtype=plain.dtype, use_safetensors=True)
@@ -244,9 +241,8 @@ def save_plain(
             if all(len(each.path) == 1 and own.get(each.path[0]) == each.new for each in config_changes):
                 warnings = ()
     return CheckpointExport(
-        form, str(folder), hardness, swap_error, config_changes, change, processor_files, warnings, smooth_calls,
-        unreached, sites,
-    )  # fmt: skip
+        form, str(folder), hardness, swap_error, config_changes, change, warnings, smooth_calls, unreached, sites
+    )
 
 
 save_relu, save_gelu = partial(save_plain, form="relu"), partial(save_plain, form="gelu")

@@ -43,9 +43,7 @@ logger = logging.get_logger(__name__)
 _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
 
 
-def load_checkpoint(
-    name_or_path: str | os.PathLike, *, revision: str | None = None, kind: type[PreTrainedModel] | None = None
-) -> PreTrainedModel:
+def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
     """The model of a folder or Hub id, as the class that its config names or `kind`, with every λ-GELU in its place.
 
     Weights are read from safetensors only, and no code of the checkpoint is run. Raises ValueError for a config that
@@ -55,7 +53,7 @@ def load_checkpoint(
     _check_folder(name_or_path)
     try:
         # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
-        config = AutoConfig.from_pretrained(name_or_path, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
         kind = kind or model_class(config)
         named = getattr(config, "auto_map", None)
         own_code = [str(code) for name, code in (named.items() if isinstance(named, dict) else ())
@@ -65,9 +63,7 @@ def load_checkpoint(
                 f"{name_or_path} brings code of its own ({', '.join(own_code)}), which is not run: what is loaded, "
                 f"compared and saved is transformers' {kind.__name__}, which may compute something else"
             )
-        model, found = kind.from_pretrained(
-            name_or_path, revision=revision, use_safetensors=True, output_loading_info=True
-        )
+        model, found = kind.from_pretrained(name_or_path, use_safetensors=True, output_loading_info=True)
     except (StrictDataclassError, KeyError) as error:  # a field's type, an unknown activation
         raise ValueError(
             f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
@@ -131,10 +127,10 @@ def save_checkpoint(
     folder: str | os.PathLike,
     processor: Any = None,
     source: str | os.PathLike | None = None,
-) -> tuple[str, ...]:
+) -> None:
     """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
 
-    Returns the names of the files copied from `source`. Raises OSError if the disk is full.
+    Raises OSError if the disk is full.
     """
     try:
         model.save_pretrained(folder)
@@ -142,7 +138,8 @@ def save_checkpoint(
         raise OSError(f"{folder} could not be written, and is not complete: {error}") from error
     if processor is not None:
         processor.save_pretrained(folder)
-    return tuple(copy_processor_files(source, folder)) if source is not None else ()
+    if source is not None:
+        copy_processor_files(source, folder)
 
 
 def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> None:

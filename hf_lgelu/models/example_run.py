@@ -367,13 +367,13 @@ _SAMPLES = 16_000  # a second of speech
 _PIXELS = 224  # a side, where neither the config nor the architecture says
 
 
-def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0) -> dict[str, Tensor]:
-    """Keyword arguments for one forward pass, on the CPU: tokens, images, audio, time series or features.
+def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Keyword arguments for a forward pass of two samples, on the CPU: tokens, images, audio, time series or features.
 
     Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary. Raises ValueError for a model
     whose main input is of another kind, or that does not take these.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     config = model.config
     accepted = inspect.signature(model.forward).parameters
     kinds = [model.main_input_name]
@@ -387,7 +387,7 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
             text = config.get_text_config()
             limit = getattr(text, "max_position_embeddings", None) or _TOKENS
             length = min(_TOKENS, limit) if limit > 0 else _TOKENS  # XLNet says -1 for no limit
-            inputs[kind] = torch.randint(text.vocab_size, (batch_size, length), generator=generator)
+            inputs[kind] = torch.randint(text.vocab_size, (2, length), generator=generator)
             continue
         shape: tuple[int, ...]
         if kind == "pixel_values":
@@ -406,7 +406,7 @@ def random_inputs(model: PreTrainedModel, *, batch_size: int = 2, seed: int = 0)
                 f"no example inputs are known for {type(model).__name__}, which takes {kind!r}; pass some of your own, "
                 "e.g. one batch as a dict of tensors"
             )
-        inputs[kind] = torch.randn((batch_size, *shape), generator=generator).to(model.dtype)
+        inputs[kind] = torch.randn((2, *shape), generator=generator).to(model.dtype)
     if "input_ids" in inputs and "attention_mask" in accepted:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     require_taken(model, inputs, "random numbers in the shapes of its config")

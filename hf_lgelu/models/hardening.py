@@ -22,6 +22,7 @@ from hf_lgelu.activation.hardness import (
     hardness_from_raw,
     init_profile,
     raw_from_hardness,
+    require_known,
     swap_error_bound,
 )
 from hf_lgelu.activation.module import LambdaGate
@@ -195,8 +196,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 def check_schedule(schedule: str) -> Schedule:
     """The row of SCHEDULES, or a ValueError that names all."""
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; accepted: {', '.join(SCHEDULES)}")
+    require_known("schedule", schedule, SCHEDULES)
     return SCHEDULES[schedule]
 
 

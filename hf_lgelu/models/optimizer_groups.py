@@ -7,6 +7,7 @@ from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
 from hf_lgelu.activation.hardness import is_number
+from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
 DEFAULT_LR_MULTIPLIER = 9.0
@@ -35,7 +36,7 @@ def hardness_parameter_groups(
             their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is decayed.
 
     Parameters with requires_grad=False are in no group, s included. Raises ValueError without λ-GELU or for a number
-    out of range, and RuntimeError where s is hidden in a flat parameter (FSDP1).
+    out of range, and RuntimeError where FSDP1 has flattened s.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -156,16 +157,10 @@ def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
-    require_lambda_gelu(model)
+    modules = require_lambda_gelu(model)
     refuse_tensor_parallel(model)
-    visible = {id(parameter) for parameter in model.parameters()}
-    hardness = {id(module.raw_hardness): module.raw_hardness for _, module in lambda_gelu_modules(model)}
-    if not hardness.keys() <= visible:
-        raise RuntimeError(
-            "the raw hardness is hidden in a flat parameter (FSDP1), so it cannot have a group of its own. Wrap with "
-            "FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config)"
-        )
-    return {key: parameter for key, parameter in hardness.items() if parameter.requires_grad}
+    require_unflattened(modules)
+    return {id(s): s for _, module in modules if (s := module.raw_hardness).requires_grad}
 
 
 def refuse_tensor_parallel(model: nn.Module) -> None:

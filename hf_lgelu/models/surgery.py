@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
@@ -148,8 +148,7 @@ def replace_activations(
     """
     model = operable_module(model)
     require_values_here(model.named_modules())  # a new s beside them would have no value
-    if granularity not in GRANULARITIES:
-        raise ValueError(f"unknown granularity {granularity!r}; accepted: {', '.join(GRANULARITIES)}")
+    require_known("granularity", granularity, GRANULARITIES)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from hf_lgelu.activation.hardness import require_known
 from hf_lgelu.models.hardening import (
     DEFAULT_SWITCH_FRACTION,
     SCHEDULES,
@@ -42,10 +43,7 @@ class HardeningConfig:
     hardening_strategy: str = "epoch"
 
     def __post_init__(self) -> None:
-        if self.hardening_strategy not in STRATEGIES:
-            raise ValueError(
-                f"unknown hardening_strategy {self.hardening_strategy!r}; accepted: {', '.join(STRATEGIES)}"
-            )
+        require_known("hardening_strategy", self.hardening_strategy, STRATEGIES)
         switch_position(1, self.switch_fraction)
         check_schedule(self.hardening_schedule)
         _ = self.targets  # each of the three raises where its option is out of range

@@ -29,15 +29,12 @@ _OF_PEFT = (
 
 def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None:
     """Raise ValueError for options of Trainer that a model with λ-gates cannot be trained with."""
-    if args.lr_scheduler_type == "greedy":
+    floor = args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr")
+    if args.lr_scheduler_type == "greedy" or floor:
+        named = "min_lr of reduce_lr_on_plateau" if floor else "lr_scheduler_type 'greedy'"
         raise ValueError(
-            "lr_scheduler_type 'greedy' changes each group's learning rate on its own and loses the ratio "
-            "hardness_lr_multiplier; choose another scheduler"
-        )
-    if args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr"):
-        raise ValueError(
-            "min_lr of reduce_lr_on_plateau would stop both learning rates at the same floor and lose the ratio "
-            "hardness_lr_multiplier; leave min_lr at 0"
+            f"{named} sets the learning rate of s without regard to that of the weights, and loses the ratio "
+            f"hardness_lr_multiplier; {'leave min_lr at 0' if floor else 'choose another scheduler'}"
         )
     chosen = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(chosen.get(name, True) for name in ("swiglu", "geglu")):

@@ -100,11 +100,6 @@ class LambdaGELUTrainer(Trainer):
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
         if not isinstance(args, LambdaGELUTrainingArguments):
             raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
-        if not args.harden and (given := args.given_hardening_options()):
-            raise ValueError(
-                f"{', '.join(given)} would do nothing, since harden is off: give harden=True, or leave them out (a "
-                "HardeningCallback of your own has its own options)"
-            )
         if hasattr(module := options.get("compute_metrics"), "compute"):  # evaluate.load("accuracy"), or combined ones
             options["compute_metrics"] = lambda prediction, compute_result=True: metrics_of_module(
                 module, self.model, prediction, compute_result
@@ -319,11 +314,11 @@ class LambdaGELUTrainer(Trainer):
                 f"{len(passed)} HardeningCallbacks would harden one model: the last would move λ, and the first say "
                 "when it is hardened. Give the trainer one, in callbacks=[...], where it takes the place of harden=True"
             )
-        if passed and self.args.harden and (given := self.args.given_hardening_options()):
-            raise ValueError(
-                f"{', '.join(given)} would do nothing, since a HardeningCallback was passed that has options of its "
-                "own: give them to it, or leave the callback out"
-            )
+        if (passed or not self.args.harden) and (given := self.args.given_hardening_options()):
+            why = "harden is off: give harden=True, or leave them out"
+            if passed:
+                why = "a HardeningCallback was passed that has options of its own: give them to it, or leave it out"
+            raise ValueError(f"{', '.join(given)} would do nothing, since {why}")
         hardens = self.args.harden and not passed
         if own in callbacks and not hardens:
             callbacks.remove(own)

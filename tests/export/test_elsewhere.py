@@ -112,8 +112,8 @@ def test_gpt2_with_its_tokenizer(elsewhere, tmp_path):
     assert found["tokens"] == [3, 4]
     # the same folder again, its tokenizer copied from where the first one lies
     source = elsewhere[2] / "relu"
-    again = export_relu(model, tmp_path / "again", source=source)
-    assert set(again.processor_files) >= {"tokenizer.json", "tokenizer_config.json"}
+    export_relu(model, tmp_path / "again", source=source)
+    assert (tmp_path / "again/tokenizer_config.json").exists()
     assert (tmp_path / "again/tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 

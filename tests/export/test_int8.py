@@ -312,7 +312,7 @@ BAD[3, 2] = np.nan
 @pytest.mark.parametrize(
     ("data", "options", "error", "said"),
     [
-        (INPUTS, {"operations": "some"}, ValueError, "operations must be one of all, layers, got 'some'"),
+        (INPUTS, {"operations": "some"}, ValueError, "unknown operations 'some'; accepted: all, layers"),
         ([], {}, ValueError, "data holds no rows"),
         ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no rows"),
         ([{"y": INPUTS}], {}, ValueError, "must hold x; it lacks x"),

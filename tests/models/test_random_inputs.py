@@ -20,12 +20,11 @@ def test_every_family_runs_on_its_example_inputs(family):
         assert torch.isfinite(main_output(model(**random_inputs(model)))).all()
 
 
-def test_shapes_follow_the_config_and_numbers_the_seed():
+def test_shapes_follow_the_config_and_numbers_are_the_same_each_time():
     model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
-    inputs = random_inputs(model, batch_size=5)
-    assert {name: tuple(value.shape) for name, value in inputs.items()} == {"features": (5, 7)}
-    assert torch.equal(inputs["features"], random_inputs(model, batch_size=5)["features"])
-    assert not torch.equal(inputs["features"], random_inputs(model, batch_size=5, seed=1)["features"])
+    inputs = random_inputs(model)
+    assert {name: tuple(value.shape) for name, value in inputs.items()} == {"features": (2, 7)}
+    assert torch.equal(inputs["features"], random_inputs(model)["features"])
     config = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=11, n_positions=6, bos_token_id=0, eos_token_id=0)
     tokens = random_inputs(GPT2LMHeadModel(config))["input_ids"]
     assert tokens.shape == (2, 6)  # no more than there are positions

@@ -197,7 +197,7 @@ OF_OPTIMIZERS = {
     "Muon": (of_one_matrix, lambda model: torch.optim.Muon(model.parameters()), "Muon takes matrices alone"),
     "without one s": (tiny_model, without_one, "SGD replaces the parameter groups"),
     "relative steps": (tiny_model, of_relative_steps, "Adafactor has no learning rate to multiply"),
-    "flat": (Flattened, sgd, r"hidden in a flat parameter.*fsdp_version: 2"),
+    "flat": (Flattened, sgd, r"FSDP1 has flattened the raw hardness.*fsdp_version: 2"),
 }
 
 
@@ -212,5 +212,5 @@ def test_optimizers_that_cannot_give_s_a_rate_are_left_alone(build, make, messag
 
 
 def test_a_flat_parameter_has_no_groups():
-    with pytest.raises(RuntimeError, match="hidden in a flat parameter"):
+    with pytest.raises(RuntimeError, match="FSDP1 has flattened the raw hardness"):
         hardness_parameter_groups(Flattened(), 0.1)

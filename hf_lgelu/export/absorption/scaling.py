@@ -46,11 +46,13 @@ def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor])
             reasons[index] = str(reason)
     calls = layers.values()
     factors: dict[str, Tensor] = {}
-    for name in dict.fromkeys(name for call in calls for name in call.parameters):
+    for name in dict.fromkeys(name for call in calls for name in call.operation.parameters):
         try:
             factors[name] = _common_factor(name, model.get_parameter(name), layers, flow, scales)
         except NotAbsorbableError as reason:
-            for index, _ in (site for call in calls if name in call.parameters for site in call.before + call.after):
+            for index, _ in (
+                site for call in calls if name in call.operation.parameters for site in call.before + call.after
+            ):
                 reasons.setdefault(index, str(reason))
 
     def weights_of(index: int, side: str) -> tuple[str, ...]:
@@ -131,11 +133,6 @@ class _LayerCall:
     before: list[tuple[int, int | None]] = field(default_factory=list)
     after: list[tuple[int, int | None]] = field(default_factory=list)
 
-    @property
-    def parameters(self) -> list[str]:
-        """Names of the layer's weight and bias, where it has them."""
-        return [name for name in (self.operation.weight, self.operation.bias) if name]
-
     def factor(self, name: str, parameter: Tensor, hardness: Mapping[int, Tensor]) -> Tensor:
         """The factor that this call needs for its parameter of that name."""
         factor = torch.ones(1, dtype=torch.float64)
@@ -175,7 +172,7 @@ def _common_factor(
     factors = []
     for user in flow.parameter_users(name):
         call = layers.get(user)
-        if call is None or name not in call.parameters:
+        if call is None or name not in call.operation.parameters:
             raise NotAbsorbableError(f"{name}, which would have to be scaled, is also used by {describe(user)}")
         factors.append(call.factor(name, parameter, hardness))
     if any(factor.shape != factors[0].shape or not torch.equal(factor, factors[0]) for factor in factors):

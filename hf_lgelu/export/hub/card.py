@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import swap_error_bound
+from hf_lgelu.activation.hardness import require_known, swap_error_bound
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
@@ -218,8 +218,7 @@ def render_card(
     Raises ValueError for an unknown form, gates that are none, a licence or repository that is not named as the Hub
     names it, or if the card would show an access token.
     """
-    if form not in FORMS:
-        raise ValueError(f"unknown form {form!r}; accepted: {', '.join(FORMS)}")
+    require_known("form", form, FORMS)
     gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
     rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
     low, high = (f"{value(facts.hardness.values()):.4g}" for value in (min, max))

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.hardness import require_known
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
@@ -139,8 +140,8 @@ def quantize_onnx(
         >>> report.operations, report.relative_error < 0.05
         ('all', True)
     """
-    if operations is not None and operations not in QUANTIZED_OPERATIONS:
-        raise ValueError(f"operations must be one of {', '.join(QUANTIZED_OPERATIONS)}, got {operations!r}")
+    if operations is not None:
+        require_known("operations", operations, QUANTIZED_OPERATIONS)
     if Path(output_path).resolve() == Path(path).resolve():
         raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
     require("onnx", "onnx")
