@@ -97,9 +97,7 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
     if not target.exists() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(
-            f"{target} is not empty; give another folder, or replace this one with overwrite=True (--overwrite)"
-        )
+        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with overwrite=True")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
     if not any((target / name).is_file() for name in (CONFIG_NAME, "modules.json")):

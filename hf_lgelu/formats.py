@@ -48,7 +48,7 @@ def main_measures(
         names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
         found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
         kept = embedding.get("same_neighbour")
-        return found if kept is None else found | {"same nearest neighbour": percent(kept)}
+        return found if kept is None else found | {"same nearest neighbour among these": percent(kept)}
     if kl is None:
         return {_ERROR: significant(relative_error)}
     return {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}

@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise _WrongCallError(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; hf-lgelu --help")
         arguments = _arguments(COMMANDS[name], words[1:])
     except _WrongCallError as error:
-        print(f"hf-lgelu: {error}", file=sys.stderr)
+        print(f"hf-lgelu: {in_options(str(error))}", file=sys.stderr)
         return WRONG_CALL
     return 0 if arguments is None else _answer(COMMANDS[name], arguments)
 
@@ -102,10 +102,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
+def in_options(text: str) -> str:
+    """The text with options in the place of Python's arguments: "--overwrite" for "overwrite=True"."""
+    names = {entry.name for command in COMMANDS.values() for entry in dataclasses.fields(command.arguments)}
+    text = text.replace("evaluation_data=", "evaluation=").replace("checkpoint_dir=", "resume=")
+    argument = rf"(?<![-\w])({'|'.join(names)})=(True\b|'[^']*'|\d[\d.]*\b|(?![\w([{{]))"
+    return re.sub(argument, lambda found: f"--{found[1]} {found[2]}".removesuffix(" True").rstrip(), text)
+
+
 def say(text: str) -> None:
     """Print a line at once. The work goes on, in silence, where nobody reads any more (`hf-lgelu … | head`)."""
     try:
-        print(text, flush=True)
+        print(in_options(text), flush=True)
     except BrokenPipeError:
         _stop_saying()
 
@@ -163,7 +171,7 @@ def _answer(command: Command, arguments: Arguments) -> int:
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"hf-lgelu {command.name}: {reason}", file=sys.stderr)
+        print(f"hf-lgelu {command.name}: {in_options(reason)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
         left = str(interrupt) or "nothing was written"
@@ -204,10 +212,7 @@ def require_paths(arguments: Any) -> None:
 
 def require_there(name: str, kind: str = "model") -> None:
     """Raise FileNotFoundError unless there is a folder or file `name`, a "model" or "dataset" of that id on the Hub, or
-    a cached one.
-
-    The libraries that load it would try the Hub five times, for half a minute, before they say so.
-    """
+    a cached one; the libraries that load it would try the Hub for half a minute first."""
     if local(name) is not None:
         return
     what = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
@@ -229,6 +234,8 @@ def require_there(name: str, kind: str = "model") -> None:
     except HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
         why = "has none of that name, or none that you may read" if status in (401, 403, 404) else f"answers {status}"
-        raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id") from error
     except (HTTPError, OSError) as error:
-        raise FileNotFoundError(f"{missing}, and the Hub cannot be reached ({error}); give {what}") from error
+        why = f"cannot be reached ({error})"
+    else:
+        return
+    raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id")

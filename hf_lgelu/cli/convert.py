@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
-from hf_lgelu.cli.command import say
+from hf_lgelu.cli.command import in_options, say
 from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
@@ -184,7 +184,7 @@ def _write(
         document["equalized"] = [asdict(layer) for layer in equalized]
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
-    (folder / PAGE_FILE).write_text(render_markdown(report, figure=FIGURE_FILE), encoding="utf-8")
+    (folder / PAGE_FILE).write_text(in_options(render_markdown(report, figure=FIGURE_FILE)), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
     card = render_conversion_card(
         report, provenance, facts_of_folder(folder), figure=FIGURE_FILE, repo_id=arguments.push_to_hub,

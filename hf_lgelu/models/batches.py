@@ -39,12 +39,8 @@ _MASKS = ("attention_mask", "decoder_attention_mask")
 _CONSTANTS = (bool, int, float, str, type(None))
 _PAIR, _POSITIONS, _ARGUMENT = "(inputs, labels)", "positional arguments", "one argument"
 _WHAT_TO_PASS = (
-    "Pass a tensor or a mapping of tensors whose leading axis counts samples (rows, sequences, images), a dataset, "
-    "a DataLoader, or an iterable of batches"
-)
-_WHAT_TO_DO = (
-    "Prepare the inputs first (tokenizer, image processor), drop the columns that the model does not take, "
-    "or pass data_collator, which makes a batch of tensors from a list of items"
+    "Pass tensors with an entry a sample, a mapping of them, a dataset, a DataLoader or an iterable of batches. A "
+    "tokenizer or image processor makes tensors by return_tensors='pt', data_collator makes a batch of a list of items"
 )
 
 
@@ -310,8 +306,9 @@ def _collate(items: Any) -> Any:
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise ValueError(
             f"the dataset's items, e.g. {in_words(items[0])}, do not become a batch: {error}. Sequences must have "
-            f"equal lengths here. {_WHAT_TO_DO}, e.g. transformers.DataCollatorWithPadding(tokenizer). Where each item "
-            "is a call of the model, such as a graph, pass DataLoader(dataset, batch_size=None)"
+            "equal lengths here. Give an image processor's or tokenizer's tensors, or a data_collator, such as "
+            "DataCollatorWithPadding(tokenizer). Where each item is a call of the model, such as a graph, pass "
+            "DataLoader(dataset, batch_size=None)"
         ) from error
 
 
@@ -344,7 +341,7 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
         inputs = inputs if isinstance(inputs, Tensor) else (inputs,)
     tensors = Batch(inputs).tensors
     if not tensors:
-        raise ValueError(f"a batch has no tensor among its inputs ({in_words(inputs)}). {_WHAT_TO_PASS}. {_WHAT_TO_DO}")
+        raise ValueError(f"a batch has no tensor among its inputs ({in_words(inputs)}). {_WHAT_TO_PASS}")
     if any(value.ndim < 2 for name, value in tensors.items() if name in _SEQUENCES):
         raise ValueError(
             f"a batch of sequences must have the shape (sequences, tokens), got {in_words(inputs)}. A list holds "
@@ -415,9 +412,10 @@ def _look_into(kind: type) -> None:
 
 
 def _not_read(name: str, value: Any) -> TypeError:
-    text = "Text goes through the model's tokenizer first. " if isinstance(value, str) else ""
-    given = type(value).__name__ if isinstance(value, np.ndarray) else in_words(value)
-    return TypeError(f"{name} of a batch must be a tensor, got {given}. {text}{_WHAT_TO_PASS}. {_WHAT_TO_DO}")
+    given, advice = type(value).__name__ if isinstance(value, np.ndarray) else in_words(value), f". {_WHAT_TO_PASS}"
+    if given == "str" or given.endswith(": str"):
+        given, advice = "text", ": pass tokenizer(texts, padding=True, return_tensors='pt'), or leave the column out"
+    return TypeError(f"{name} of a batch must be a tensor, got {given}{advice}")
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:

@@ -103,7 +103,7 @@ def in_words(value: Any) -> str:
         return ", ".join(f"{name}: {in_words(entry).removeprefix('a tensor ')}" for name, entry in value.items())
     name = type(value).__name__
     if isinstance(value, list | tuple):
-        return f"{name} of {len(value)}: {', '.join(map(in_words, value[:3]))}" + ", ..." * (len(value) > 3)
+        return f"{name} of {len(value)}: {', '.join(dict.fromkeys(map(in_words, value[:3])))}"
     return name
 
 

@@ -124,7 +124,7 @@ def gate_of(module: nn.Module) -> str:
 def checked_module(model: nn.Module) -> nn.Module:
     """The model, or a TypeError that names the class of another object."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load a checkpoint first")
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load it, or take pipeline.model")
     return model
 
 

@@ -54,6 +54,5 @@ def _together(call: Callable[[Any], Any], value: Any) -> Any:
     except RuntimeError as error:
         raise RuntimeError(
             f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "
-            "which says why itself unless it was killed. Started again, as many go on from what a checkpoint_dir "
-            f"(--resume) kept. ({error})"
+            f"which says why itself unless it was killed. Started again, as many go on from checkpoint_dir= ({error})"
         ) from error

@@ -11,7 +11,7 @@ from hf_lgelu.formats import NONE, counted, finite_or_none, main_measures, measu
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
 
-ENOUGH_ROWS = 2
+ENOUGH_ROWS = 4
 """Rows for each feature; a layer that was fitted on fewer is called starved."""
 
 _ROUNDING = 1e-10  # KL or relative error; what float32 leaves of two equal networks lies below
@@ -56,7 +56,7 @@ class LayerRefit:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it was fitted on fewer than two rows for each feature."""
+        """Whether it was fitted on fewer than `ENOUGH_ROWS` for each feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width
 
     @classmethod
@@ -347,7 +347,6 @@ def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
     """What may bring the network nearer, and its price; () where no finite distance above rounding was measured."""
     if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
         return ()
-    wider = "More hidden units usually help most: `width=1.25` (--width 1.25) for a quarter more in each "
-    wider += "block, and about three times this conversion's time."
-    higher = f"The next rung, `{report.next_step}` (effort, --effort), may bring the network nearer."
+    wider = "More hidden units usually help most: width=1.25 adds a quarter, in about three times this time."
+    higher = f"The next rung, effort={report.next_step!r}, may bring the network nearer."
     return (*[higher] * (report.next_step is not None), *[wider] * report.can_be_wider)

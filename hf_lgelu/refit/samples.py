@@ -137,7 +137,7 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
     if start is None or not model.can_generate():
         raise ValueError(
             "without data, a causal language model of transformers that has a start token samples text, and "
-            f"{type(model).__name__} is none: give inputs (data, --data)"
+            f"{type(model).__name__} is none: give inputs (data=)"
         )
     length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
     # What the model's own generation config says otherwise (top_p, a penalty) must not narrow the text.
@@ -228,7 +228,7 @@ def _alike(batches: Iterable[Batch]) -> list[Batch]:
         one, another = map(set, parts[:2])
         raise ValueError(
             f"batches of the data differ: {'; '.join(sorted(one - another))} in one, "
-            f"{'; '.join(sorted(another - one))} in another. All must have the same names, dtypes and constants"
+            f"{'; '.join(sorted(another - one))} in another. Inputs and labels make one batch, [(inputs, labels)]"
         )
     if len(structures) == 1:
         return batches

@@ -205,11 +205,9 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
     # Softmax does not see an amount that is common to all columns.
     if change and change.kl is not None and change.relative_error > 0.01 and change.kl < 1e-3 * change.relative_error:
         yield (
-            f"the output is a tensor without a name and was taken for class scores, of which only the shares that "
-            f"softmax makes count (KL {significant(change.kl)} nat). Should it be values (a regression, an "
-            f"embedding, an image), its relative error of {significant(change.relative_error)} (share of "
-            'squares) is what counts: convert a model that gives them by a name, {"values": output} or {"embeddings": '
-            "output}"
+            f"the unnamed output was taken for class scores (KL {significant(change.kl)} nat). If it holds values (a "
+            f"regression, an image), its relative error of {significant(change.relative_error)} (share of squares) "
+            'counts: let the model return {"values": output}, or {"embeddings": output}'
         )
     yield from _of_layers(report.layers, report.distinct_samples)
     if report.evaluation is None:
@@ -239,13 +237,13 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
     if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
         yield (
             f"held out: only {report.held_out.size_in_words}, too few to trust the distance to the original; give more "
-            "inputs (an eighth is held out), or a second set (evaluation_data, --evaluation)"
+            "inputs (an eighth is held out), or a second set (evaluation_data=)"
         )
     if len(report.steps) > 1 and not report.choosing_samples and report.evaluation is None:
         yield (
             f"held out were only {counted(report.held_out.samples, 'input')}: the same inputs chose the rung and "
             f"measured the distance, and other inputs are probably further away; give {_ENOUGH_TO_SPLIT} or more (an "
-            "eighth is held out), or a second set (evaluation_data, --evaluation)"
+            "eighth is held out), or a second set (evaluation_data=)"
         )
 
 
@@ -256,9 +254,9 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
         yield (
-            f"{len(starved)} of {fitted} layers had too few data: fewer than {ENOUGH_ROWS} rows a feature make a layer "
-            f"starved (most of all {worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features); {enough:,} "
-            f"inputs like these {samples:,} would be enough (max_samples, --max_samples)"
+            f"{len(starved)} of {fitted} layers are starved, with fewer than {ENOUGH_ROWS} rows a feature (most of all "
+            f"{worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features): give {enough:,} inputs like these "
+            f"{samples:,} (max_samples={enough})"
         )
     unfit = [layer for layer in layers if layer.is_unfit]
     for layer in unfit[:3]:
@@ -268,9 +266,8 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
     uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]
     if uncounted:
         yield (
-            f"{quoted(uncounted)} had weights behind it that were left as they were, in a part of the model whose "
-            "outputs did not count: what that gives now was not measured. Name its output (outputs=), or leave it "
-            "(keep=)"
+            f"{quoted(uncounted)} leads to outputs that did not count: the weights there were left, and what they give "
+            "now was not measured. Name its output (outputs=), or leave the gate (keep=)"
         )
 
 
@@ -278,7 +275,7 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
     """That a language model was given no data, and sampled the text itself."""
     return (
         f"no data were given: the model sampled {text.numel():,} tokens of text itself in {seconds:.0f} s, and all is "
-        "fitted and measured on these. Text from where the model is used tells more (evaluation_data, --evaluation)"
+        "fitted and measured on these. Text from where the model is used tells more (evaluation_data=)"
     )
 
 
@@ -306,33 +303,37 @@ def uncounted_warnings(
     ]
     if kept:
         yield (
-            f"of the outputs {quoted(others)} did not count, and {quoted(kept)} behind gates on the way there kept the "
-            f"weights: what these give now was not measured. Name what you use of them in outputs=, beside "
-            f"{quoted(counted)}"
+            f"the outputs {quoted(others)} did not count, and {quoted(kept)} on the way there kept the weights: what "
+            f"these give now was not measured. Name what you use of them in outputs=, beside {quoted(counted)}"
         )
 
 
 def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
-    """Programs that ignore the config of the result, a config that was not rewritten, and code with the old gates."""
-    if changes:
-        yield from runtime_warnings(getattr(model, "config", None))
+    """Programs that ignore the config, a head that is new, a config that was not rewritten, code with the old gates."""
     for _, root in pretrained_roots(model):
+        name, trained = type(root).__name__, root.config.architectures
+        if root.can_generate() or root.base_model is root:  # what llama.cpp and its like run
+            yield from runtime_warnings(root.config) if changes else ()
+        elif trained and name not in trained:
+            yield (
+                f"the checkpoint is of a {trained[0]}: unless the head of this {name} was trained since, its scores "
+                "do not show how far the network is. Train the head first, or convert the network without it"
+            )
         if loads_elsewhere(root.config):
             yield (
-                f"{type(root).__name__} has no config key that says these gates, so the config remembers them: load "
-                f"the saved folder by hf_lgelu.from_pretrained({type(root).__name__}, folder). Where hf_lgelu is not "
-                "imported, the folder loads without an error, but with the old gates: it computes another network"
+                f"{name} has no config key that says these gates, so the config remembers them: load the saved folder "
+                f"by hf_lgelu.from_pretrained({name}, folder). Where hf_lgelu is not imported, the folder loads "
+                "without an error, but with the old gates: it computes another network"
             )
         if not rewrite_config:
             yield (
-                f"rewrite_config=False: the config of {type(root).__name__} names the gates from before. Saved and "
-                "loaded by it, these stand before the refitted weights, another network, without an error; load the "
-                "weights into a model that has been given the gates of this one"
+                f"rewrite_config=False: the config of {name} names the old gates, and loads them before the refitted "
+                "weights without an error: load the weights into a model that has the gates of this one"
             )
     lines = settle(model)
     if lines:
         yield (
-            f"the code still calls the old gates: {'; '.join(lines)}. This copy, and what hf_lgelu loads of it, runs "
-            "the new gates instead. Before you load the state dict into the code yourself, write the new gate there "
-            "(torch.nn.functional.relu for ReLU): code without this edit computes the old gates, without an error"
+            f"the code still calls the old gates: {'; '.join(lines)}. This copy runs the new gates instead. Before you "
+            "load the state dict into the code yourself, write the new gate there (torch.nn.functional.relu for ReLU): "
+            "code without this edit computes the old gates, without an error"
         )

@@ -91,7 +91,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
             "nothing reads --max_eval_samples without a set",
         ),
         ((*CONVERT, "--width", "0.5"), "width is a multiple of the units there are, 1 or more"),
-        ((*CONVERT, "--bf16"), "bf16=True is for effort='distill'"),
+        ((*CONVERT, "--bf16"), "--bf16 is for --effort 'distill'"),
         ((*CONVERT, "--target", "relu:0.1"), "target must be one of relu, relu6"),
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
         ((*CONVERT, "--target", "relu6", "--equalize"), "--equalize: units of relu6 cannot be rescaled"),
@@ -169,6 +169,19 @@ def test_a_terminal_is_told_what_lasts_before_it_begins(is_terminal, fake_comman
 def test_what_failed_is_said_in_one_line(fake_command, call):
     fake_command(fail)
     assert call("fake", ".") == (1, "", "hf-lgelu fake: first line second line\n")
+
+
+@pytest.mark.parametrize(
+    ("python", "command"),
+    [
+        ("replace it with overwrite=True", "replace it with --overwrite"),
+        ("stop at effort='place', or width=1.25.", "stop at --effort 'place', or --width 1.25."),
+        ("(evaluation_data=) or (keep=)", "(--evaluation) or (--keep)"),
+        ("DataLoader(data, batch_size=None), --width=2", "DataLoader(data, batch_size=None), --width=2"),
+    ],
+)
+def test_arguments_of_python_are_said_as_options(python, command):
+    assert command_module.in_options(python) == command
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

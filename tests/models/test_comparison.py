@@ -111,7 +111,7 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
         )
     assert (whole.change.unchanged_predictions, whole.kl) == (None, None)
     assert "predictions" not in str(whole.change)
-    assert f"same nearest neighbour {100 * same:.2f} %" in str(whole.change)
+    assert f"same nearest neighbour among these {100 * same:.2f} %" in str(whole.change)
 
 
 @pytest.mark.parametrize(

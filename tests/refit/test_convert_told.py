@@ -4,11 +4,13 @@ import re
 
 import pytest
 import torch
+from loud_nets import bert, gpt2
 from networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.models.outputs import are_probabilities, compared_outputs
+from hf_lgelu.refit.verdict import config_warnings
 
 
 def loud(*layers, seed=2, by=1.5):
@@ -116,6 +118,17 @@ def test_labels_that_are_not_one_for_each_row_are_told():
         assert not any("labels" in warning for warning in convert_to_relu(net, [(x, labels)]).report.warnings)
 
 
+def test_a_new_head_is_told_and_a_program_that_runs_no_such_head_is_not(tmp_path):
+    trained = bert(1)
+    encoder = trained.bert
+    for saved, told in ((trained, 0), (encoder, 1)):
+        saved.save_pretrained(tmp_path)
+        warnings = [*config_warnings(type(trained).from_pretrained(tmp_path), ("hidden_act",), True)]
+        assert [text.startswith("the checkpoint is of a BertModel") for text in warnings] == [True] * told
+    for model in (encoder, gpt2(1)):
+        assert [text.split()[0] for text in config_warnings(model, ("key",), True)] == ["llama.cpp"]
+
+
 class TwoHeads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -129,7 +142,7 @@ def test_gates_in_a_head_that_does_not_count_are_named():
     net, x = TwoHeads().eval(), torch.randn(400, 8)
     report = convert_to_relu(net, x).report
     (warning,) = (warning for warning in report.warnings if "did not count" in warning)
-    assert warning.startswith("`beside.1`, `beside.3` had weights behind it that were left as they were")
+    assert warning.startswith("`beside.1`, `beside.3` leads to outputs that did not count")
     assert "Of 2 linear maps behind them, 2 were refitted" in str(report)
     assert "weights kept" not in str(report)
     assert not any(
@@ -162,7 +175,7 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
         errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
         if told:
-            assert told[0].startswith("of the outputs `value`, `hidden` did not count, and `value` behind gates")
+            assert told[0].startswith("the outputs `value`, `hidden` did not count, and `value` on the way")
             assert told[0].endswith("Name what you use of them in outputs=, beside `logits`")
     assert errors[True] > 4 * errors[False]
 

@@ -82,14 +82,14 @@ def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     held_out, _ = tables_of(page)
     assert [row.pop("cosine to the original") for row in held_out] == ["1.0000", "0.5885", "0.9850"]
     assert [row.pop("least cosine") for row in held_out] == ["1.0000", "0.3670", "0.9300"]
-    assert [row.pop("same nearest neighbour") for row in held_out] == ["100 %", "38.00 %", "81.00 %"]
+    assert [row.pop("same nearest neighbour among these") for row in held_out] == ["100 %", "38.00 %", "81.00 %"]
     assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.5", "0.0296"]
     assert {column for row in held_out for column in row} == {"network"}
     assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in page
     assert "(400 inputs), plain swap → refitted: cosine to the original 0.5885 → 0.9850; least cosine" in text
     assert "predict" not in page + text
     (warning,) = (found for found in conversion_warnings(report, 0.1) if "embeddings" in found)
-    assert "same nearest neighbour 81.00 %" in warning
+    assert "same nearest neighbour among these 81.00 %" in warning
     near = dataclasses.replace(refitted, embedding=nearer | {"same_neighbour": 0.97})
     report = dataclasses.replace(report, held_out=dataclasses.replace(of_embeddings, refitted=near))
     assert not any("embeddings" in found for found in conversion_warnings(report, 0.1))
