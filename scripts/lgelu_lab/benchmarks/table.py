@@ -3,6 +3,7 @@
 from lgelu_lab.benchmarks.adult import ADULT
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.cifar import RESNET18_CIFAR10, RESNET18_CIFAR100
+from lgelu_lab.benchmarks.detector import DETECTOR
 from lgelu_lab.benchmarks.digits import DIGITS
 from lgelu_lab.benchmarks.fashion_mnist import FASHION_MNIST
 from lgelu_lab.benchmarks.llama import LLAMA_WIKITEXT2
@@ -18,6 +19,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         DEIT_TINY_IMAGENET,
         *(GPT2_WIKITEXT2, LLAMA_WIKITEXT2),
         *(REACTIONS, SMOLLM2),
+        DETECTOR,
     )
 }
 

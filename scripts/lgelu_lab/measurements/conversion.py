@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
-from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison
+from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from hf_lgelu.refit.report import ConversionReport
@@ -32,7 +32,7 @@ CONVERSION_COLUMNS: dict[str, str] = {
     "score": "the benchmark's metric on the evaluation split",
     "loss": "mean loss on the evaluation split, of the network that is there (absent earlier)",
     "original_score": "the same of the GELU network",
-    "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
+    "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction; null of a detector",
     "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
     "max_logit_change": "largest difference from a logit of the original's on the evaluation split",
     "seconds": "wall time of the conversion, with the rungs below the effort; of the hardened network, of its "
@@ -96,7 +96,7 @@ class _Original:
             "model": model, "method": method, "rows": rows, "original_score": self.score, **values,
         }  # fmt: skip
 
-    def compared(self, network: PreTrainedModel) -> dict[str, float]:
+    def compared(self, network: PreTrainedModel) -> dict[str, float | None]:
         batches = DataLoader(self.data.eval, batch_size=_COMPARED_ROWS, collate_fn=self.benchmark.collate)
         scores = evaluate(network, self.benchmark, self.data, bf16=self.bf16)
         score = {"score": scores[self.benchmark.metric], "loss": scores["loss"]}
@@ -185,19 +185,22 @@ def with_new_statistics(original: _Original, calibration: Any) -> tuple[PreTrain
 
 
 @torch.no_grad()
-def change_of_outputs(original: PreTrainedModel, network: PreTrainedModel, batches: DataLoader) -> dict[str, float]:
+def change_of_outputs(
+    original: PreTrainedModel, network: PreTrainedModel, batches: DataLoader
+) -> dict[str, float | None]:
     """{"kl", "agreement", "max_logit_change"} of the network's logits against the original's, over every prediction.
 
-    KL(original ‖ network) is a mean in nats, in float64; the agreement is the share with the same argmax. Predictions
-    whose label is −100 are not counted.
+    KL(original ‖ network) is a mean in nats, in float64; None where a sigmoid reads the logits. The agreement is the
+    share with the same argmax. Predictions whose label is −100 are not counted.
     """
     change = OutputComparison()
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        expected, given = (model.eval()(**inputs)["logits"] for model in (original, network))
+        found, changed = (compared_outputs(model.eval(), inputs) for model in (original, network))
+        expected, given = found.tensors["logits"], changed.tensors["logits"]
         labels = batch.get("labels")
         counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else None
-        change.add(expected, given, counted, are_scores=True)
+        change.add(expected, given, counted, are_scores=found.are_logits)
     return {"kl": change.kl, "agreement": change.agreement, "max_logit_change": change.largest_change}
 
 

@@ -5,8 +5,9 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import EvalPrediction
 
-from hf_lgelu import export_onnx, quantize_onnx
+from hf_lgelu import ConversionConfig, convert_to_relu, export_onnx, quantize_onnx
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -25,7 +26,7 @@ from hf_lgelu.models.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import TrainedModel, training_batches
+from lgelu_lab.measurements.networks import TrainedModel, draw_calibration, training_batches
 from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
@@ -41,7 +42,7 @@ PRECISIONS: tuple[str, ...] = (FLOAT32, *(f"int8-{operations}" for operations in
 """float32; int8-all: every operation that onnxruntime can; int8-layers: convolutions and matrix products alone."""
 
 INT8_COLUMNS: dict[str, str] = {
-    "model": "network",
+    "model": "network; an effort is the network gelu converted by it",
     "precision": "float32, int8-all (every operation that can be) or int8-layers (Conv, Gemm and MatMul alone)",
     "batch_size": "rows of one call in the latencies; what is not a latency is the same for every batch size",
     "metric": "the benchmark's metric",
@@ -73,6 +74,8 @@ class Int8Settings:
         rounds: of the latencies.
         min_round_seconds: calls are repeated in a round until it is expected to take as long.
         seed: of the calibration rows and of the order in each round.
+        efforts: rungs of `convert_to_relu`; the network gelu is measured converted by each, too.
+        converted_rows: training rows that the conversions are fitted on.
     """
 
     calibration_rows: int = 256
@@ -83,6 +86,8 @@ class Int8Settings:
     rounds: int = 30
     min_round_seconds: float = 0.005
     seed: int = 0
+    efforts: tuple[str, ...] = ()
+    converted_rows: int = 1024
 
 
 @dataclass
@@ -105,8 +110,8 @@ def measure_int8(
     calibration = [_inputs(batch) for batch in drawn]
     variants = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, trained in models.items():
-            network = trained.load()
+        networks = ((name, trained.load()) for name, trained in models.items())
+        for name, network in chain(networks, _converted(models, benchmark, data, settings)):
             made = _variants(name, network, Path(folder), calibration, settings)
             _evaluate(network, made, benchmark, data.eval, settings)
             variants += made
@@ -117,6 +122,16 @@ def measure_int8(
         for size in settings.batch_sizes
         if (key := (v.model, v.precision, size))
     ]
+
+
+def _converted(
+    models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
+) -> Iterator[tuple[str, nn.Module]]:
+    """(effort, the network gelu converted by it)."""
+    rows = draw_calibration(data, settings.converted_rows, settings.seed) if settings.efforts else None
+    for effort in settings.efforts:
+        options = ConversionConfig(data_collator=benchmark.collate)
+        yield effort, convert_to_relu(models["gelu"].load(), rows, effort=effort, options=options).model
 
 
 def _variants(
@@ -171,9 +186,9 @@ def _evaluate(
         wanted = network(**{name: torch.from_numpy(array) for name, array in inputs.items()}).logits
         labels.append(batch["labels"].numpy())
         for variant in variants:
-            found = torch.from_numpy(variant.session(inputs)[0])
+            found = [torch.from_numpy(output) for output in variant.session(inputs)]
             variant.predictions.append(_predictions(found, batch["labels"], benchmark))
-            variant.change.add(wanted, found)
+            variant.change.add(wanted, found[0])
     label_ids = np.concatenate(labels)
     for variant in variants:
         variant.facts |= {
@@ -223,8 +238,8 @@ def _inputs(batch: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in batch.items() if name != "labels"}
 
 
-def _predictions(logits: Tensor, labels: Tensor, benchmark: Benchmark) -> np.ndarray:
-    kept = logits if benchmark.preprocess_logits is None else benchmark.preprocess_logits(logits, labels)
+def _predictions(outputs: list[Tensor], labels: Tensor, benchmark: Benchmark) -> np.ndarray:
+    kept = outputs[0] if benchmark.preprocess_logits is None else benchmark.preprocess_logits(outputs, labels)
     return kept.numpy()
 
 
@@ -236,7 +251,7 @@ def _score(predictions: list[np.ndarray], labels: np.ndarray, benchmark: Benchma
 INT8 = Measurement(
     name="int8",
     benchmarks=STUDIES["downstream"].benchmarks,
-    models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
+    models=("gelu", "relu", "lambda_gelu", "hardened_relu", "relufied"),
     settings=Int8Settings,
     measure=measure_int8,
 )

@@ -101,8 +101,15 @@ _RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
 
 
 # The gate whose λ = 1 a network's activation is, and the others that were tried in its place.
-_SMOOTH_GATES = {"llama-wikitext2": ("silu", "lambda_silu"), "smollm2": ("silu", "lambda_silu")}
+_SMOOTH_GATES = dict.fromkeys(("llama-wikitext2", "smollm2", "detector"), ("silu", "lambda_silu"))
 _OTHER_GATES = {"gpt2-wikitext2": "lambda_gelu_tanh", "llama-wikitext2": "lambda_gelu"}
+
+
+def _downstream(benchmark: str) -> list[Configuration]:
+    """The smooth network, ReLU from the start, λ learned, hardened; of the detector, swapped early as well."""
+    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
+    trained = ({"activation": smooth}, _RELU, *({**row, "activation": gate} for row in (_LEARNED[0], _HARDENED)))
+    return [*trained, *([{"activation": smooth, "relufication": True}] if benchmark == "detector" else [])]
 
 
 def _gates(benchmark: str) -> list[Configuration]:
@@ -163,8 +170,8 @@ STUDIES: dict[str, Study] = {
         Study("related", _MLPS, lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED)),
         Study(
             "downstream",
-            ("mlp-digits", *_PAIRS),
-            lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
+            ("mlp-digits", *_PAIRS, "detector"),
+            _downstream,
             folder="downstream",
             arguments={"save_final_model": True},  # for scripts/measure.py
         ),
