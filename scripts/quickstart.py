@@ -183,12 +183,10 @@ def _table(
     rows = []
     for way in _FOLDERS:
         single, integer = compared[way]
-        same = 1.0 if single.change is None else single.change.agreement
         rows.append(
             {
                 "network": way,
                 "accuracy": f"{single.metrics['accuracy']:.4f}",
-                "same as GELU": f"{same:.1%}",
                 "ms": f"{single.milliseconds[1]:.3f}",
                 "MB": f"{single.megabytes:.2f}",
                 "int8: accuracy": f"{integer.metrics['accuracy']:.4f}",

@@ -203,10 +203,7 @@ class ConversionConfig:
             raise ValueError(f"width is a multiple of the units there are, 1 or more and finite, got {self.width!r}")
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} is for effort='distill', and the last rung asked for is "
-                    f"{self.rungs[-1]!r}"
-                )
+                raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill' in the same options")
         if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
             raise ValueError(
                 f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "

@@ -292,19 +292,17 @@ def _road_cell(heading: str, *ways: str) -> Column:
         seeds = next((found[way] for way in ways if way in found and len(found[way])), None)
         if seeds is None:
             return NONE
-        if "int8" in ways:
-            return number(statistics.fmean(seeds["value"]), 2)
-        wider = f" ({seeds['width'].iloc[0]:g} ×)" if WIDER in ways else ""
-        return number(statistics.fmean(seeds["value"]), digits_of(seeds["metric"].iloc[0])) + wider
+        digits = 2 if "int8" in ways else digits_of(seeds["metric"].iloc[0])
+        wider = f" ({seeds['width'].iloc[0]:g} ×)" if "width" in seeds and (seeds["width"].iloc[0] or 1) > 1 else ""
+        return number(statistics.fmean(seeds["value"]), digits) + wider
 
     return Column(heading, cell)
 
 
 ROADS = TableSpec(
     title="What each road keeps, and what it costs",
-    caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “2 ×” means twice the "
-    "hidden units. “int8 time” is the int8 time of the hardened network (where none was hardened, of the wider one) "
-    "divided by that of the smooth network.",
+    caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “2 ×”: with twice the "
+    "hidden units. “int8 time” is the time of the hardened (or the wider) network in int8 over that of the smooth one.",
     rows=_road_rows,
     head=("Network",),
     columns=(
