@@ -36,7 +36,7 @@ def percent(fraction: float) -> str:
     return "100 %" if fraction == 1 else f"{min(fraction, 0.9999):.2%}".replace("%", " %")
 
 
-_ERROR = "relative error (share of squares)"
+RELATIVE_ERROR = "relative error (share of squares)"
 
 
 def main_measures(
@@ -50,17 +50,8 @@ def main_measures(
         kept = embedding.get("same_neighbour")
         return found if kept is None else found | {"same nearest neighbour among these": percent(kept)}
     if kl is None:
-        return {_ERROR: significant(relative_error)}
+        return {RELATIVE_ERROR: significant(relative_error)}
     return {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}
-
-
-def measures(
-    kl: float | None, agreement: float, largest_change: float, relative_error: float, embedding: Mapping[str, float]
-) -> dict[str, str]:
-    """The `main_measures`, and behind them the largest change, but of embeddings, and the relative error."""
-    change = {"largest change" if kl is None else "largest logit change": significant(largest_change)}
-    main = main_measures(kl, agreement, relative_error, embedding)
-    return main | ({} if embedding else change) | {_ERROR: significant(relative_error)}
 
 
 def counted(number: int, noun: str) -> str:
@@ -68,7 +59,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def quoted(names: Sequence[str]) -> str:
+def quoted(names: Iterable[str]) -> str:
     """Names as code, with commas."""
     return ", ".join(f"`{name}`" for name in names)
 

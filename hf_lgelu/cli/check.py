@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ from hf_lgelu.cli.inputs import evaluation_set, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.called import gates_as_modules
-from hf_lgelu.models.config_keys import UnsupportedConfigError, runtime_warnings
+from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.example_run import random_inputs, run_example
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
@@ -35,7 +34,7 @@ from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.weights import why_not_writable
-from hf_lgelu.refit.widen import has_biases, widen_original, without_values
+from hf_lgelu.refit.widen import can_be_wider
 
 _EXAMPLE_ROWS = 8
 _LONGEST_LIST = 12
@@ -175,26 +174,24 @@ def _conversion(examined: Examined) -> Iterator[str]:
         yield examined.layers
         return
     (program, layers), sites = examined.layers, examined.sites
-    unfit = {site for entry in layers.unfit for site in entry.sites}
+    unfit = set().union(*layers.unfit.values())
     maps = sum(len(layer.maps) for layer in layers.layers)
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
     if layers.beside:
         yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
     lines = []
-    for entry in layers.unfit:
-        names = ", ".join(sites[index].name for index in entry.sites)
-        reason = entry.reason if entry.reason.startswith(entry.name) else f"{entry.name}: {entry.reason}"
+    for (name, reason), before in layers.unfit.items():
+        names = ", ".join(sites[index].name for index in sorted(before))
+        reason = reason if reason.startswith(name) else f"{name}: {reason}"
         lines.append(f"- not {names}: {reason}")
     yield from _shortened(lines)
     if unfit:
         yield "These gates are exchanged all the same, with the weights behind them as they are."
-    with suppress(UnsupportedConfigError):
-        wide = widen_original(without_values(examined.given.network), program, layers, 1.25)
-        if has_biases(wide, layers.units):
-            yield (
-                "More hidden units usually help most: --width 1.25 gives each block a quarter more, for "
-                "about three times the conversion's time."
-            )
+    if can_be_wider(examined.given.network, program, layers):
+        yield (
+            "More hidden units usually help most: --width 1.25 gives each block a quarter more, for about three times "
+            "the conversion's time."
+        )
 
 
 def _shortened(lines: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
-from hf_lgelu.cli.command import in_options, say
+from hf_lgelu.cli.command import say
 from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
@@ -26,7 +26,7 @@ from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.page import draw_conversion, render_markdown
+from hf_lgelu.refit.page import draw_conversion
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
@@ -35,7 +35,7 @@ from hf_lgelu.refit.verdict import ConversionRefusedError, own_text_warning
 if TYPE_CHECKING:
     from hf_lgelu.export.int8.equalize import EqualizedLayer
 
-PAGE_FILE, FIGURE_FILE = "report.md", "refit.png"
+FIGURE_FILE = "refit.png"
 
 _COMPARED_ROWS = 8
 _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
@@ -108,7 +108,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             _write(new, arguments, given, converted, report, provenance, data, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)
-    tell(f"Saved in {folder}, with {PAGE_FILE} and the model card README.md")
+    tell(f"Saved in {folder}, with the model card README.md")
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
         if arguments.compare:
@@ -184,7 +184,6 @@ def _write(
         document["equalized"] = [asdict(layer) for layer in equalized]
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
-    (folder / PAGE_FILE).write_text(in_options(render_markdown(report, figure=FIGURE_FILE)), encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
     card = render_conversion_card(
         report, provenance, facts_of_folder(folder), figure=FIGURE_FILE, repo_id=arguments.push_to_hub,

@@ -79,11 +79,6 @@ class Batch:
         """The tensors among the inputs, and the labels."""
         return self.tensors if self.labels is None else self.tensors | {LABELS: self.labels}
 
-    @property
-    def masks(self) -> dict[str, Tensor]:
-        """The attention masks among the inputs, True where a token counts."""
-        return {name: self.tensors[name].bool() for name in _MASKS if name in self.tensors}
-
     def mask_of(self, name: str) -> Tensor | None:
         """The attention mask (B, T) over a tensor of its shape; None where nothing says which entries are padding."""
         decodes = any(given.startswith("decoder_") for given in self.tensors)

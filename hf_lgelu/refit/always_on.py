@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import forward_pre_hooks, run_example
-from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.layers import GateUnit
 from hf_lgelu.refit.moments import Moments
@@ -145,10 +145,7 @@ def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -
         return {}
     widest = max(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis or 0] for unit in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
-    # Evenly spaced batches: the batches of a fold are in the order of their lengths.
-    counts = [math.ceil(share * len(fold)) for fold in folds.folds]
-    some = [fold[place * len(fold) // count] for fold, count in zip(folds.folds, counts, strict=True)
-            for place in range(count)]  # fmt: skip
+    some = [batch for fold in folds.folds for batch in evenly(fold, math.ceil(share * len(fold)), begin=0)]
     fitted = gather_inputs(model, lacking, some)
     judged = gather_inputs(model, lacking, folds.choosing)
     found = {unit.site: constant_direction(fitted[unit.site], judged[unit.site]) for unit in lacking}

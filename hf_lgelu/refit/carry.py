@@ -35,8 +35,7 @@ MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
 
 PADDING_COUNTS = "padding may count: its rows are not those of the attention mask"
-HIDDEN_COUNT = "outputs that a mask hides count as right, so the rest is moved less"
-"""Notes on a layer."""
+"""A note on a layer."""
 
 _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
@@ -67,11 +66,10 @@ class _Network(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The values of a batch in both networks, and the masks among its inputs."""
+    """The values of a batch in both networks; those of the original have the masks among its inputs."""
 
     original: dict[Node, Any]
     converted: dict[Node, Any]
-    masks: dict[Node, Tensor]
 
 
 class Carrier:
@@ -85,9 +83,8 @@ class Carrier:
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
         self._traces: dict[Program, Trace] = {}
-        self._noted: set[tuple[int, str]] = set()
+        self._with_padding: set[int] = set()
         self.trace = self._trace(folds.first)
-        self.layers = self.trace.layers
 
     def close(self) -> None:
         """Forget all values that were carried."""
@@ -99,7 +96,7 @@ class Carrier:
 
         Of a depthwise layer, the kinks of the gate before it are chosen and written, and the sums are behind these.
         """
-        layer = self.layers.layers[index]
+        layer = self.trace.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups
         kinks = KINKS if layer.unit is not None and len(self._batches) > 1 else KINKS[:1]
@@ -121,7 +118,6 @@ class Carrier:
                     parts[-1] += found
                 else:
                     parts.append(found)
-        self._noted.update(*each_has(self._noted))
         if layer.unit is None or len(kinks) == 1:
             return sums[0]
         found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
@@ -129,8 +125,8 @@ class Carrier:
         return found
 
     def note(self, index: int) -> str | None:
-        """The report's note on the rows of a layer whose moments were taken, or None."""
-        return ", ".join(note for note in (PADDING_COUNTS, HIDDEN_COUNT) if (index, note) in self._noted) or None
+        """The report's note on the rows of a layer whose moments were taken, or None; every process must call."""
+        return PADDING_COUNTS if any(each_has(index in self._with_padding)) else None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
@@ -145,21 +141,18 @@ class Carrier:
             trace = self._trace(batch)
             stage = trace.stages[index]
             if index == 0:
-                given = batch.load()
-                inputs = trace.program.bind(given.inputs, self._device)
-                named = {node.name: node for node in trace.program.inputs}
-                masks = {named[name]: mask.to(self._device) for name, mask in given.masks.items() if name in named}
-                values = Values(inputs, dict(inputs), masks)
+                inputs = trace.program.bind(batch.load().inputs, self._device)
+                values = Values(inputs, dict(inputs))
             else:
                 values = self._kept.take((fold, place))
                 trace.converted.run(trace.stages[index - 1].behind, values.converted)
             trace.original.run((*stage.before, *stage.behind), values.original)
             trace.converted.run((*stage.before, *stage.behind), values.converted)
             yield batch, trace, values
-            if index + 1 < len(self.layers.layers):
+            if index + 1 < len(self.trace.layers.layers):
                 original = {node: value for node, value in values.original.items() if node in stage.original}
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
-                self._kept.put((fold, place), Values(original, converted, values.masks))
+                self._kept.put((fold, place), Values(original, converted))
 
     def _rows(
         self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, trace: Trace, values: Values,
@@ -179,8 +172,6 @@ class Carrier:
             positions = None if chosen is None else chosen.to(self._device)
         original, converted = widened(values.original[aim]), widened(values.converted[aim])
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
-        if bool(hidden.any()):
-            self._noted.add((index, HIDDEN_COUNT))
         residuals, targets = (
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
@@ -200,18 +191,19 @@ class Carrier:
     ) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
         node = trace.masks[index]
-        mask = None if node is None else values.masks.get(node)
+        mask = None if node is None else values.original[node]
         if mask is None:
             return None
         shape = tuple(values.converted[first.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
+        mask = mask.bool()
         counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
         if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
             return (mask.mT if mask.shape == axes[::-1] else mask).reshape(-1)
         if rows != len(mask) and not bool(mask.all()):  # the rows are not tokens, frames of sound or samples
-            self._noted.add((index, PADDING_COUNTS))
+            self._with_padding.add(index)
         return None
 
     def _trace(self, batch: FoldBatch) -> Trace:
@@ -235,10 +227,10 @@ class Carrier:
                 )
                 for layer in found.layers
             ]
-            stages = plan_stages(program, stops)
+            masks = [_mask_of(program, layer) for layer in found.layers]
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
             trace = Trace(
-                program, found, stages, [_mask_of(program, layer) for layer in found.layers],
+                program, found, plan_stages(program, stops, {*filter(None, masks)}), masks,
                 _Network(program, program.stored(model), gate_of([site.module for site in sites])),
                 _Network(program, program.stored(self._converted), gate_of(new_gates)),
             )  # fmt: skip
@@ -262,7 +254,7 @@ def _of_original(trace: Trace, use: LinearMap, values: Values) -> Values:
     program, converted = trace.program, dict(values.original)
     nodes = program.downstream(gates_before(program, use), upstream(use.aim.node))
     trace.converted.run(program.in_order(nodes), converted)
-    return Values(values.original, converted, values.masks)
+    return Values(values.original, converted)
 
 
 def _mask_of(program: Program, layer: Layer) -> Node | None:

@@ -159,8 +159,6 @@ class ConversionConfig:
             judged and saved in the model's own precision. Default: that precision throughout.
         checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
             result. Every process must see the folder; delete it when the model is saved. Default: nothing is kept.
-        rewrite_config: Rewrite the config keys that the family uses, so that transformers loads the saved model.
-            Default: yes.
 
     Raises ValueError for impossible values, and for options that do not go together.
 
@@ -186,7 +184,6 @@ class ConversionConfig:
     distill_steps: int | None = None
     bf16: bool = False
     checkpoint_dir: str | os.PathLike | None = None
-    rewrite_config: bool = True
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:

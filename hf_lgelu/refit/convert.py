@@ -6,9 +6,10 @@ Every smooth gate becomes ReLU. The linear maps behind the gates are refitted, l
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -22,9 +23,8 @@ from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
-from hf_lgelu.refit.ladder import build_rungs, can_be_wider, climb, next_rung
-from hf_lgelu.refit.layerwise import Task
-from hf_lgelu.refit.plan import plan_exchange
+from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
+from hf_lgelu.refit.layerwise import Task, Work, plan_exchange
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.resume import work_in
@@ -37,7 +37,7 @@ from hf_lgelu.refit.verdict import (
     require_gates,
     require_good,
     require_refittable,
-    uncounted_warnings,
+    uncounted_warning,
 )
 
 
@@ -145,16 +145,19 @@ def convert_to_relu(
             warnings += require_comparable(model, second.first, "evaluation_data", config)[1]
         plan = plan_exchange(model, folds, config)
 
-        with work_in(model, folds, plan, config) as work:
-            task = Task(model, folds, plan, config, work, shown)
-            best, steps = climb(build_rungs(task), config, model, started)
+        work: Callable[[str], Work] = Work
+        if config.checkpoint_dir is not None:
+            work = stack.enter_context(work_in(Path(config.checkpoint_dir), model, folds, plan, config))
+        task = Task(model, folds, plan, config, work, shown)
+        best, steps = climb(build_rungs(task), config, model, started)
 
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
         warnings = (*made, *warnings)
         if not config.outputs:
-            warnings += tuple(uncounted_warnings(model, plan.sites(model), first, best.layers))
+            warnings += tuple(uncounted_warning(model, few))
         is_refitted = any(layer.rows for layer in best.layers)
+        next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
         evaluation, held_out, choosing = None, best.held_out, 0
         if folds.choosing is not folds.held_out:  # other samples than chose the network
             held_out, _ = task.evaluate(best.model, (batch.load() for batch in folds.held_out))
@@ -180,13 +183,13 @@ def convert_to_relu(
             smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
             steps=steps,
             width_share=best.width_share,
-            can_be_wider=config.width == 1 and is_refitted and can_be_wider(task),
             target=plan.target.title,
-            next_step=next_rung(task, steps) if is_refitted else None,
+            next_step=next_step,
+            can_be_wider=can_be_wider,
             config=config.to_dict(),
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
-    warnings += tuple(config_warnings(best.model, best.config_changes, config.rewrite_config))
+    warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)

@@ -30,7 +30,7 @@ from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_examp
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import Compared, compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
-from hf_lgelu.refit.folds import FoldBatch, Folds
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
@@ -203,7 +203,7 @@ class _Descent:
         self._are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
         self._known: dict[int, Compared] = {}
         self._room = _KEPT_VALUES
-        watched = _spread(folds.choosing_together, _MOST_WATCHED)
+        watched = evenly(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
         self._parameters = list(parameters.values())
         with self._judging():
@@ -273,12 +273,6 @@ class _Descent:
             if self._room >= 0:
                 self._known[id(batch)] = reference
         return reference
-
-
-def _spread(batches: Sequence[FoldBatch], most: int) -> list[FoldBatch]:
-    """At most `most` batches at even distances: short sequences come first, long sequences count as well."""
-    count = min(len(batches), most)
-    return [batches[(2 * number + 1) * len(batches) // (2 * count)] for number in range(count)]
 
 
 def _order(count: int) -> Iterator[int]:

@@ -203,6 +203,12 @@ class FoldBatch:
         return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
 
 
+def evenly(batches: Sequence[FoldBatch], most: int, begin: float = 0.5) -> list[FoldBatch]:
+    """At most `most` of the batches, at even distances: short sequences come first, long sequences count as well."""
+    count = min(len(batches), most)
+    return [batches[int((place + begin) * len(batches) / count)] for place in range(count)]
+
+
 @dataclass(frozen=True)
 class Folds:
     """The samples of all processes: folds for the fit, and a part that is held out.
@@ -242,9 +248,8 @@ class Folds:
         """
         found: list[FoldBatch] = []
         for number, fold in enumerate(self.folds):
-            count = min(len(fold), math.ceil(self.samples.at_once / len(fold[0].numbers))) if fold else 0
-            within = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
-            found += (fold[int((place + within) * len(fold) / count)] for place in range(count))
+            begin = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
+            found += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin) if fold else ()
         return tuple(found)
 
     def some(self, least: int) -> list[Batch]:

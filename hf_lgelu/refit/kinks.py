@@ -64,11 +64,6 @@ class PlacementSums:
         """The sums over the rows of all processes, the same on each process."""
         return PlacementSums(*map(summed, (self.sums, self.square, self.rows)))
 
-    def split(self, channels: int) -> "list[PlacementSums]":
-        """The sums in parts of at most `channels` channels."""
-        parts = zip(self.sums.split(channels, 1), self.square.split(channels), strict=True)
-        return [PlacementSums(*part, self.rows) for part in parts]
-
 
 def knots() -> Tensor:
     """The kinks to try: the inner edges of the bins, zero among them."""
@@ -96,45 +91,27 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
 
     Each further kink is the best addition to the kinks found before. Then each kink in turn is chosen anew, four times.
     """
-    parts = [_fit_kinks(part, basis, most) for part in sums.split(_AT_ONCE)]
-    return [
-        Kinks(*(torch.cat(values) for values in zip(*(vars(part[count]).values() for part in parts), strict=True)))
-        for count in range(most)
-    ]
-
-
-def _fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
-    above = _Above(sums)
-    chosen, found = torch.zeros(len(sums.square), 0, dtype=torch.long, device=sums.sums.device), []
-    for count in range(1, most + 1):
-        chosen = torch.cat([above.best_beside(chosen, basis), chosen], 1)
-        for _ in range(_SWEEPS if count > 1 else 0):
-            for _ in range(count):  # the oldest kink is chosen anew, and goes to the front
-                chosen = torch.cat([above.best_beside(chosen[:, :-1], basis), chosen[:, :-1]], 1)
-        found.append(_in_order(above, chosen, basis))
-    return found
-
-
-def _in_order(above: "_Above", chosen: Tensor, basis: Basis) -> Kinks:
-    """The fit with the `chosen` kinks, the greatest slope first."""
-    solution, error = above.solve(chosen[:, :, None], basis)
-    count = chosen.shape[1]
-    slopes, order = solution[:, 0, :count].sort(1, descending=True)
-    beside = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
-    constant, line = [*beside, *[torch.zeros_like(slopes[:, 0])] * (2 - len(beside))]
-    left = error[:, 0] / above.square.clamp(min=1e-30)
-    is_fit = above.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
-    kinks = above.kinks[chosen.gather(1, order)]
-    return Kinks(slopes, kinks, constant, line, torch.where(is_fit, left, torch.inf))
+    found: list[list[Kinks]] = [[] for _ in range(most)]
+    for part in zip(sums.sums.split(_AT_ONCE, 1), sums.square.split(_AT_ONCE), strict=True):
+        above = _Above(*part)
+        chosen = torch.zeros(len(above.square), 0, dtype=torch.long, device=above.square.device)
+        for count in range(1, most + 1):
+            chosen = torch.cat([above.best_beside(chosen, basis), chosen], 1)
+            for _ in range(_SWEEPS if count > 1 else 0):
+                for _ in range(count):  # the oldest kink is chosen anew, and goes to the front
+                    chosen = torch.cat([above.best_beside(chosen[:, :-1], basis), chosen[:, :-1]], 1)
+            found[count - 1].append(above.fit(chosen, basis))
+    return [Kinks(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))) for parts in found]
 
 
 class _Above:
     """Sums over the rows above every kink, and least squares made of them."""
 
-    def __init__(self, sums: PlacementSums) -> None:
-        self.kinks, self.square = knots().to(sums.sums.device), sums.square
-        self._totals = sums.sums.sum(-1)
-        self._sums = sums.sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks)
+    def __init__(self, sums: Tensor, square: Tensor) -> None:
+        """As in PlacementSums, of some channels."""
+        self.kinks, self.square = knots().to(sums.device), square
+        self._totals = sums.sum(-1)
+        self._sums = sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks)
         self.splits = (self._sums[0] > 0) & (self._sums[0] < self._totals[0][:, None])
         """(C, kinks): whether the channel has rows on both sides of the kink."""
 
@@ -173,6 +150,18 @@ class _Above:
         diagonal += floor
         solution = torch.linalg.solve(matrix, right[..., None])[..., 0]
         return solution, self.square[:, None] - (solution * (right + floor * solution)).sum(-1)
+
+    def fit(self, chosen: Tensor, basis: Basis) -> Kinks:
+        """The fit with the kinks `chosen` (C, m), the greatest slope first."""
+        solution, error = self.solve(chosen[:, :, None], basis)
+        count = chosen.shape[1]
+        slopes, order = solution[:, 0, :count].sort(1, descending=True)
+        beside = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
+        constant, line = [*beside, *[torch.zeros_like(slopes[:, 0])] * (2 - len(beside))]
+        left = error[:, 0] / self.square.clamp(min=1e-30)
+        is_fit = self.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
+        kinks = self.kinks[chosen.gather(1, order)]
+        return Kinks(slopes, kinks, constant, line, torch.where(is_fit, left, torch.inf))
 
 
 def first_of(fits: Sequence[Kinks], counts: Tensor | None = None) -> Kinks:

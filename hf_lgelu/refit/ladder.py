@@ -2,9 +2,7 @@
 
 The mean of the differences on the samples held out decides. Where the network was chosen on these samples (of
 distillation, the nearest of eight looks), the mean falls without any effect, too: in 80 % of 4,000 random walks (19 to
-256 samples, normal or lognormal steps), by one standard error in 34 to 40 %, by two in 4 to 8 %. So two are asked. One
-sample that falls however far makes one. A sign test says yes where most samples come a little nearer and a tenth moves
-far away, and what is reported and bounded is the mean.
+256 samples, normal or lognormal steps), by one standard error in 34 to 40 %, by two in 4 to 8 %. So two are asked.
 """
 
 import math
@@ -17,8 +15,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.refit.always_on import find_directions
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
@@ -26,7 +22,7 @@ from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.verdict import can_take_steps
-from hf_lgelu.refit.widen import has_biases, widen_original, without_values
+from hf_lgelu.refit.widen import can_be_wider
 
 
 def possible_rungs(task: Task) -> list[str]:
@@ -35,19 +31,6 @@ def possible_rungs(task: Task) -> list[str]:
         return [EFFORTS[0]]
     every = replace(task.config, effort=EFFORTS[-1]).rungs
     return [effort for effort in every if can_take_steps(task.model) or not RUNGS[effort].takes_steps]
-
-
-def can_be_wider(task: Task) -> bool:
-    """Whether the blocks can have more units: plain linear layers, and a config with a key for the width."""
-    if "place" not in possible_rungs(task):
-        return False
-    program = task.programs.of(task.folds.first)
-    found = find_layers(program, task.model, task.programs.sites)
-    try:
-        wide = widen_original(without_values(task.model), program, found, 1.25)
-    except UnsupportedConfigError:
-        return False
-    return has_biases(wide, found.units) or bool(find_directions(task.model, found.units, task.folds))
 
 
 def build_rungs(task: Task) -> list[Any]:
@@ -107,10 +90,14 @@ def climb(
     return cast(Student, best), tuple(steps)  # there is one: the lowest rung has no deadline
 
 
-def next_rung(task: Task, steps: Sequence[StepTaken]) -> str | None:
-    """The first possible rung above those taken; None at the top."""
-    higher = EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
-    return next((effort for effort in possible_rungs(task) if effort in higher), None)
+def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bool]:
+    """The first possible rung above those taken (None at the top), and whether `width` may still make blocks wider."""
+    possible, higher = possible_rungs(task), EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
+    following = next((effort for effort in possible if effort in higher), None)
+    if "place" not in possible or task.config.width > 1:
+        return following, False
+    program = task.programs.of(task.folds.first)
+    return following, can_be_wider(task.model, program, find_layers(program, task.model, task.programs.sites))
 
 
 class Metric:

@@ -40,7 +40,7 @@ _MIXERS = frozenset(
 )  # fmt: skip
 
 Refused = dict[tuple[str, str], set[int]]
-"""{(name, reason): gates before} of maps that cannot be refitted."""
+"""{(name, reason): gates before} of maps, and ends of paths, that cannot be refitted."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """A map, or the end of a path, that cannot be refitted; `sites` are the gates before it."""
-
-    name: str
-    sites: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
 class Layers:
     """The layers to refit, in the order of computation, and the maps that cannot be refitted.
 
@@ -101,7 +92,7 @@ class Layers:
     """
 
     layers: list[Layer]
-    unfit: list[Unfit]
+    unfit: Refused
     beside: list[int]
     misread: list[str]
     units: list["GateUnit"]
@@ -163,8 +154,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             )
         )
     layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
-    unfit = [Unfit(name, tuple(sorted(gates)), reason) for (name, reason), gates in refused.items()]
-    return Layers(layers, unfit, beside, misread, units)
+    return Layers(layers, refused, beside, misread, units)
 
 
 def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
@@ -253,8 +243,8 @@ def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Coll
         operation = read_affine(node, program.flow) if node not in behind else None
         if operation is None or not operation.mixes or _why_not(program, model, operation) is not None:
             continue
-        geometry, takers = read_geometry(operation), program.flow.parameter_users(operation.weight_name)
-        if geometry is not None and geometry.kind == "linear" and len(takers) == 1:
+        is_alone = len(program.flow.parameter_users(operation.weight_name)) == 1
+        if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
             yield _map_at(program, finder, operation)
 
 

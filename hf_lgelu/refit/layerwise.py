@@ -10,32 +10,99 @@ import math
 import operator
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import nn
+from transformers.activations import ACT2FN
 
 from hf_lgelu.formats import counted, significant
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.example_run import evaluation_mode
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import task_outputs
+from hf_lgelu.models.record import plan_gates
+from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
-from hf_lgelu.refit.config import ConversionConfig
+from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.plan import Plan
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
-from hf_lgelu.refit.resume import Work
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which gates of a model become the target: those of the kinds, but for the names in `keep`."""
+
+    kinds: tuple[str, ...]
+    keep: tuple[str, ...]
+    target: TargetGate
+
+    def sites(self, model: nn.Module) -> list[ActivationSite]:
+        """The gates of a model that are exchanged."""
+        return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
+
+    def plain_swap(self, model: nn.Module) -> TemporaryRelu:
+        """A context in which the gates of `model` are the target; no weight changes."""
+        make = partial(make_gate, self.target)
+        return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
+
+    def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
+        """The config keys rewritten, or the record put there. Changes `model` in place: its gates become the target."""
+        sites = self.sites(model)
+        gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
+        return exchange_activations(model, sites, gates, plan_gates).config_changes
+
+
+def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
+    """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates.
+
+    A gate that computes the target already stays, too. Raises ValueError where all do.
+    """
+    kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
+    sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
+    if isinstance(keep, int) and keep:
+        dearest = list(swap_costs(model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=make))[:keep]
+        keep = [site.name for site in sites if site.name in dearest]
+    done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
+    plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
+    if len(plan.keep) == len(sites):
+        raise ValueError(f"{', '.join(done[:4])}: nothing to convert, computes {config.gate.title} already")
+    return plan
+
+
+def make_gate(target: TargetGate) -> nn.Module:
+    """A new module of the target."""
+    if target.slope is not None:
+        return nn.LeakyReLU(target.slope)
+    return nn.ReLU() if target.name == "relu" else ACT2FN[target.name]
+
+
+class Work:
+    """The finished layers of a rung, by which a killed conversion goes on (resume.py): here none, and none are kept."""
+
+    def __init__(self, effort: str) -> None:
+        self.effort, self.done = effort, 0
+
+    def begin(self, converted: nn.Module) -> None:
+        """Note the state of the network before the first layer."""
+
+    def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
+        """Keep what the layer has changed, and its row of the report."""
+
+    def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
+        """The row of one of the `done` layers, whose tensors are written into `converted` in place."""
 
 
 class OutOfTimeError(Exception):
@@ -50,7 +117,7 @@ class Task:
     folds: Folds
     plan: Plan
     config: ConversionConfig
-    work: Work
+    work: Callable[[str], Work]
     progress: bool = False
     _compared: list[float] = field(default_factory=list)  # seconds
 
@@ -134,14 +201,14 @@ class Refit:
         # The student: the original, or its wider copy, with the new gates.
         task, original = self.task, self.original
         programs = task.programs if original.model is task.model else task.programs_of(original.model)
-        with evaluation_mode(original.model):
-            student = independent_copy(original.model)
+        student = independent_copy(original.model)
         rewritten = task.plan.carry_out(student)
         changes = [*map(str, (*original.config_changes, *rewritten)), *forget_quantizer(student)]
 
         # Both networks, traced; the layers in forward order.
         carrier = Carrier(programs, student, task.folds)
-        program, found, names = carrier.trace.program, carrier.layers, [site.name for site in programs.sites]
+        program, found, *_ = carrier.trace
+        names = [site.name for site in programs.sites]
         if found.misread:
             raise ConversionRefusedError(
                 f"{', '.join(found.misread)} of {type(student).__name__} works in place, and its input is used again: "
@@ -201,10 +268,9 @@ class Refit:
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
     """Gates that are exchanged with no refit behind them."""
-    for unfit in found.unfit:
-        gates = tuple(names[index] for index in unfit.sites)
-        note = f"not refitted: {unfit.reason}"
-        yield LayerRefit((unfit.name,), gates, "kept", None, None, None, 0, 0, note, is_unfit=True)
+    for (name, reason), before in found.unfit.items():
+        gates = tuple(names[index] for index in sorted(before))
+        yield LayerRefit((name,), gates, "kept", None, None, None, 0, 0, f"not refitted: {reason}", is_unfit=True)
     note = "no output that counts depends on it"
     for gate in (names[index] for index in found.beside):
         yield LayerRefit((gate,), (gate,), "kept", None, None, None, 0, 0, note, is_uncounted=True)

@@ -1,4 +1,4 @@
-"""A conversion's report as a Markdown page with tables and a picture; the model card has the same."""
+"""The tables and the picture of a conversion's report, for its model card."""
 
 import math
 import os
@@ -7,15 +7,7 @@ from pathlib import Path
 
 from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, quoted, score, significant
-from hf_lgelu.refit.report import (
-    ConversionReport,
-    LayerRefit,
-    NetChange,
-    evaluations,
-    how_far,
-    rest_of_the_distance,
-    what_was_done,
-)
+from hf_lgelu.refit.report import ConversionReport, LayerRefit, NetChange, evaluations
 
 LAYER_NOTE = (
     "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
@@ -31,23 +23,6 @@ NET_NOTE = (
 _DOTS_PER_INCH = 130
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
 _KEPT, _CHOSEN = "#D55E00", "#0072B2"
-
-
-def render_markdown(report: ConversionReport, *, figure: str | None = None) -> str:
-    """The whole report as one Markdown page; `figure` is the picture's path, relative to the page."""
-    parts = [f"# {report.model}: {report.target} without training", how_far(report), what_was_done(report)]
-    if report.warnings:
-        parts += ["## Warnings", bullets(report.warnings)]
-    parts += ["## The whole network", whole_network(report), "## The refitted layers"]
-    if figure is not None:
-        parts.append(f"![Error of each layer]({figure})")
-    parts += [layer_table(report.layers), LAYER_NOTE]
-    rest = rest_of_the_distance(report)
-    parts += ["## The rest of the distance", bullets(rest)] if rest else []
-    parts += ["## What is still smooth", still_smooth(report)]
-    if report.config_changes:
-        parts += ["## Config", bullets(report.config_changes)]
-    return "\n\n".join(parts) + "\n"
 
 
 def whole_network(report: ConversionReport) -> str:
@@ -70,11 +45,6 @@ def whole_network(report: ConversionReport) -> str:
             "is unlike the inputs that the network will meet."
         )
     return "\n\n".join([*parts, NET_NOTE] if evaluations(report) else parts)
-
-
-def still_smooth(report: ConversionReport) -> str:
-    """What the converted network still computes smoothly."""
-    return bullets(report.smooth_calls) if report.smooth_calls else "No gate on the path of the inputs is smooth."
 
 
 def bullets(lines: tuple[str, ...]) -> str:

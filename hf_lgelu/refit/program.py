@@ -198,8 +198,13 @@ class Stage:
     converted: frozenset[Node]
 
 
-def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> list[Stage]:
-    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims)."""
+def plan_stages(
+    program: Program, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], kept: Set[Node]
+) -> list[Stage]:
+    """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims).
+
+    Inputs that are `kept` are there in all stages.
+    """
     done: set[Node] = set()
     parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
     for maps, aims in stops:
@@ -208,7 +213,7 @@ def plan_stages(program: Program, stops: Sequence[tuple[Sequence[Node], Sequence
         changing = program.downstream(weights, needed_for | done)  # a map that is used early and late
         parts.append((program.in_order(needed_for - done - changing), program.in_order(changing)))
         done |= needed_for
-    later: set[Node] = set()
+    later = set(kept)
     stages: list[Stage] = []
     for before, behind in reversed(parts):
         again = _operands(behind)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hf_lgelu.formats import NONE, counted, finite_or_none, main_measures, measures, quoted, score, significant
+from hf_lgelu.formats import NONE, RELATIVE_ERROR, counted, finite_or_none, main_measures, quoted, score, significant
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
@@ -112,7 +112,9 @@ class NetChange:
     @property
     def measures(self) -> dict[str, str]:
         """{measure: value} of those that fit the outputs, as tables and sentences show them."""
-        return measures(self.kl, self.agreement, self.max_logit_change, self.relative_error, self.embedding)
+        change = {"largest change" if self.kl is None else "largest logit change": significant(self.max_logit_change)}
+        error = {RELATIVE_ERROR: significant(self.relative_error)}
+        return self.main_measures | ({} if self.embedding else change) | error
 
     @property
     def main_measures(self) -> dict[str, str]:
@@ -158,10 +160,8 @@ class StepTaken:
     """One rung of the ladder that a conversion climbed.
 
     Args:
-        effort: the rung's name.
         distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
         is_kept: whether it was nearer than all before it; of "distill", by more than two standard errors.
-        seconds: wall time.
         lost: the share of the original's score that it loses, in the caller's metric, where there is one; below 0 of
             one that scores better.
     """
@@ -183,7 +183,6 @@ class ConversionReport:
     """What `convert_to_relu` did; `str` gives a few lines of plain text.
 
     Args:
-        model: the model's class.
         gates: {name of a gate: its class in the original}.
         layers: one entry per refit, in forward order.
         held_out: the evaluation on the part of the data that was kept apart; None where too few were given.
@@ -193,14 +192,11 @@ class ConversionReport:
         rows: distinct rows, held out or not: tokens of sequences; of batches that are one sample, and of fewer than 64
             samples, the rows at the map that sees most; else samples.
         folds: of the cross-validation; 1 where there was none.
-        seconds: wall time.
         outputs: names of the outputs that counted, first the one that was compared; "" is the name of a bare tensor.
-        config_changes: config keys rewritten, as text.
         smooth_calls: what the ReLU network still computes smoothly, as text.
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: hidden units of each block, as a share of the original's.
-        target: what the gates became.
         kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
         repeated: samples of the second set whose inputs are also among the data that were fitted.

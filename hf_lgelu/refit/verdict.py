@@ -13,13 +13,11 @@ from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
 from hf_lgelu.models.record import loads_elsewhere
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, find_sites
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.compare import labels_fit
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
-from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.report import (
     ENOUGH_ROWS,
     ConversionReport,
@@ -230,11 +228,6 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
             few, more = f"are of too few distinct inputs ({report.distinct_samples})", "16 inputs or more"
         yield (f"{report.rows} rows {few} to hold some out: the strength is fixed and nothing was checked; give {more}")
         return
-    if report.folds == 1:
-        yield (
-            f"{report.distinct_samples} distinct inputs are too few for four folds beside what is held out: the "
-            "strength is fixed; give more"
-        )
     if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
         yield (
             f"held out: only {report.held_out.size_in_words}, too few to trust the distance to the original; give more "
@@ -280,37 +273,23 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
     )
 
 
-def uncounted_warnings(
-    model: nn.Module, sites: Sequence[ActivationSite], batch: Batch, layers: Sequence[LayerRefit]
-) -> Iterator[str]:
-    """Maps behind gates that count, on the way to outputs that do not count: these maps were not refitted.
-
-    Gates that no counted output depends on are left out: `conversion_warnings` names them.
-    """
-    output = run_example(model, batch.inputs)
-    counted, others = list(task_outputs(output)), list(uncounted_outputs(output))
-    if not others:
+def uncounted_warning(model: nn.Module, inputs: Inputs) -> Iterator[str]:
+    """That maps on the way to outputs that do not count kept their weights, in a model of the user's own."""
+    output = run_example(model, inputs)
+    if not (others := uncounted_outputs(output)):
         return
-    every = [*counted, *others]
-    program = Program(model, sites, batch.inputs, lambda output: list(task_outputs(output, every).values()))
-    uncounted = {name for layer in layers if layer.is_uncounted for name in layer.sites}
-    known = {name for layer in layers for name in layer.layers}
-    kept = [
-        consumer.name
-        for layer in find_layers(program, model, sites).layers
-        if not uncounted.issuperset(sites[index].name for index in layer.sites)
-        for consumer in layer.maps
-        if consumer.name not in known
-    ]
+    maps = [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
+    kept = unused_modules(model, inputs, maps)
     if kept:
         yield (
-            f"the outputs {quoted(others)} did not count, and {quoted(kept)} on the way there kept the weights: what "
-            f"these give now was not measured. Name what you use of them in outputs=, beside {quoted(counted)}"
+            f"the outputs {quoted(others)} did not count, and {quoted(filter(kept.__contains__, maps))} on the way "
+            "there kept the weights: what these give now was not measured. Name what you use of them in outputs=, "
+            f"beside {quoted(task_outputs(output))}"
         )
 
 
-def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bool) -> Iterator[str]:
-    """Programs that ignore the config, a head that is new, a config that was not rewritten, code with the old gates."""
+def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
+    """Programs that ignore the config, a head that is new, a config without a key, and code with the old gates."""
     for _, root in pretrained_roots(model):
         name, trained = type(root).__name__, root.config.architectures
         if root.can_generate() or root.base_model is root:  # what llama.cpp and its like run
@@ -325,11 +304,6 @@ def config_warnings(model: nn.Module, changes: Sequence[str], rewrite_config: bo
                 f"{name} has no config key that says these gates, so the config remembers them: load the saved folder "
                 f"by hf_lgelu.from_pretrained({name}, folder). Where hf_lgelu is not imported, the folder loads "
                 "without an error, but with the old gates: it computes another network"
-            )
-        if not rewrite_config:
-            yield (
-                f"rewrite_config=False: the config of {name} names the old gates, and loads them before the refitted "
-                "weights without an error: load the weights into a model that has the gates of this one"
             )
     lines = settle(model)
     if lines:

@@ -1,6 +1,6 @@
 """A refit written into the network: weights in the layout of each kind of layer, biases, and the BatchNorm behind."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from operator import attrgetter
 from typing import cast
 
@@ -14,7 +14,6 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit
 
-_ADVICE = "Convert the model first, then quantize the ReLU model"
 # A norm or a LayerScale behind the map may scale a channel down. Below this share of the largest scale the channel is
 # left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
 _DEAD = 1e-3
@@ -25,11 +24,16 @@ def why_not_writable(model: nn.Module) -> str | None:
 
     Its weights must be plain floating-point tensors on one device that has float64.
     """
-    devices = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    devices = {str(parameter.device) for parameter in model.parameters() if not parameter.is_meta}
     mapped = {str(place) for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
-    reason = why_not_here(devices) or (why_not_here(mapped) if len(mapped) > 1 else None)
-    if reason is not None:
-        return reason
+    devices |= mapped if len(mapped) > 1 else set()
+    if len(devices) > 1:
+        return (
+            f"it is spread over {', '.join(sorted(devices))}, and what is summed over one layer has to meet on one "
+            'device. Load it on one that holds it, such as device_map="cpu"'
+        )
+    if any(device.startswith("mps") for device in devices):
+        return "it is on mps, which has no float64, and the fit is summed in it. Convert model.cpu()"
     for name, module in model.named_modules():
         if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
             return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
@@ -42,21 +46,8 @@ def why_not_writable(model: nn.Module) -> str | None:
         if kind is not None:
             return (
                 f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
-                f"is quantized, or sharded. {_ADVICE}"
+                "is quantized, or sharded. Convert the model first, then quantize the ReLU model"
             )
-    return None
-
-
-def why_not_here(devices: Collection[torch.device | str]) -> str | None:
-    """The reason why a model on these devices cannot be refitted there; None where it can be."""
-    if len(devices) > 1:
-        named = ", ".join(sorted(map(str, devices)))
-        return (
-            f"it is spread over {named}, and what is summed over one layer has to meet on one device. Load it on one "
-            'that holds it, such as device_map="cpu"'
-        )
-    if any(torch.device(device).type == "mps" for device in devices):
-        return "it is on mps, which has no float64, and the fit is summed in it. Convert model.cpu()"
     return None
 
 

@@ -143,16 +143,14 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
-def without_values(model: nn.Module) -> nn.Module:
-    """A copy of a model whose parameters have shapes and no values, for questions that only shapes answer."""
+def can_be_wider(model: nn.Module, program: Program, found: Layers) -> bool:
+    """Whether a model has blocks that can have more units, and a key of the config for them: only shapes decide it."""
     empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
-    return copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
-
-
-def has_biases(wide: WiderOriginal, units: Sequence[GateUnit]) -> bool:
-    """Whether a wider block has a bias before its gate; where none has, kinks need a direction (`find_directions`)."""
-    owners = (owner_of(wide.model, unit.before) for unit in units if wide.extra.get(unit.site))
-    return any(getattr(owner, "bias", None) is not None for owner in owners)
+    shapes = copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
+    try:
+        return any(widen_original(shapes, program, found, 1.25).extra.values())
+    except UnsupportedConfigError:
+        return False
 
 
 def padded(

@@ -24,7 +24,7 @@ from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit import layerwise
 
-FILES = {"config.json", "model.safetensors", "README.md", "report.json", "report.md", "refit.png"}
+FILES = {"config.json", "model.safetensors", "README.md", "report.json", "refit.png"}
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, c
     monkeypatch.setattr(module, "_write", full)
     assert call(*words, "--disable_tqdm")[0] == 1
     done = sorted(path.name for path in (tmp_path / ".relu.conversion").iterdir())
-    assert done == ["conversion.json", "lock", "refit-00000.safetensors", "refit-00001.safetensors"]
+    assert done == ["conversion.txt", "lock", "refit-00000.safetensors", "refit-00001.safetensors"]
     assert [path.name for path in tmp_path.iterdir()] == [".relu.conversion"]
     status, _, errors = call(*words, "--disable_tqdm", "--target", "relu6")
     assert status == 1

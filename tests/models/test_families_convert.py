@@ -74,11 +74,8 @@ def calibration(family: Family | TimmFamily) -> dict[str, torch.Tensor]:
 
 
 def convert(family: Family | TimmFamily, **options) -> Conversion:
-    says_relu = isinstance(family, Family) and bool(family.relu_config)
-    return convert_with(
-        smooth(family), calibration(family), batch_size=12 if family.name not in _IMAGES else 16,
-        rewrite_config=says_relu, **options,
-    )  # fmt: skip
+    size = 12 if family.name not in _IMAGES else 16
+    return convert_with(smooth(family), calibration(family), batch_size=size, **options)
 
 
 _IMAGES = {family.name for family in ALL if "input_ids" not in family.inputs()}

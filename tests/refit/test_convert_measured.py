@@ -132,7 +132,7 @@ def test_layers_of_another_conversion_are_refused(tmp_path, model):
         convert_with(model, data, checkpoint_dir=tmp_path / name)
     file = "refit-00001.safetensors"
     (tmp_path / "one" / file).write_bytes((tmp_path / "other" / file).read_bytes())
-    with pytest.raises(ValueError, match=rf"{file} is a layer of another conversion"):
+    with pytest.raises(ValueError, match="has the work of a conversion of another model"):
         convert_with(model, rows(200), checkpoint_dir=tmp_path / "one")
 
 

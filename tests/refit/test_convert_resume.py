@@ -74,7 +74,7 @@ def net(seed=0):
 def test_another_conversions_folder_is_refused(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
     first = convert_with(model, rows, checkpoint_dir=folder)
-    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
+    assert {path.name for path in folder.iterdir()} >= {"conversion.txt", "refit-00000.safetensors"}
     again = convert_with(model, rows.flip(0), checkpoint_dir=folder, effort="place", max_kl=None)
     assert again.report.steps[0].distance == first.report.steps[0].distance  # the same rows, and a rung more
     for other, data, options in (
@@ -121,7 +121,7 @@ def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path, monkeypatch):
     assert {path.name for path in folder.iterdir()} == {"lock", "conversion.new"}
     (folder / "conversion.new").write_text('{"finger')
     convert_with(model, rows, checkpoint_dir=folder)
-    assert {path.name for path in folder.iterdir()} >= {"conversion.json", "refit-00000.safetensors"}
+    assert {path.name for path in folder.iterdir()} >= {"conversion.txt", "refit-00000.safetensors"}
 
 
 def test_a_disk_that_fills_up_is_told_as_such(tmp_path):

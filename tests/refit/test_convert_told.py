@@ -141,8 +141,9 @@ class TwoHeads(nn.Module):
 def test_gates_in_a_head_that_does_not_count_are_named():
     net, x = TwoHeads().eval(), torch.randn(400, 8)
     report = convert_to_relu(net, x).report
-    (warning,) = (warning for warning in report.warnings if "did not count" in warning)
-    assert warning.startswith("`beside.1`, `beside.3` leads to outputs that did not count")
+    of_output, of_gates = (warning for warning in report.warnings if "did not count" in warning)
+    assert of_output.startswith("the outputs `other` did not count, and `beside.0`, `beside.2`, `beside.4` on")
+    assert of_gates.startswith("`beside.1`, `beside.3` leads to outputs that did not count")
     assert "Of 2 linear maps behind them, 2 were refitted" in str(report)
     assert "weights kept" not in str(report)
     assert not any(
@@ -175,9 +176,22 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
         errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
         if told:
-            assert told[0].startswith("the outputs `value`, `hidden` did not count, and `value` on the way")
+            assert told[0].startswith("the outputs `value`, `hidden` did not count, and `value` on the way there")
             assert told[0].endswith("Name what you use of them in outputs=, beside `logits`")
     assert errors[True] > 4 * errors[False]
+
+
+class States(ActorCritic):
+    """States on the way to the output that counts, as a sentence encoder gives them."""
+
+    def forward(self, x):
+        hidden = self.body(x)
+        return {"logits": self.policy(hidden), "hidden": hidden}
+
+
+def test_states_on_the_way_to_what_counts_are_not_named():
+    report = convert_to_relu(States().eval(), torch.randn(400, 8)).report
+    assert not any("did not count" in warning for warning in report.warnings)
 
 
 class Encoder(nn.Module):
@@ -248,26 +262,6 @@ def test_the_given_model_stays_as_it_is_where_modes_and_calls_change_it():
     assert [(net[i].training, net[i].merged) for i in (0, 3)] == [(True, False), (False, True)]
     for name, tensor in net.state_dict().items():
         torch.testing.assert_close(tensor, state[name], rtol=0, atol=1e-6, msg=name)
-
-
-class Scaled(nn.Module):
-    """Its scale is in no tensor, and its representation does not tell it."""
-
-    def __init__(self, scale):
-        super().__init__()
-        self.scale, self.net = scale, scores()
-
-    def forward(self, x):
-        return self.net(self.scale * x)
-
-
-def test_the_folder_of_a_network_with_another_attribute_is_refused(tmp_path):
-    x = torch.randn(400, 8)
-    first = convert_with(Scaled(1.0), x, checkpoint_dir=tmp_path / "work")
-    with pytest.raises(ValueError, match="work of a conversion of another model"):
-        convert_with(Scaled(0.25), x, checkpoint_dir=tmp_path / "work")
-    again = convert_with(Scaled(1.0 + 1e-9), x, checkpoint_dir=tmp_path / "work")  # what rounding may move
-    assert torch.equal(again.model.net[4].weight, first.model.net[4].weight)
 
 
 def test_weights_that_share_memory_count_as_tied():

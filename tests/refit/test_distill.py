@@ -15,7 +15,6 @@ from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.refit.distill import (
     CentredAdam,
     CentredMap,
-    _spread,
     centred_maps,
     column_variances,
     distill,
@@ -245,12 +244,6 @@ def test_steps_in_float16_are_not_named_as_what_comes_next():
     assert report.next_step == "distill"
     _, report = convert_with(model.half(), data.half(), effort="place", strict=False)
     assert report.next_step is None
-
-
-def test_what_is_watched_is_of_all_lengths():
-    """Held-out sequences come with the short ones first."""
-    assert _spread(list(range(160)), 16) == list(range(5, 160, 10))
-    assert _spread(list(range(3)), 16) == [0, 1, 2]
 
 
 def test_steps_on_bfloat16_weights_are_not_rounded_away(monkeypatch):

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.gate_costs import gate_costs
-from hf_lgelu.refit.page import draw_conversion, render_markdown
+from hf_lgelu.refit.page import draw_conversion, whole_network
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
     assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["held_out"]["direct"]["kl"] is None
     assert report.held_out.direct.distance == math.inf
     assert report.held_out.direct.in_words == "infinitely far"
-    for shown in (str(report), render_markdown(report)):
+    for shown in (str(report), whole_network(report)):
         assert "not finite" in shown
         assert "nan" not in shown.replace("nanos", "").split()
     draw_conversion(tmp_path / "a.png", dataclasses.replace(report, evaluation=None))

@@ -1,4 +1,4 @@
-"""The report as a page: cells read back from its tables are the numbers that went in, and nothing is left out."""
+"""The report's tables: cells read back from them are the numbers that went in, and nothing is left out."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ from report_by_hand import REPORT, SECOND
 from torch import nn
 
 from hf_lgelu.formats import percent
-from hf_lgelu.refit.page import render_markdown
-from hf_lgelu.refit.report import Evaluation, NetChange
+from hf_lgelu.refit.page import layer_table, whole_network
+from hf_lgelu.refit.report import Evaluation, NetChange, how_far
 from hf_lgelu.refit.verdict import conversion_warnings
 
 
@@ -28,7 +28,7 @@ def tables_of(page):
 
 
 def test_numbers_of_the_whole_network():
-    held_out, second, _ = tables_of(render_markdown(REPORT))
+    held_out, second = tables_of(whole_network(REPORT))
     assert [row["network"] for row in held_out] == ["original", "plain swap", "refitted"]
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
     assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
@@ -40,7 +40,7 @@ def test_numbers_of_the_whole_network():
 
 
 def test_numbers_of_the_layers():
-    *_, layers = tables_of(render_markdown(REPORT))
+    (layers,) = tables_of(layer_table(REPORT.layers))
     assert [row["layer"] for row in layers] == ["`h.0.mlp.c_proj`", "`h.1.mlp.c_proj`", "`conv2`, `downsample.0`"]
     assert [row["choice"] for row in layers] == ["refit", "bias only", "kept"]
     assert [row["α"] for row in layers] == ["0.001", "–", "–"]
@@ -57,7 +57,7 @@ def test_outputs_that_are_no_logits_have_no_kl():
         refitted=dataclasses.replace(SECOND.refitted, kl=None),
     )
     report = dataclasses.replace(REPORT, held_out=without, evaluation=None)
-    held_out, _ = tables_of(render_markdown(report))
+    (held_out,) = tables_of(whole_network(report))
     assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.75", "0.0005"]
     assert [row.pop("largest change") for row in held_out] == ["0", "25", "0.75"]
     assert {column for row in held_out for column in row} == {"network", "perplexity"}
@@ -78,14 +78,16 @@ def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     refitted = NetChange(None, 0.9, 0.5, 0.0296, embedding=nearer)
     of_embeddings = Evaluation(rows=4096, samples=400, original_metrics={}, direct=direct, refitted=refitted)
     report = dataclasses.replace(REPORT, held_out=of_embeddings, evaluation=None)
-    page, text = render_markdown(report), str(report)
-    held_out, _ = tables_of(page)
+    page, text = whole_network(report), str(report)
+    (held_out,) = tables_of(page)
     assert [row.pop("cosine to the original") for row in held_out] == ["1.0000", "0.5885", "0.9850"]
     assert [row.pop("least cosine") for row in held_out] == ["1.0000", "0.3670", "0.9300"]
     assert [row.pop("same nearest neighbour among these") for row in held_out] == ["100 %", "38.00 %", "81.00 %"]
     assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.5", "0.0296"]
     assert {column for row in held_out for column in row} == {"network"}
-    assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in page
+    assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in how_far(
+        report
+    )
     assert "(400 inputs), plain swap → refitted: cosine to the original 0.5885 → 0.9850; least cosine" in text
     assert "predict" not in page + text
     (warning,) = (found for found in conversion_warnings(report, 0.1) if "embeddings" in found)
@@ -112,7 +114,7 @@ class Joint(nn.Module):
 def test_maps_are_counted_and_no_gates():
     report = convert_with(Joint().eval(), torch.randn(200, 4)).report
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
-    assert "Of 3 linear maps behind them, 3 were refitted, without labels" in render_markdown(report)
+    assert "Of 3 linear maps behind them, 3 were refitted, without labels" in str(report)
     assert "weights kept" not in str(report)
     assert "last: the gate alone was exchanged" in str(report)
 

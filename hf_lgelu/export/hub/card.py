@@ -25,7 +25,7 @@ from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
 from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
-from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, network_table, still_smooth, whole_network
+from hf_lgelu.refit.page import LAYER_NOTE, bullets, layer_table, network_table, whole_network
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def render_conversion_card(
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
         layer_note=LAYER_NOTE, has_zeros=target.has_zeros,
-        smooth=re.sub("^", "  ", still_smooth(report), flags=re.MULTILINE) if report.smooth_calls else "",
+        smooth=re.sub("^", "  ", bullets(report.smooth_calls), flags=re.MULTILINE) if report.smooth_calls else "",
         made_with=made_with(provenance.hardware, provenance.versions),
     )  # fmt: skip
 
