@@ -200,10 +200,11 @@ def text_blocks(
     begins = [int(token) for token in first if token == tokenizer.bos_token_id]
     of_text = length - len(begins)
     tokens: list[int] = []
-    are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER])  # of a file: an empty one is an empty line
+    # Of a file: an empty one is an empty line. A cell of a table that holds nothing is None.
+    are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER] if text)
     for start in order:
         together = [text if text.endswith("\n") else f"{text}\n" for text in texts[start : start + _TOGETHER]
-                    if text or are_lines]  # fmt: skip
+                    if text or (text == "" and are_lines)]  # fmt: skip
         if together:
             encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
             tokens += [token for text in encoded["input_ids"] for token in text]

@@ -152,8 +152,8 @@ class HardeningCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback after this
-        if lambda_gelu_modules(model) and not is_hardened(model, self.config.targets):
-            soft = smallest_soft_hardness(model, self.config.targets)
+        soft = smallest_soft_hardness(model, self.config.targets) if lambda_gelu_modules(model) else None
+        if soft is not None:
             logger.warning(
                 f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
                 f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Train on to "

@@ -90,6 +90,8 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     blocks = text[: len(text) // 16 * 16].view(-1, 16)
     assert {tuple(row) for row in batch["input_ids"].tolist()} == {tuple(row) for row in blocks.tolist()}
     assert len(made) == len(blocks) > 20
+    with_none = text_blocks([*TEXTS, None], tokens, 16, None, 0)  # as a cell of a table that holds nothing
+    assert torch.equal(with_none.tensors["input_ids"], batch["input_ids"])
     rows = {"text": TEXTS}
     assert inputs(rows, gpt2, tokenizer[0]).whole
     assert not inputs(rows, gpt2, tokenizer[0], wanted=5).whole
