@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and names that are no paths but of the Hub."""
+"""Names of files, folders and repositories of the Hub, and what is written whole or not at all."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from huggingface_hub.constants import CONFIG_NAME
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 
 try:
@@ -37,6 +37,43 @@ def could_be_hub_id(name: str) -> bool:
 def is_hub_id(name: str | None) -> bool:
     """Whether a name stands for a repository on the Hub: it could be one, and no file or folder has that name."""
     return name is not None and could_be_hub_id(name) and not Path(name).exists()
+
+
+def local(name: str) -> Path | None:
+    """The path of the folder or file `name`; None where there is none."""
+    path = Path(name).expanduser()
+    return path if path.exists() else None
+
+
+def require_there(name: str, kind: str = "model") -> None:
+    """Raise FileNotFoundError unless there is a folder or file `name`, a "model" or "dataset" of that id on the Hub, or
+    a cached one; the libraries that load it would try the Hub for half a minute first."""
+    if local(name) is not None:
+        return
+    what = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
+    missing = f"there is no folder or file {name}"
+    if not could_be_hub_id(name):
+        raise FileNotFoundError(f"{missing}; give {what}, or a Hub id such as user/{kind}")
+    if kind == "model":
+        is_cached = isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str)
+    else:  # as the package datasets, which takes seconds to load, finds its cache
+        cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
+        is_cached = (cache / name.replace("/", "___").lower()).is_dir()
+    if is_cached:
+        return
+    if constants.HF_HUB_OFFLINE:
+        raise FileNotFoundError(f"{missing}, and the Hub is not asked (HF_HUB_OFFLINE); give {what}")
+    look = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    try:
+        look(name, timeout=10.0)
+    except HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        why = "has none of that name, or none that you may read" if status in (401, 403, 404) else f"answers {status}"
+    except (HTTPError, OSError) as error:
+        why = f"cannot be reached ({error})"
+    else:
+        return
+    raise FileNotFoundError(f"{missing}, and the Hub {why}; give {what}, or a Hub id")
 
 
 @contextmanager
@@ -100,7 +137,7 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
         raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with overwrite=True")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
-    if not any((target / name).is_file() for name in (CONFIG_NAME, "modules.json")):
+    if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json")):
         reason = "holds no config.json: it is no model that an export could replace"
     elif (target / ".git").exists():
         reason = "is a repository of git, with its history"

@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.command import local, require_there
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
 from hf_lgelu.export.hub.loading import MODULES_FILE
+from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
 

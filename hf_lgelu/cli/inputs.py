@@ -16,7 +16,6 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint
-from hf_lgelu.cli.command import local, require_there
 from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
     TOKENS,
@@ -31,7 +30,7 @@ from hf_lgelu.cli.rows import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.files import is_hub_id
+from hf_lgelu.files import is_hub_id, local, require_there
 from hf_lgelu.formats import counted
 from hf_lgelu.models.batches import TRIED
 from hf_lgelu.models.example_run import require_taken

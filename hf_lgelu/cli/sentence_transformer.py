@@ -17,10 +17,9 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_lgelu.cli.command import local
 from hf_lgelu.environment import require
 from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_settings
-from hf_lgelu.files import require_inside
+from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.

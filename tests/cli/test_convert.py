@@ -269,8 +269,8 @@ def offline(monkeypatch):
         asked.append(name)
         raise OSError("no network")
 
-    monkeypatch.setattr("hf_lgelu.cli.command.HfApi.model_info", out_of_reach)
-    monkeypatch.setattr("hf_lgelu.cli.command.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("hf_lgelu.files.HfApi.model_info", out_of_reach)
+    monkeypatch.setattr("hf_lgelu.files.constants.HF_HUB_OFFLINE", False)
     return asked
 
 
