@@ -209,8 +209,3 @@ def test_optimizers_that_cannot_give_s_a_rate_are_left_alone(build, make, messag
     with pytest.raises(RuntimeError, match=message):
         separate_hardness_group(optimizer, model)
     assert [(len(group["params"]), group.get("lr")) for group in optimizer.param_groups] == before
-
-
-def test_a_flat_parameter_has_no_groups():
-    with pytest.raises(RuntimeError, match="FSDP1 has flattened the raw hardness"):
-        hardness_parameter_groups(Flattened(), 0.1)

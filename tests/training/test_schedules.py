@@ -3,7 +3,6 @@
 from fractions import Fraction
 
 import mpmath
-import numpy as np
 import pytest
 from closed_forms import SCHEDULE_FORMS, progress_at
 
@@ -42,16 +41,6 @@ def test_the_end_is_the_target_to_the_last_bit_from_anywhere(schedule):
     assert [scheduled_hardness(schedule, start, 159.5769121605731, 1.0) for start in starts] == [
         159.5769121605731
     ] * 299
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_schedule_works_elementwise(schedule):
-    starts = np.array([1.01, 2.0, 30.0])
-    for progress in (0.0, 0.3, 1.0):
-        together = scheduled_hardness(schedule, starts, 159.577, progress)
-        alone = [scheduled_hardness(schedule, start, 159.577, progress) for start in starts.tolist()]
-        np.testing.assert_allclose(together, alone, rtol=1e-15)
-        assert together.shape == (3,)
 
 
 # Algorithm 1's counting

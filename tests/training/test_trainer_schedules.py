@@ -71,13 +71,10 @@ def test_ratio_holds_through_every_schedule(tmp_path, scheduler):
     assert [entry["hardness_learning_rate"] for entry in logged] == [min(hardness) for _, hardness in rates.steps]
 
 
-def test_greedy_is_refused_because_it_loses_the_ratio(tmp_path):
-    with pytest.raises(ValueError, match=r"lr_scheduler_type 'greedy' .* loses the ratio"):
-        tiny_trainer(tmp_path, lr_scheduler_type="greedy", eval_strategy="epoch", eval_dataset=rows(4))
-
-
-def test_a_model_without_lambda_gelu_has_no_ratio_to_lose(tmp_path):
+def test_greedy_is_refused_where_there_is_a_ratio_to_lose(tmp_path):
     options = {"lr_scheduler_type": "greedy", "eval_strategy": "epoch", "eval_dataset": rows(4)}
+    with pytest.raises(ValueError, match=r"lr_scheduler_type 'greedy' .* loses the ratio"):
+        tiny_trainer(tmp_path, **options)
     tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **options).train()
 
 
