@@ -237,7 +237,7 @@ class _Descent:
             if step and (is_over or step % every == 0):
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
                 is_over |= best is self.start and 4 * step >= count
-                if steps is None and step == every and best.loss < _FAR_FROM_DONE * self.start.loss:
+                if steps is None and step == _STEPS // _LOOKS and best.loss < _FAR_FROM_DONE * self.start.loss:
                     count, every = _LONGER * count, _LONGER * every
             if is_over:
                 break

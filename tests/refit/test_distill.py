@@ -204,6 +204,22 @@ def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(None, 48), (16, 16)])
+def test_a_descent_that_goes_well_takes_three_times_the_steps_once(monkeypatch, steps, expected):
+    model, converted, folds = loud_and_swapped(8)
+    taken, step = [], CentredAdam.step
+
+    def counted(*given, **options):
+        taken.append(1 // (len(taken) < 100))  # an error where it does not end
+        step(*given, **options)
+
+    monkeypatch.setattr(CentredAdam, "step", counted)
+    monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 16)
+    monkeypatch.setattr("hf_lgelu.refit.distill._FAR_FROM_DONE", 1.0)
+    distill(model, converted, folds, names=["2.weight"], steps=steps)
+    assert len(taken) == expected
+
+
 def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
     """Room for twenty scores of three a unit: six units, so that batches go in pieces; every turn has all of them."""
     model, converted, folds = loud_and_swapped(9)
