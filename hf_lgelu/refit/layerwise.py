@@ -2,7 +2,7 @@
 
 For each layer, in forward order: sums over what reaches it in the network under way and what the original computes
 there (moments), the ridge regression between the two, its solution written into the network, and both networks carried
-on to the next layer.
+on to the next layer. Before it stands what every rung works with: the plan, the finished work, the task.
 """
 
 import functools

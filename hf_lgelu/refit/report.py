@@ -248,7 +248,12 @@ class ConversionReport:
         lines = [what_was_done(self), *others]
         if kept := [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]:
             lines.append(f"weights kept: {', '.join(kept)}")
-        lines += rest_of_the_distance(self)
+        if self.held_out is not None and _ROUNDING <= self.held_out.refitted.distance < math.inf:
+            if self.next_step is not None:
+                lines.append(f"The next rung, effort={self.next_step!r}, may bring the network nearer.")
+            if self.can_be_wider:
+                more = "width=1.25 adds a quarter, in about three times this time"
+                lines.append(f"More hidden units usually help most: {more}.")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
         return "\n  ".join([f"{self.model}: {first}", *lines])
@@ -337,12 +342,3 @@ def rungs_in_words(report: ConversionReport) -> str:
             why = " (out of time)" if step.gap is None else f" (not kept{': nearer on too few' * is_nearer})"
         words.append(f"{step.effort} {significant(step.distance)}{lost}{why}")
     return ", ".join(words)
-
-
-def rest_of_the_distance(report: ConversionReport) -> tuple[str, ...]:
-    """What may bring the network nearer, and its price; () where no finite distance above rounding was measured."""
-    if report.held_out is None or not _ROUNDING <= report.held_out.refitted.distance < math.inf:
-        return ()
-    wider = "More hidden units usually help most: width=1.25 adds a quarter, in about three times this time."
-    higher = f"The next rung, effort={report.next_step!r}, may bring the network nearer."
-    return (*[higher] * (report.next_step is not None), *[wider] * report.can_be_wider)
