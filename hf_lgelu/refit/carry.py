@@ -118,6 +118,7 @@ class Carrier:
                     parts[-1] += found
                 else:
                     parts.append(found)
+        self._with_padding.update(*each_has(self._with_padding))
         if layer.unit is None or len(kinks) == 1:
             return sums[0]
         found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
@@ -125,8 +126,8 @@ class Carrier:
         return found
 
     def note(self, index: int) -> str | None:
-        """The report's note on the rows of a layer whose moments were taken, or None; every process must call."""
-        return PADDING_COUNTS if any(each_has(index in self._with_padding)) else None
+        """The report's note on the rows of a layer whose moments were taken, or None."""
+        return PADDING_COUNTS if index in self._with_padding else None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
