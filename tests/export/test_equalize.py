@@ -200,7 +200,7 @@ def test_what_cannot_be_rescaled_is_refused_as_it_was(model, inputs, said):
 def test_rows_that_are_no_rows_are_refused():
     with pytest.raises(ValueError, match="NaN or infinity"):
         equalize_ranges(loud_mlp(), torch.full((8, 12), torch.nan))
-    with pytest.raises(ValueError, match="data is empty"):
+    with pytest.raises(ValueError, match="data holds no inputs"):
         equalize_ranges(loud_mlp(), [])
 
 

@@ -313,8 +313,8 @@ BAD[3, 2] = np.nan
     ("data", "options", "error", "said"),
     [
         (INPUTS, {"operations": "some"}, ValueError, "unknown operations 'some'; accepted: all, layers"),
-        ([], {}, ValueError, "data holds no rows"),
-        ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no rows"),
+        ([], {}, ValueError, "data holds no inputs"),
+        ([{"x": INPUTS[:0]}], {}, ValueError, "data holds no inputs"),
         ([{"y": INPUTS}], {}, ValueError, "must hold x; it lacks x"),
         ([{"x": None}], {}, ValueError, "a batch has no tensor among its inputs"),
         ([{"x": BAD}], {}, ValueError, "x holds NaN or infinity"),

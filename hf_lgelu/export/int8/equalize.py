@@ -23,7 +23,7 @@ from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.models.batches import nothing_given, read_batches
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import forget_checkpoint
 from hf_lgelu.models.dataflow import DataFlow, trace_sites
@@ -112,7 +112,7 @@ def equalize_ranges(model: nn.Module, data: Any) -> EqualizationReport:
     batches = (batch.inputs for batch in read_batches(data, model=model))
     first = next(batches, None)
     if first is None:
-        raise ValueError("data is empty; give at least one batch of rows")
+        raise nothing_given("data")
     flow = trace_sites(model, sites, first)
     found: list[_Units] = []
     left: dict[str, str] = {}

@@ -35,7 +35,7 @@ from hf_lgelu.export.onnx.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.batches import counted_rows, read_batches
+from hf_lgelu.models.batches import counted_rows, nothing_given, read_batches
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
@@ -191,7 +191,7 @@ def _read_arrays(data: Any, names: tuple[str, ...]) -> list[dict[str, np.ndarray
                 raise ValueError(f"calibration rows must be finite; {name} holds NaN or infinity")
         found.append(arrays)
     if not found:
-        raise ValueError("data holds no rows; give at least one batch of training rows")
+        raise nothing_given("data")
     return found
 
 
