@@ -32,6 +32,12 @@ def compiler(tmp_path, monkeypatch):
     return log
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 def calls(log):
     return log.read_text().count("called") if log.exists() else 0
 
@@ -42,36 +48,35 @@ def kept(cache):
     return {path.name for path in folder.iterdir()}
 
 
-def test_a_second_build_finds_the_first(compiler, tmp_path):
-    cache = tmp_path / "cache"
-    first = build.build_library("lambda_gelu", cache)
-    assert (build.build_library("lambda_gelu", cache), calls(compiler)) == (first, 1)
+def test_a_second_build_finds_the_first(compiler, cache):
+    first = build.build_library("lambda_gelu")
+    assert (build.build_library("lambda_gelu"), calls(compiler)) == (first, 1)
     assert kept(cache) == {first.name}
 
 
 def test_another_source_command_compiler_or_processor_is_another_library(compiler, tmp_path, monkeypatch):
-    cache, found = tmp_path / "cache", set()
-    found.add(build.build_library("lambda_gelu", cache))
+    found = set()
+    found.add(build.build_library("lambda_gelu"))
     source = tmp_path / "other.cpp"
     source.write_text(build.SOURCE.read_text() + "\n// changed\n")
     with monkeypatch.context() as patch:
         patch.setattr(build, "SOURCE", source)
-        found.add(build.build_library("lambda_gelu", cache))
+        found.add(build.build_library("lambda_gelu"))
     with monkeypatch.context() as patch:
         patch.setattr(build, "_processor", lambda: "another")
-        found.add(build.build_library("lambda_gelu", cache))
+        found.add(build.build_library("lambda_gelu"))
     with monkeypatch.context() as patch:
         patch.setenv("CXX", str(tmp_path / "compiler"))
-        found.add(build.build_library("lambda_gelu", cache))
+        found.add(build.build_library("lambda_gelu"))
     script = tmp_path / "compiler"
     script.write_text(script.read_text() + "# a newer release\n")
-    found.add(build.build_library("lambda_gelu", cache))
+    found.add(build.build_library("lambda_gelu"))
     assert len(found) == 5
     assert calls(compiler) == 5
 
 
 def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.delenv("LGELU_CACHE_DIR", raising=False)
+    monkeypatch.delenv("LGELU_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert build.cache_folder() == tmp_path / "hf_lgelu"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -84,7 +89,7 @@ def test_no_compiler(monkeypatch, tmp_path):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler was found \(c\+\+, g\+\+, clang\+\+\); install one"):
-        build.build_library("lambda_gelu", tmp_path)
+        build.build_library("lambda_gelu")
 
 
 @pytest.mark.parametrize(
@@ -95,10 +100,10 @@ def test_no_compiler(monkeypatch, tmp_path):
         ("true", r"the compiler failed \(0\): it said nothing"),
     ],
 )
-def test_a_compiler_that_does_not_compile(command, reason, monkeypatch, tmp_path):
+def test_a_compiler_that_does_not_compile(command, reason, monkeypatch):
     monkeypatch.setenv("CXX", command)
     with pytest.raises(RuntimeError, match=reason):
-        build.build_library("lambda_gelu", tmp_path)
+        build.build_library("lambda_gelu")
 
 
 @pytest.mark.kernels
@@ -114,20 +119,20 @@ def test_fast_math_in_cxx_neither_changes_results_nor_flushes_subnormals(flags, 
     assert done.stdout.endswith("True [nan]\n")
 
 
-def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_path):
+def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_path, cache):
     script = tmp_path / "compiler"
     script.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
-        build.build_library("lambda_gelu", tmp_path / "cache")
-    assert kept(tmp_path / "cache") == set()
+        build.build_library("lambda_gelu")
+    assert kept(cache) == set()
 
 
-def test_a_cache_that_cannot_be_written(compiler, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match=r"cannot be kept in .*file.* set LGELU_CACHE_DIR"):
-        build.build_library("lambda_gelu", tmp_path / "file")
+def test_a_cache_that_cannot_be_written(compiler, cache):
+    cache.write_text("")
+    with pytest.raises(RuntimeError, match=r"cannot be kept in .*cache.* set LGELU_CACHE_DIR"):
+        build.build_library("lambda_gelu")
 
 
 @pytest.fixture
@@ -151,10 +156,9 @@ def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch,
         lambda_gelu(x, hardness, kernel="cpu")
 
 
-def test_a_library_that_cannot_be_loaded_names_the_file_to_delete(not_loaded, compiler, tmp_path, monkeypatch):
-    monkeypatch.setenv("LGELU_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_library_that_cannot_be_loaded_names_the_file_to_delete(not_loaded, compiler, cache):
     failure = cpu.load_library("lambda_gelu")
-    (path,) = (tmp_path / "cache").glob("*/*.so")
+    (path,) = cache.glob("*/*.so")
     assert f"delete {path} to build it anew" in failure
 
 
@@ -169,37 +173,36 @@ NOT_OURS = {
 
 
 @pytest.mark.parametrize("what", NOT_OURS)
-def test_what_others_could_have_written_is_built_anew(compiler, tmp_path, what):
-    cache = tmp_path / "cache"
-    path = build.build_library("lambda_gelu", cache)
+def test_what_others_could_have_written_is_built_anew(compiler, what):
+    path = build.build_library("lambda_gelu")
     NOT_OURS[what](path)
     if what == "a folder":  # which no rename replaces
         with pytest.raises(RuntimeError, match="cannot be kept in"):
-            build.build_library("lambda_gelu", cache)
+            build.build_library("lambda_gelu")
         return
-    assert build.build_library("lambda_gelu", cache) == path
+    assert build.build_library("lambda_gelu") == path
     assert calls(compiler) == 2
     assert path.read_text() == "built\n"
     assert not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o700
-    assert build.build_library("lambda_gelu", cache) == path
+    assert build.build_library("lambda_gelu") == path
     assert calls(compiler) == 2
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give files away")
-def test_another_users_library_is_not_loaded(compiler, tmp_path):
-    path = build.build_library("lambda_gelu", tmp_path)
+def test_another_users_library_is_not_loaded(compiler):
+    path = build.build_library("lambda_gelu")
     os.chown(path, 12345, 12345)
-    assert build.build_library("lambda_gelu", tmp_path) == path
+    assert build.build_library("lambda_gelu") == path
     assert calls(compiler) == 2
     assert path.stat().st_uid == os.getuid()
     os.chown(path.parent, 12345, 12345)
     with pytest.raises(RuntimeError, match="is no folder of this user's"):
-        build.build_library("lambda_gelu", tmp_path)
+        build.build_library("lambda_gelu")
 
 
-def test_a_folder_that_others_may_write_is_closed(compiler, tmp_path):
-    path = build.build_library("lambda_gelu", tmp_path)
+def test_a_folder_that_others_may_write_is_closed(compiler):
+    path = build.build_library("lambda_gelu")
     path.parent.chmod(0o777)
-    build.build_library("lambda_gelu", tmp_path)
+    build.build_library("lambda_gelu")
     assert path.parent.stat().st_mode & 0o777 == 0o700

@@ -30,19 +30,12 @@ _FLAGS = (
 )
 
 
-def build_library(gate: str, cache: Path | None = None) -> Path:
-    """The shared library of a gate for this processor, compiled unless the cache has it whole.
+def build_library(gate: str) -> Path:
+    """The shared library of a gate, a struct of formulas.h, for this processor, compiled unless the cache has it whole.
 
     A file is put in its place whole, by each of several processes that need one. A file that others may write is built
-    anew.
-
-    Args:
-        gate: a struct of formulas.h.
-        cache: the folder to keep it in; by default `cache_folder()`.
-
-    Raises:
-        RuntimeError: there is no C++ compiler, it fails, the source cannot be read or the cache not be
-            written; the message says which, with the compiler's own words.
+    anew. Raises RuntimeError where there is no C++ compiler, it fails, the source cannot be read or the cache not be
+    written; the message says which, with the compiler's own words.
     """
     machine, processor = platform.machine().lower(), _processor()
     native = ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
@@ -52,7 +45,7 @@ def build_library(gate: str, cache: Path | None = None) -> Path:
     command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={gate}", *native]
     user = os.getuid() if hasattr(os, "getuid") else 0
     # The cache may be shared by several users; none of them can put a library there for another.
-    folder = (cache_folder() if cache is None else cache) / f"kernels-{user}"
+    folder = cache_folder() / f"kernels-{user}"
     try:
         # All that the library depends on: a home folder may be shared by machines of several kinds.
         compiler = Path(shutil.which(command[0]) or command[0]).resolve()
