@@ -76,20 +76,13 @@ _PUBLIC = {
     "version": ("__version__",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-__all__ = [
-    "ConversionConfig", "ConversionRefusedError", "HardeningCallback", "HardeningConfig", "HardnessLogCallback",
-    "LambdaGELU", "LambdaGELUTrainer", "LambdaGELUTrainingArguments", "LambdaSiLU", "MLPConfig", "MLPForClassification",
-    "UnsupportedConfigError", "__version__", "absorb_hardness", "anneal_hardness", "compare_networks",
-    "convert_to_relu", "export_gelu", "export_onnx", "export_relu", "find_smooth_calls", "freeze_hardness",
-    "from_pretrained", "hardness_parameter_groups", "hardness_profile", "initialize_hardness", "lambda_gelu",
-    "lambda_silu", "push_to_hub", "quantize_onnx", "replace_activations", "substitute_relu",
-]  # fmt: skip
+__all__ = sorted(_HOME)
 
 
 # What has to be done to a module of a host library: (its name, where the function is, below hf_lgelu, the function).
 _REGISTRATIONS = (
-    ("transformers.activations", "registry", "register_in_transformers"),
-    ("timm.layers.create_act", "registry", "register_in_timm"),
+    ("transformers.activations", "registry", "register_activation"),
+    ("timm.layers.create_act", "registry", "register_activation"),
     ("transformers.modeling_utils", "models.loading", "extend_from_pretrained"),
     ("diffusers.configuration_utils", "models.loading", "extend_from_config"),
     ("transformers.models.auto.configuration_auto", "registry", "register_auto_classes"),

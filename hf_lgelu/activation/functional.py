@@ -4,13 +4,10 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import effective_hardness, is_number
-from hf_lgelu.activation.kernels import choose_kernel
+from hf_lgelu.activation.gates import check_gate
+from hf_lgelu.activation.hardness import is_number
+from hf_lgelu.activation.kernels import apply_gate, check_dense
 from hf_lgelu.activation.kernels.plain import internal_dtype, is_plain
-
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_ACCEPTED_DTYPES = "float64, float32, float16 or bfloat16"
 
 
 def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) -> Tensor:
@@ -71,51 +68,19 @@ def lambda_gelu_tanh(x: Tensor, hardness: Tensor | float, kernel: str | None = N
 def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | None = None) -> Tensor:
     """x·G(λx) for the row `gate` of GATES; the rest is as in `lambda_gelu`."""
     check_gate(gate)
-    _check_input(x)
+    check_dense(x)
     if is_number(hardness):
         _check_number(hardness, internal_dtype(x))
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
-    elif not isinstance(hardness, Tensor) or hardness.dtype not in _DTYPES or hardness.layout is not torch.strided:
-        raise TypeError(f"hardness must be a number or a dense {_ACCEPTED_DTYPES} tensor, got {_kind(hardness)}")
-    elif _is_readable(hardness):
+        return apply_gate(x, hardness, gate, kernel)
+    hardness = check_dense(hardness, "a hardness that is no number")
+    if _is_readable(hardness):
         dtype, values = internal_dtype(x), hardness.detach()
         if hardness.numel() != 1:  # one is read as a number: a fifth of the time
             values = values[~((values >= 1) & torch.isfinite(values.to(dtype)))].flatten()[:1]
         if values.numel():
             _check_number(values.item(), dtype)
     return apply_gate(x, hardness, gate, kernel)
-
-
-def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: str | None = None) -> Tensor:
-    """`lambda_gate` for a hardness whose values are known to be right; checks dtype, shape and device only."""
-    _check_input(x)
-    if x.dim() == 0 and hardness.numel() == 1:
-        # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
-        hardness = hardness.reshape(())
-    sizes = zip(reversed(hardness.shape), reversed(x.shape), strict=False)
-    if hardness.dim() > x.dim() or not all(size in (1, wanted) for size, wanted in sizes):
-        raise ValueError(
-            f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
-            "aligned at the last axis, each of its sizes must be 1 or that of x"
-        )
-    _check_device(x, hardness)
-    return choose_kernel(x, hardness, kernel, gate).function(x, hardness, gate)
-
-
-def apply_learned_gate(
-    x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
-) -> Tensor:
-    """`apply_gate` at λ = `effective_hardness(raw_hardness, temperature, override)`.
-
-    Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
-    """
-    if raw_hardness.numel() == 1:
-        _check_input(x)
-        _check_device(x, raw_hardness)
-        kernel = choose_kernel(x, raw_hardness, None, gate)
-        if kernel.learned is not None and raw_hardness.dim() <= x.dim():
-            return kernel.learned(x, raw_hardness, temperature, override, gate)
-    return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 
 def _is_readable(hardness: Tensor) -> bool:
@@ -126,24 +91,6 @@ def _is_readable(hardness: Tensor) -> bool:
     return not (torch._C._functorch.is_functorch_wrapped_tensor(hardness) or isinstance(hardness, FakeTensor))
 
 
-def _check_input(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in _DTYPES or x.layout is not torch.strided:
-        raise TypeError(f"x must be a dense {_ACCEPTED_DTYPES} tensor, got {_kind(x)}")
-
-
-def _check_device(x: Tensor, hardness: Tensor) -> None:
-    # Of no dimension it may come from the CPU, as in torch's own arithmetic.
-    if x.device != hardness.device and hardness.dim() > 0:
-        raise ValueError(f"x is on {x.device} and the hardness on {hardness.device}; move one of them, e.g. by .to()")
-
-
 def _check_number(hardness: float, dtype: torch.dtype) -> None:
     if not 1 <= hardness <= torch.finfo(dtype).max:
         raise ValueError(f"hardness must be at least 1 (1 is GELU) and finite in {dtype}, got {hardness}")
-
-
-def _kind(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    layout = "" if value.layout is torch.strided else f"{str(value.layout).removeprefix('torch.')} "
-    return f"a {layout}{value.dtype} tensor"

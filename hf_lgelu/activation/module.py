@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.functional import apply_learned_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
@@ -16,6 +15,7 @@ from hf_lgelu.activation.hardness import (
     effective_hardness,
     raw_from_hardness,
 )
+from hf_lgelu.activation.kernels import apply_learned_gate
 
 # torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
 torch.fx.wrap("apply_learned_gate")
@@ -178,6 +178,27 @@ def _made(gate: str) -> type[LambdaGate]:
 
 GATE_MODULES: dict[str, type[LambdaGate]] = {gate: _WRITTEN.get(gate) or _made(gate) for gate in GATES}
 """The module of each row of GATES."""
+
+
+NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
+"""The value of an activation key where the config alone cannot rebuild the model: a process without this package
+refuses the checkpoint, and its error names what is missing."""
+
+
+class GuardedGate(LambdaGELU):
+    """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: a place that computes nothing.
+
+    The config's record says which gate stands there, and `from_pretrained` builds that one.
+    """
+
+    refusal: ClassVar[str] = (
+        "this model was built from a config that alone cannot build its gates: it would be another network. Load a "
+        "checkpoint with from_pretrained, copy a model with copy.deepcopy, or repeat the surgery on the config of "
+        "before"
+    )
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError(self.refusal)
 
 
 def state_problem(

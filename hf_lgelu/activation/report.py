@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_lgelu.activation.kernels import KERNEL_VARIABLE, KERNELS, choose_kernel, chosen_kernel
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+from hf_lgelu.activation.kernels import DTYPES, KERNEL_VARIABLE, KERNELS, choose_kernel, chosen_kernel
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def kernel_report() -> KernelReport:
     return KernelReport(
         chosen=chosen_kernel(),
         unavailable={name: kernel.unavailable() for name, kernel in KERNELS.items()},
-        taken={(d, str(t).removeprefix("torch.")): _taken(d, t) for d in devices for t in _DTYPES},
+        taken={(d, str(t).removeprefix("torch.")): _taken(d, t) for d in devices for t in DTYPES},
     )
 
 

@@ -8,9 +8,8 @@ sees modules alone.
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +20,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_tor
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.models.elementwise import CONVERTED_KINDS, is_piecewise_linear, module_form, module_values
-from hf_lgelu.models.example_run import Inputs, run_example
+from hf_lgelu.models.example_run import LIBRARIES, Inputs, ids_of, line_of, run_example, running
 
 CALLED = "called"
 """The attribute that holds the gates of a module's calls; no state dict shows it, because no gate has a tensor."""
@@ -30,8 +29,6 @@ CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus"
 """The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
 called, and clamp(x, min=0.01) bends, too."""
 
-_CALL = nn.Module._call_impl.__code__
-_LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
 _RUN_THEIR_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # one after the other
 
 
@@ -202,36 +199,6 @@ def _place(code: CodeType, instruction: int) -> tuple[str, int, int]:
     return code.co_qualname, (line or 0) - code.co_firstlineno, column or 0
 
 
-def line_of(frame: FrameType) -> str:
-    """The place that a frame is at, for a reader: "net.py:12 (Net.forward)"."""
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
-
-
-def ids_of(modules: Iterable[nn.Module]) -> set[int]:
-    """What tells these modules from others: torch.export runs them as other objects with the same attributes."""
-    return {id(vars(module)) for module in modules}
-
-
-def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
-    """(the innermost module whose forward runs, or of these `ids_of`; the frames inside it from the innermost on).
-
-    Left out are the frames of torch and of activations, unless they are the module's own code.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    frames: list[FrameType] = []
-    while frame is not None:
-        if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
-            module = frame.f_locals["self"]
-            own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
-            names = [str(frame.f_globals.get("__name__")) for frame in frames]
-            theirs = [frame for frame, name in zip(frames, names, strict=True)
-                      if name in own or not name.startswith(_LIBRARIES)]  # fmt: skip
-            return module, theirs or frames[-1:]
-        frames.append(frame)
-        frame = frame.f_back
-    return None
-
-
 class _Search(TorchFunctionMode):
     """Finds the calls of activations while a model runs; `found` has (module, the gates of its calls)."""
 
@@ -258,7 +225,7 @@ class _Search(TorchFunctionMode):
         frame = sys._getframe(1)
         own = frame.f_globals.get(frame.f_code.co_name)
         if (
-            isinstance(own, FunctionType) and own.__code__ is frame.f_code and not own.__module__.startswith(_LIBRARIES)
+            isinstance(own, FunctionType) and own.__code__ is frame.f_code and not own.__module__.startswith(LIBRARIES)
             and self._takes(Called(own))
         ):  # fmt: skip
             _shown(own)

@@ -4,8 +4,11 @@ Inputs of the shapes that a config says are drawn for want of real ones."""
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -322,6 +325,41 @@ def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(is_fused)
         for handle in handles:
             handle.remove()
+
+
+_CALL = nn.Module._call_impl.__code__
+LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
+"""The starts of the names of modules whose frames are no code of a network's own."""
+
+
+def line_of(frame: FrameType) -> str:
+    """The place that a frame is at, for a reader: "net.py:12 (Net.forward)"."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+def ids_of(modules: Iterable[nn.Module]) -> set[int]:
+    """What tells these modules from others: torch.export runs them as other objects with the same attributes."""
+    return {id(vars(module)) for module in modules}
+
+
+def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """(the innermost module whose forward runs, or of these `ids_of`; the frames inside it from the innermost on).
+
+    Left out are the frames of torch and of activations, unless they are the module's own code.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    frames: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
+            module = frame.f_locals["self"]
+            own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
+            names = [str(frame.f_globals.get("__name__")) for frame in frames]
+            theirs = [frame for frame, name in zip(frames, names, strict=True)
+                      if name in own or not name.startswith(LIBRARIES)]  # fmt: skip
+            return module, theirs or frames[-1:]
+        frames.append(frame)
+        frame = frame.f_back
+    return None
 
 
 _TOKENS = 16

@@ -42,6 +42,7 @@ from hf_lgelu.models.record import (
     GUARDS_KEY,
     RECORD_KEY,
     has_record,
+    is_guarded,
     rebuild_gates,
     recorded_models,
     renew_records,
@@ -50,7 +51,6 @@ from hf_lgelu.models.record import (
     without_guard,
 )
 from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.registry import is_guarded
 
 logger = logging.get_logger(__name__)
 

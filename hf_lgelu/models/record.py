@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.module import GATE_MODULES, LambdaGate
+from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, GuardedGate, LambdaGate
 from hf_lgelu.models.called import recorded_calls, restore_call
 from hf_lgelu.models.config_keys import (
     Config,
@@ -36,7 +36,6 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
 )
 from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
-from hf_lgelu.registry import NEEDS_THE_PACKAGE
 
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""
@@ -93,6 +92,17 @@ def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[Co
         if found:
             return found
     return []
+
+
+def is_guarded(model: nn.Module) -> bool:
+    """Whether a model has a `GuardedGate`."""
+    return any(isinstance(module, GuardedGate) for module in model.modules())
+
+
+def refuse_guarded(model: nn.Module) -> None:
+    """Raise RuntimeError for a model with a `GuardedGate`."""
+    if is_guarded(model):
+        raise RuntimeError(GuardedGate.refusal)
 
 
 def loads_elsewhere(config: Config) -> bool:

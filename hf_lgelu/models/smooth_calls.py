@@ -15,9 +15,18 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.called import Called, ids_of, line_of, running
+from hf_lgelu.models.called import Called
 from hf_lgelu.models.elementwise import is_piecewise_linear, module_values
-from hf_lgelu.models.example_run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.models.example_run import (
+    Inputs,
+    call_alike,
+    evaluation_mode,
+    forward_hooks,
+    ids_of,
+    line_of,
+    run_example,
+    running,
+)
 from hf_lgelu.models.operable import uncompiled
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, is_activation, kind_of

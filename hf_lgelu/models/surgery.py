@@ -34,7 +34,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
+from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, refuse_guarded
 from hf_lgelu.models.sites import (
     KINDS,
     LEARNED_KINDS,
@@ -47,7 +47,6 @@ from hf_lgelu.models.sites import (
     sites_in_words,
     uncompiled_name,
 )
-from hf_lgelu.registry import refuse_guarded
 
 logger = logging.get_logger(__name__)
 

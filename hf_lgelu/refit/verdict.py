@@ -12,7 +12,7 @@ from hf_lgelu.models.called import settle
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
-from hf_lgelu.models.record import loads_elsewhere
+from hf_lgelu.models.record import loads_elsewhere, refuse_guarded
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.compare import labels_fit
@@ -29,7 +29,6 @@ from hf_lgelu.refit.report import (
     rungs_in_words,
 )
 from hf_lgelu.refit.weights import why_not_writable
-from hf_lgelu.registry import refuse_guarded
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often

@@ -21,12 +21,12 @@ every_gate = pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (X.reshape(4, 15).to_sparse(), "x must be a dense .* tensor, got a sparse_coo torch.float32 tensor"),
-        (X.reshape(4, 15).to_sparse_csr(), "got a sparse_csr torch.float32 tensor"),
-        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "got a torch.quint8 tensor"),
-        (X.long(), "got a torch.int64 tensor"),
-        (X > 0, "got a torch.bool tensor"),
-        (torch.complex(X, X), "got a torch.complex64 tensor"),
+        (X.reshape(4, 15).to_sparse(), "x must be a dense .* tensor, got a torch.sparse_coo tensor of torch.float32"),
+        (X.reshape(4, 15).to_sparse_csr(), "got a torch.sparse_csr tensor"),
+        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "tensor of torch.quint8"),
+        (X.long(), "got a torch.strided tensor of torch.int64"),
+        (X > 0, "tensor of torch.bool"),
+        (torch.complex(X, X), "tensor of torch.complex64"),
         ("1.0", "got str"),
         (1.0, "got float"),
         (numpy.ones(3), "got ndarray"),
@@ -42,12 +42,12 @@ def test_an_input_of_another_kind_is_named(x, said):
 @pytest.mark.parametrize(
     ("hardness", "said"),
     [
-        ("2", "hardness must be a number or a dense .* tensor, got str"),
+        ("2", "a hardness that is no number must be a dense .* tensor, got str"),
         (True, "got bool"),
         (2 + 0j, "got complex"),
-        (torch.ones(1, dtype=torch.int64), "got a torch.int64 tensor"),
-        (torch.ones(4).to_sparse(), "got a sparse_coo torch.float32 tensor"),
-        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "got a torch.quint8 tensor"),
+        (torch.ones(1, dtype=torch.int64), "got a torch.strided tensor of torch.int64"),
+        (torch.ones(4).to_sparse(), "got a torch.sparse_coo tensor of torch.float32"),
+        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "tensor of torch.quint8"),
     ],
 )
 def test_a_hardness_of_another_kind_is_named(hardness, said):

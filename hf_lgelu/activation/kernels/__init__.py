@@ -1,4 +1,4 @@
-"""The table of backends, one row per implementation of the λ-gates, and which of them runs."""
+"""The table of backends, one row per implementation of the λ-gates, and a gate run by the one that is chosen."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.gates import DEFAULT_GATE
+from hf_lgelu.activation.hardness import effective_hardness
 from hf_lgelu.activation.kernels import aten, plain
 from hf_lgelu.activation.kernels.cpu import function as cpu
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,49 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: st
     if (reason := kernel.refusal(x, hardness, gate)) is not None:
         raise RuntimeError(f"the kernel {name!r} was asked for and cannot be used here: {reason}")
     return kernel
+
+
+def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: str | None = None) -> Tensor:
+    """`lambda_gate` for a hardness whose values are known to be right; checks dtype, shape and device only."""
+    check_dense(x)
+    if x.dim() == 0 and hardness.numel() == 1:
+        # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
+        hardness = hardness.reshape(())
+    sizes = zip(reversed(hardness.shape), reversed(x.shape), strict=False)
+    if hardness.dim() > x.dim() or not all(size in (1, wanted) for size, wanted in sizes):
+        raise ValueError(
+            f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
+            "aligned at the last axis, each of its sizes must be 1 or that of x"
+        )
+    _check_device(x, hardness)
+    return choose_kernel(x, hardness, kernel, gate).function(x, hardness, gate)
+
+
+def apply_learned_gate(
+    x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
+) -> Tensor:
+    """`apply_gate` at λ = `effective_hardness(raw_hardness, temperature, override)`.
+
+    Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
+    """
+    if raw_hardness.numel() == 1:
+        check_dense(x)
+        _check_device(x, raw_hardness)
+        kernel = choose_kernel(x, raw_hardness, None, gate)
+        if kernel.learned is not None and raw_hardness.dim() <= x.dim():
+            return kernel.learned(x, raw_hardness, temperature, override, gate)
+    return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
+
+
+def check_dense(value: Any, name: str = "x") -> Tensor:
+    """The value, or a TypeError where it is no dense tensor of one of DTYPES."""
+    if isinstance(value, Tensor) and value.dtype in DTYPES and value.layout is torch.strided:
+        return value
+    given = f"a {value.layout} tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    raise TypeError(f"{name} must be a dense float64, float32, float16 or bfloat16 tensor, got {given}")
+
+
+def _check_device(x: Tensor, hardness: Tensor) -> None:
+    # Of no dimension it may come from the CPU, as in torch's own arithmetic.
+    if x.device != hardness.device and hardness.dim() > 0:
+        raise ValueError(f"x is on {x.device} and the hardness on {hardness.device}; move one of them, e.g. by .to()")
