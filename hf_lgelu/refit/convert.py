@@ -154,8 +154,7 @@ def convert_to_relu(
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
         warnings = (*made, *warnings)
-        if not config.outputs:
-            warnings += tuple(uncounted_warning(model, few))
+        warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
         is_refitted = any(layer.rows for layer in best.layers)
         next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
         evaluation, held_out, choosing = None, best.held_out, 0

@@ -256,12 +256,6 @@ def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
         more = f"; so are {len(unfit) - 3} more" if len(unfit) > 3 and layer is unfit[2] else ""
         reason = str(layer.note).removeprefix("not refitted: ")
         yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged: {reason}{more}"
-    uncounted = [layer.layers[0] for layer in layers if layer.is_uncounted]
-    if uncounted:
-        yield (
-            f"{quoted(uncounted)} leads to outputs that did not count: the weights there were left, and what they give "
-            "now was not measured. Name its output (outputs=), or leave the gate (keep=)"
-        )
 
 
 def own_text_warning(text: Tensor, seconds: float) -> str:
@@ -272,18 +266,21 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
     )
 
 
-def uncounted_warning(model: nn.Module, inputs: Inputs) -> Iterator[str]:
-    """That maps on the way to outputs that do not count kept their weights, in a model of the user's own."""
-    output = run_example(model, inputs)
-    if not (others := uncounted_outputs(output)):
-        return
-    maps = [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
-    kept = unused_modules(model, inputs, maps)
-    if kept:
+def uncounted_warning(
+    model: nn.Module, inputs: Inputs, layers: Sequence[LayerRefit], outputs: Sequence[str] | None
+) -> Iterator[str]:
+    """That outputs did not count: behind gates exchanged without a refit, or maps of a model of the user's own."""
+    output, names = run_example(model, inputs), [layer.layers[0] for layer in layers if layer.is_uncounted]
+    others = {} if outputs else uncounted_outputs(output)
+    if others and not names:
+        maps = [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
+        unused = unused_modules(model, inputs, maps)
+        names = [name for name in maps if name in unused]
+    if names:
         yield (
-            f"the outputs {quoted(others)} did not count, and {quoted(filter(kept.__contains__, maps))} on the way "
-            "there kept the weights: what these give now was not measured. Name what you use of them in outputs=, "
-            f"beside {quoted(task_outputs(output))}"
+            f"behind {quoted(names)} are outputs that did not count{f' ({quoted(others)})' if others else ''}: the "
+            "weights on the way there were left, and what they give now was not measured. Name what you use of them in "
+            f"outputs=, beside {quoted(task_outputs(output, outputs))}, or keep the gates (keep=)"
         )
 
 
