@@ -211,7 +211,7 @@ def _notes(examined: Examined) -> Iterator[str]:
             f"- A {given.sentences.network_class} of sentence-transformers: the modules behind its encoder go along "
             f"unchanged, and networks are compared by their {'embeddings' if given.embeds else 'scores'}."
         )
-    for warning in runtime_warnings(given.model.config):
+    for warning in runtime_warnings(given.model):
         yield f"- With ReLU in its config: {warning}."
     output = run_example(given.network, examined.inputs)
     counted = list(task_outputs(output, examined.outputs))

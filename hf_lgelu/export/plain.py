@@ -228,7 +228,7 @@ def save_plain(
         absorbed = absorb_hardness(plain, inputs)
         config_changes, sites = absorbed.config_changes, absorbed.sites
     save_checkpoint(plain, folder, processor, source)
-    warnings = runtime_warnings(plain.config)
+    warnings = runtime_warnings(plain)
     if form == "relu":
         reloaded = type(plain).from_pretrained(folder, dtype=plain.dtype, use_safetensors=True)
         require_same_model(plain, reloaded.to(plain.device), inputs)

@@ -424,18 +424,19 @@ RUNTIMES: dict[str, dict[str, str]] = {
 checkpoint's config names, mostly without a word. A family that is not named is honoured, or unknown: docs/deploy.md."""
 
 
-def runtime_warnings(config: Any) -> tuple[str, ...]:
-    """What a user of a checkpoint with another activation than its family's must know, a sentence for each program.
+def runtime_warnings(model: nn.Module) -> tuple[str, ...]:
+    """What a user of a model with another activation than its family's must know, a sentence for each program.
 
-    `config` is that of a transformers model. What has no family, such as None or a timm model's config, gives none.
+    Only for what these programs run: language models, and encoders without a head.
 
-    >>> from transformers import GPT2Config
+    >>> from transformers import GPT2Config, GPT2Model
     >>> from hf_lgelu.models.config_keys import runtime_warnings
-    >>> runtime_warnings(GPT2Config())
+    >>> runtime_warnings(GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=8)))
     ('llama.cpp ignores the activation that the config of a gpt2 names, and computes another network',)
     """
-    configs = held_configs(config) if isinstance(config, PreTrainedConfig) else ()
-    model_types = dict.fromkeys(held.model_type for _, held in configs)
+    roots = [root for _, root in pretrained_roots(model) if isinstance(root, PreTrainedModel)]
+    run = (root.config for root in roots if root.can_generate() or root.base_model is root)
+    model_types = dict.fromkeys(held.model_type for config in run for _, held in held_configs(config))
     return tuple(
         f"{program} {families[model_type].format(model_type)}"
         for model_type in model_types

@@ -286,11 +286,10 @@ def uncounted_warning(
 
 def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
     """Programs that ignore the config, a head that is new, a config without a key, and code with the old gates."""
+    yield from runtime_warnings(model) if changes else ()
     for _, root in pretrained_roots(model):
-        name, trained = type(root).__name__, root.config.architectures
-        if root.can_generate() or root.base_model is root:  # what llama.cpp and its like run
-            yield from runtime_warnings(root.config) if changes else ()
-        elif trained and name not in trained:
+        name, trained = type(root).__name__, getattr(root.config, "architectures", None)
+        if trained and name not in trained and not root.can_generate() and root.base_model is not root:
             yield (
                 f"the checkpoint is of a {trained[0]}: unless the head of this {name} was trained since, its scores "
                 "do not show how far the network is. Train the head first, or convert the network without it"
