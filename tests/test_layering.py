@@ -104,6 +104,7 @@ LISTED = {
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",
     "refit.report",
+    "refit.samples",
     "training.resume",  # the last checkpoint that is whole
 }
 
