@@ -32,17 +32,16 @@ def test_a_picture_follows_from_its_seed_and_its_boxes_lie_inside_and_apart():
 def coco_precision(found, drawn):
     def entries(pictures):
         return [
-            {"id": 1 + 100 * n + i, "image_id": n, "category_id": int(kind), "score": score[-1:], "iscrowd": 0,
+            {"id": 1 + 100 * n + i, "image_id": n, "category_id": int(kind), "score": (kind, *score)[-1], "iscrowd": 0,
              "bbox": [left, top, right - left, bottom - top], "area": (right - left) * (bottom - top)}
             for n, rows in enumerate(pictures.tolist())
             for i, (left, top, right, bottom, kind, *score) in enumerate(rows) if kind >= 0
         ]  # fmt: skip
 
-    truth = COCO()
-    truth.dataset = {"images": [{"id": n} for n in range(len(drawn))], "annotations": entries(drawn)}
-    truth.dataset["categories"] = [{"id": kind} for kind in range(3)]
+    truth, images = COCO(), [{"id": n} for n in range(len(drawn))]
+    truth.dataset = {"images": images, "categories": [{"id": kind} for kind in range(3)], "annotations": entries(drawn)}
     truth.createIndex()
-    evaluation = COCOeval(truth, truth.loadRes([{**e, "score": e["score"][0]} for e in entries(found)]), "bbox")
+    evaluation = COCOeval(truth, truth.loadRes(entries(found)), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()
     evaluation.summarize()
@@ -70,14 +69,13 @@ def test_outputs_that_say_a_box_are_read_as_that_box_and_cost_less_than_others(b
     x, y, cell = (column + 0.5) * stride, (row + 0.5) * stride, first + row * SIDE // stride + column
     sides = torch.tensor([x - left, y - top, right - x, bottom - y]) / (2 * stride)
     logits, boxes = torch.full((1, 320, 3), -9.0), torch.zeros(1, 320, 4)
-    boxes[0, cell] = torch.expm1(sides).log()  # the inverse of softplus
-    boxes[0, cell + 1] = torch.expm1(sides + torch.tensor([0.5, 0, -0.5, 0])).log()  # the same box, of the next cell
-    logits[0, cell, 1], logits[0, cell + 1, 1] = 5.0, 4.0
+    logits[0, cell, 1], logits[0, cell + 1, 1] = 5.0, 4.0  # the next cell says the same box
+    for at, moved in ((cell, 0), (cell + 1, 0.5)):
+        boxes[0, at] = torch.expm1(sides + torch.tensor([moved, 0, -moved, 0])).log()  # the inverse of softplus
     (found,) = find_boxes((logits, boxes), None)
     assert found[:, 5].count_nonzero() == 1
     torch.testing.assert_close(found[0, :5], torch.tensor([*box, 1.0]), atol=1e-3, rtol=0)
-    labels = torch.full((1, 5, 5), -1.0)
-    labels[0, 0] = found[0, :5]
+    labels = torch.cat([found[:1, :5], torch.full((4, 5), -1.0)])[None]
     for change in ([6.0, 0, 6, 0, 0], [0.0, 0, 0, 0, 1]):  # elsewhere, or of another class
         other = torch.cat([labels[:, :1] + torch.tensor(change), labels[:, 1:]], 1)
         assert detection_loss(logits, boxes, labels) < detection_loss(logits, boxes, other)
