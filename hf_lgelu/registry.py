@@ -13,8 +13,8 @@ Table: TypeAlias = MutableMapping[str, Callable[..., nn.Module]]
 
 _NAMES: dict[str, Callable[..., LambdaGate]] = {**GATE_MODULES, NEEDS_THE_PACKAGE: GuardedGate}
 
-
-_TIMM = "timm.layers.create_act"
+TIMM, TIMM_TABLE = "timm.layers.create_act", "_ACT_LAYER_DEFAULT"
+"""timm has no call to register an activation: a module of timm, and in it the private dict {name: class}."""
 
 
 def register_activation() -> None:
@@ -24,11 +24,16 @@ def register_activation() -> None:
     not imported nothing is done. Raises RuntimeError if another class has one of the names in one of the tables; all
     are then left as they were.
     """
-    activations = sys.modules.get("transformers.activations")
+    activations, create_act = sys.modules.get("transformers.activations"), sys.modules.get(TIMM)
+    if create_act is not None and not hasattr(create_act, TIMM_TABLE):
+        raise RuntimeError(
+            f"this timm has no {TIMM}.{TIMM_TABLE}, where the λ-gates are registered as an act_layer. Use timm 1.0.26 "
+            "to 1.0.31, or uninstall timm"
+        )
     # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
     tables: dict[str, Table | None] = {
         **{f"transformers.activations.{name}": getattr(activations, name, None) for name in ("ACT2CLS", "ACT2FN")},
-        _TIMM: timm_activation_classes(),
+        TIMM: getattr(create_act, TIMM_TABLE, None),
     }
     there = {name: table for name, table in tables.items() if table is not None}
     for table_name, table in there.items():
@@ -41,23 +46,6 @@ def register_activation() -> None:
                 )
     for table in there.values():
         table.update(_NAMES)
-
-
-def timm_activation_classes() -> Table | None:
-    """timm's name → activation class table, or None where timm has not been imported: no model has a layer of it.
-
-    timm has no call to register an activation, so this is a private dict of its factory.
-    """
-    create_act = sys.modules.get(_TIMM)
-    if create_act is None:
-        return None
-    table = getattr(create_act, "_ACT_LAYER_DEFAULT", None)
-    if table is None:
-        raise RuntimeError(
-            f"this timm has no {_TIMM}._ACT_LAYER_DEFAULT, where the λ-gates are registered as an act_layer. Use timm "
-            "1.0.26 to 1.0.31, or uninstall timm"
-        )
-    return table
 
 
 # What the MLP is made of, in the order in which they import each other, and what each has when it is whole.

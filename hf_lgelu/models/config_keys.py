@@ -12,6 +12,7 @@ the network saved and loaded would run another activation there than the one in 
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from types import CodeType
@@ -25,7 +26,7 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.sites import computes_same, find_sites, is_activation, uncompiled_name
-from hf_lgelu.registry import timm_activation_classes
+from hf_lgelu.registry import TIMM, TIMM_TABLE
 
 CONFIG_REFUSALS = (
     *(AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError),
@@ -292,7 +293,7 @@ def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
 
 
 def _activation_names() -> set[str]:
-    return set(ACT2FN) | set(timm_activation_classes() or ())
+    return {*ACT2FN, *getattr(sys.modules.get(TIMM), TIMM_TABLE, ())}  # without timm no model has a layer of it
 
 
 def _candidates(config: Config, activation: str) -> list[ConfigChange]:
