@@ -98,7 +98,7 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
                 continue
         if values is None:
             places = torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))
-            values = whole.flatten()[places].double()
+            values = whole.cpu().flatten()[places].double()  # of `x.to(device)` they are elsewhere
     return values
 
 

@@ -62,39 +62,6 @@ class Augmentation:
         return {"crop_padding": self.padding, "horizontal_flip": True}
 
 
-@dataclass(frozen=True)
-class ResizedCrop(Augmentation):
-    """A part of the image with `least_share` to all of its area, at most 4:3 long or high, as large as the image.
-
-    A half of the parts are flipped. torchvision's `RandomResizedCrop`, as DeiT's recipe has it.
-    """
-
-    padding: int = 0
-    least_share: float = 0.25
-
-    @property
-    def num_outcomes(self) -> int:
-        """Four numbers of 15 bits, and a flip."""
-        return 2**61
-
-    def apply(self, images: Tensor, outcomes: Tensor) -> Tensor:
-        """(B, C, H, W) → the same shape and dtype, each image by its own of the (B,) outcomes."""
-        area, long, left, top = ((outcomes >> 15 * place & 0x7FFF) / 2**15 for place in range(4))
-        area, ratio = self.least_share + (1 - self.least_share) * area, (4 / 3) ** (2 * long - 1)
-        width, height = ((area * of).sqrt().clamp(max=1.0) for of in (ratio, 1 / ratio))
-        flip = 1 - 2 * (outcomes >> 60)
-        matrix = images.new_zeros((len(images), 2, 3), dtype=torch.float32)
-        matrix[:, 0, 0], matrix[:, 0, 2] = width * flip, (1 - width) * (2 * left - 1)
-        matrix[:, 1, 1], matrix[:, 1, 2] = height, (1 - height) * (2 * top - 1)
-        places = F.affine_grid(matrix, list(images.shape), align_corners=False)
-        found = F.grid_sample(images.float(), places, padding_mode="border", align_corners=False)
-        return found.round().to(images.dtype)
-
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"resized_crop": [self.least_share, 1.0], "horizontal_flip": True}
-
-
 class ImageRows(Dataset):
     """N images with a class each.
 

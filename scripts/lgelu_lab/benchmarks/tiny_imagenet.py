@@ -16,9 +16,9 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
 from lgelu_lab.benchmarks.images import (
+    Augmentation,
     ChannelStatistics,
     ImageSource,
-    ResizedCrop,
     image_benchmark,
     prepare_images,
 )
@@ -28,7 +28,8 @@ HUB_ID = "zh-plus/tiny-imagenet"
 FOLDERS = ("tiny_imagenet", "tiny_imagenet_40")
 """A copy of all 200 classes, or of every fifth."""
 SIDE_PIXELS = 64
-AUGMENTATION = ResizedCrop()
+AUGMENTATION = Augmentation(padding=SIDE_PIXELS // 8)
+"""The share of the image's side that CIFAR's 4 pixels are."""
 DEFAULT_IMAGE_SIZE = 224
 DEFAULT_PATCH_SIZE = 16
 
@@ -36,8 +37,8 @@ DEFAULT_PATCH_SIZE = 16
 def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelOptions | None = None) -> BenchmarkData:
     """100,000 and 10,000 RGB images of 64x64 pixels in 200 classes; a copy with fewer classes has fewer rows.
 
-    Normalized by ImageNet's mean and deviation. Parts
-    of training rows are taken as 64x64, and flipped; then all are resized to `model_options.image_size`.
+    Normalized by ImageNet's mean and deviation. Training
+    rows are cropped and flipped at 64x64; then all are resized to `model_options.image_size`.
 
     Raises ValueError for missing data, labels that are no ClassLabel, or images that are not 64x64;
     ImportError without pillow; RuntimeError if the Hub cannot be reached.
