@@ -80,7 +80,7 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             "triton",
-            "one fused Triton pass each way on CUDA and ROCm devices, one λ; saves only x; not yet run on a GPU",
+            "one fused Triton pass each way on CUDA and ROCm devices, one λ; saves only x",
             _triton,
             _triton_refusal,
             learned=_triton,

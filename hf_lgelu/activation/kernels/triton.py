@@ -1,7 +1,7 @@
 """The λ-gates in Triton for CUDA and ROCm devices, with one λ for all of x: a fused pass forward and one backward.
 
-It has run in Triton's interpreter alone, never yet on a GPU. So the first use on a device compares it with torch there,
-and where it does not run or does not agree the automatic choice goes on to "aten". Arithmetic is float32. Nothing waits
+It was tested on an H100 and in Triton's interpreter. The first use on a device compares it with torch there, and where
+it does not run or does not agree the automatic choice goes on to "aten". Arithmetic is float32. Nothing waits
 for the device, and ∂λ is added up in a fixed order, so that its bits repeat. Importing this module imports Triton.
 """
 
