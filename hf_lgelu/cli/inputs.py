@@ -312,7 +312,8 @@ class Selection:
     @property
     def _columns_in_words(self) -> str:
         kinds = {column: _kind(feature) or type(feature).__name__ for column, feature in self.rows.features.items()}
-        return f"its columns are {', '.join(f'{column} ({kind})' for column, kind in kinds.items())}"
+        shown = [f"{column} ({kind})" for column, kind in kinds.items()][:16]
+        return f"its columns are {', '.join(shown)}{', …' * (len(kinds) > 16)}"
 
     @property
     def _is_classified(self) -> bool:
