@@ -16,7 +16,7 @@ ALLOWED = {
     "training": {"activation", "models"},
     "evaluate": {"models"},
     "refit": {"activation", "models"},
-    "export": {"activation", "models", "refit.page", "refit.report", "refit.config", "refit.compare"},
+    "export": {"activation", "models", "refit.report", "refit.config", "refit.compare"},
     "cli": {"activation", "models", "training", "refit", "export"},
 }
 ANYWHERE = {"version", "environment", "files", "formats", "registry"}

@@ -20,13 +20,13 @@ from hf_lgelu.cli.inputs import data_set, evaluation_set
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
 from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
+from hf_lgelu.export.hub.conversion_page import draw_conversion
 from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import is_hub_id, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.page import draw_conversion
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work

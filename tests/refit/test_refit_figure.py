@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from report_by_hand import REPORT
 
-from hf_lgelu.refit.page import draw_conversion
+from hf_lgelu.export.hub.conversion_page import draw_conversion
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
