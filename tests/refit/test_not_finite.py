@@ -10,8 +10,8 @@ from report_by_hand import REPORT
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.export.hub.conversion_page import draw_conversion, whole_network
+from hf_lgelu.refit.gate_costs import gate_costs
 
 
 @pytest.fixture

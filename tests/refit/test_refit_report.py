@@ -9,8 +9,8 @@ from networks import convert_with
 from report_by_hand import REPORT, SECOND
 from torch import nn
 
-from hf_lgelu.formats import percent
 from hf_lgelu.export.hub.conversion_page import layer_table, whole_network
+from hf_lgelu.formats import percent
 from hf_lgelu.refit.report import Evaluation, NetChange, how_far
 from hf_lgelu.refit.verdict import conversion_warnings
 
