@@ -8,7 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from lgelu_lab.report.check import complaints, differing_reruns
+from lgelu_lab.report.check import complaints
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
@@ -34,7 +34,6 @@ def parse_arguments() -> argparse.Namespace:
         "--compare", metavar="RUN", help="folder of a run: say how it differs from the committed records of its kind"
     )
     what.add_argument("--check", action="store_true", help="compare README, docs and cards with the committed records")
-    parser.add_argument("--rerun", action="store_true", help="with --check, also run what README shows: two minutes")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--pages", help="put results into the pages below this folder (README.md, …), between marks")
     parser.add_argument(
@@ -55,7 +54,7 @@ def main() -> int:
         if arguments.compare:
             print(compare_run(read_record(arguments.compare), read_records(COMMITTED)))
         elif arguments.check:
-            return _check(arguments.rerun)
+            return _check()
         else:
             _write(arguments)
     except (ValueError, OSError, ImportError) as error:
@@ -64,10 +63,9 @@ def main() -> int:
     return 0
 
 
-def _check(rerun: bool) -> int:
+def _check() -> int:
     records, measurements = read_downstream(COMMITTED / "downstream", read_records(COMMITTED / "records"))
     found = list(complaints(COMMITTED.parent, read_frames(records, measurements, paper=read_paper_values())))
-    found += differing_reruns(COMMITTED.parent) if rerun else ()
     told = f"{len(found)} numbers differ from the records" if found else "every number is from a record"
     print(*found, told, sep="\n")
     return int(bool(found))

@@ -86,11 +86,6 @@ class AdultEncoder:
             blocks.append((_categories(frame[name]).to_numpy()[:, None] == np.array(known)).astype(np.float32))
         return np.concatenate(blocks, axis=1)
 
-    def describe(self) -> dict[str, Any]:
-        """{"numeric_columns": [...], "mean": [...], "deviation": [...], "categories": {column: [...]}}."""
-        categories = {name: list(known) for name, known in self.vocabulary.items()}
-        return {"numeric_columns": list(NUMERIC_COLUMNS), **self.numbers.describe(), "categories": categories}
-
 
 def _numbers(frame: Any) -> np.ndarray:
     for name in NUMERIC_COLUMNS:

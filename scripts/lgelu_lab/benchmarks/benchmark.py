@@ -80,8 +80,3 @@ class Benchmark:
             "preprocess_logits_for_metrics": self.preprocess_logits,
             "processing_class": data.processor,
         }
-
-    @property
-    def train_batch_size(self) -> int:
-        """Rows of one optimizer update, over all processes."""
-        return self.defaults["per_device_train_batch_size"]

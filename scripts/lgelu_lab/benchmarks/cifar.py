@@ -47,7 +47,7 @@ def build_resnet18(
     Raises ImportError without timm.
     """
     require("timm", "timm")
-    return new_cifar_resnet(activation, data.label_names, data.preprocessing["mean"], data.preprocessing["deviation"])
+    return new_cifar_resnet(activation, data.label_names, data.train.mean, data.train.deviation)
 
 
 # Ours, for all 50,000 images in about two and a half hours of one core. docs/reproduce.md compares Muon with SGD.

@@ -1,7 +1,7 @@
 """A data set, ready to train on: what a user chooses, which rows are taken, and rows of standardized features."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,10 +124,6 @@ class Standardizer:
         standardized *= scale.astype(working)
         return standardized.astype(np.float32, copy=False)
 
-    def describe(self) -> dict[str, Any]:
-        """{"mean": ..., "deviation": ...}, numbers or lists of numbers."""
-        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
-
 
 Batch = dict[str, Tensor]
 """{"features": (batch, F) float32, "labels": (batch,) int64}, the arguments of `MLPForClassification`."""
@@ -192,27 +188,20 @@ class BenchmarkData:
     """The rows of one benchmark: data sets in memory, whose `to` and `__getitems__` give other devices and batches.
 
     `eval` is what a run is selected on, the test split as the paper seems to; `eval_split` says in words what it is.
-    `label_names` is empty where there are no classes. `preprocessing` is the encoder's description of itself.
-    `processor` is the tokenizer or image processor that a saved model needs beside it, if any; `origin` says what
-    was read.
+    `label_names` is empty where there are no classes. `processor` is the tokenizer or image processor that a saved
+    model needs beside it, if any; `origin` says what was read.
     """
 
     train: Any
     eval: Any
     eval_split: str
     label_names: tuple[str, ...]
-    preprocessing: Mapping[str, Any]
     processor: Any = None
     origin: Origin = field(default_factory=lambda: Origin("rows in memory"))
 
     def to(self, device: torch.device) -> "BenchmarkData":
         """The same with every row on `device`, so that no batch has to wait for its way there."""
         return replace(self, train=self.train.to(device), eval=self.eval.to(device))
-
-    @property
-    def num_labels(self) -> int:
-        """Classes."""
-        return len(self.label_names)
 
 
 def prepare(
@@ -226,8 +215,7 @@ def prepare(
 ) -> BenchmarkData:
     """Choose rows, fit the encoder on the training rows alone, and encode every part with it.
 
-    `fit` maps raw training rows to an encoder: `encode` makes raw rows features, (N, F) float32, and `describe` says in
-    plain JSON what it learned.
+    `fit` maps raw training rows to an encoder, whose `encode` makes raw rows features, (N, F) float32.
 
     The encoder sees exactly the rows that a run trains on, none beyond `options.max_train_samples`.
     """
@@ -240,4 +228,4 @@ def prepare(
         return FeatureRows(torch.from_numpy(encoder.encode(raw)), torch.from_numpy(labels))
 
     train_rows, eval_rows = rows(train, chosen[0], raw_train), rows(evaluated, chosen[1], raw_eval)
-    return BenchmarkData(train_rows, eval_rows, eval_split, tuple(label_names), encoder.describe(), origin=origin)
+    return BenchmarkData(train_rows, eval_rows, eval_split, tuple(label_names), origin=origin)

@@ -185,10 +185,9 @@ def find_boxes(outputs: tuple[Tensor, ...], labels: Tensor) -> Tensor:
 def load_pictures(options: DataOptions | None = None, model: ModelOptions | None = None) -> BenchmarkData:
     """4,096 pictures to train on and 1,000 others to evaluate on; `options.data_dir` has no part in it."""
     chosen = choose_rows(_TRAINED, _EVALUATED, options or DataOptions())
-    preprocessing = {"mean": [0.5] * 3, "deviation": [0.25] * 3, "image_size": SIDE}
-    rows = [ImageRows(*draw_pictures(numbers, seed), *preprocessing.values()) for seed, numbers in enumerate(chosen)]
+    rows = [ImageRows(*draw_pictures(rows, seed), [0.5] * 3, [0.25] * 3, SIDE) for seed, rows in enumerate(chosen)]
     origin = Origin("drawn from seeds 0 (trained on) and 1 (evaluated on)")
-    return BenchmarkData(*rows, "pictures of another seed", CLASSES, preprocessing, origin=origin)
+    return BenchmarkData(*rows, "pictures of another seed", CLASSES, origin=origin)
 
 
 def build_detector(activation: str, data: BenchmarkData, options: ModelOptions | None = None) -> Detector:

@@ -57,10 +57,6 @@ class Augmentation:
         flat = padded.view(batch, channels, -1).gather(2, places_of_pixels.expand(-1, channels, -1))
         return flat.view(images.shape)
 
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {"crop_padding": self.padding, "horizontal_flip": True}
-
 
 class ImageRows(Dataset):
     """N images with a class each.
@@ -253,12 +249,6 @@ def prepare_images(
         eval=rows(source.read(source.test, evaluated), eval_labels[evaluated]),
         eval_split=source.test_split,
         label_names=label_names,
-        preprocessing={
-            "mean": list(statistics.mean),
-            "deviation": list(statistics.deviation),
-            "image_size": size,
-            "augmentation": augmentation.describe(),
-        },
         origin=source.found.origin,
     )
 

@@ -71,7 +71,7 @@ def _load(name: str, options: DataOptions | None = None, model: ModelOptions | N
         read_units(network, found.splits[split], processor, limit, options.split_seed)
         for split, limit in limits.items()
     )
-    told: dict[str, Any] = {"eval_split": corpus.eval_split, "preprocessing": {}, "origin": found.origin}
+    told: dict[str, Any] = {"eval_split": corpus.eval_split, "origin": found.origin}
     if network.task == "text":
         blocks = (TokenBlocks(torch.cat([unit["input_ids"] for unit in units])) for units in (train, evaluated))
         return BenchmarkData(*blocks, label_names=(), processor=processor, **told)

@@ -53,7 +53,7 @@ def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelO
         statistics=ChannelStatistics(tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)),
         image_size=model_options.image_size,
     )
-    return replace(data, processor=image_processor(data.preprocessing["image_size"]))
+    return replace(data, processor=image_processor(data.train.image_size))
 
 
 def image_processor(image_size: int) -> BaseImageProcessor:

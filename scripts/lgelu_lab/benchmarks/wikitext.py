@@ -105,11 +105,6 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         eval=blocks["validation"].take(evaluated),
         eval_split="validation",
         label_names=(),
-        preprocessing={
-            "tokenizer": model.pretrained or "byte-level BPE trained on the training text",
-            "vocabulary_size": len(tokenizer),
-            "context_length": context_length,
-        },
         processor=tokenizer,
         origin=found.origin,
     )

@@ -15,8 +15,6 @@ import json
 import math
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -143,20 +141,6 @@ def _scores_of_rows(data: ReportData) -> Iterator[str]:
             for told, computed in ((f"{prefix}score", score), (f"{prefix}loss", loss)):
                 if not math.isclose(getattr(record.last, told), computed, rel_tol=1e-4):
                     yield f"{record.name} records {told} {getattr(record.last, told)}, its rows give {computed:.6g}"
-
-
-def differing_reruns(root: Path) -> Iterator[str]:
-    """What scripts/quickstart.py prints today (a minute or two) against README: accuracies within three images."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(root / "scripts" / "quickstart.py"), "--output_dir", folder]
-        subprocess.run(command, check=True, capture_output=True, cwd=root)
-        printed = (Path(folder) / "table.txt").read_text(encoding="utf-8").splitlines()[1:]
-    there = (root / "README.md").read_text(encoding="utf-8").splitlines()
-    for line in printed:
-        name, accuracy = re.split(r"  +", line)[:2]
-        shown = next((re.split(r"  +", other)[1] for other in there if other.startswith(f"{name}  ")), None)
-        if shown is None or abs(float(shown) - float(accuracy)) > 3.5 / 295:
-            yield f"README.md says {shown} of “{name}”, scripts/quickstart.py prints {accuracy}"
 
 
 def _other_lines(page: str, wanted: str, there: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Records → data frames: a row a run, a row an epoch, a row of each measurement, all in the order of the tables."""
+"""Records → data frames: a row a run, a row of each measurement, all in the order of the tables."""
 
 import json
 import math
@@ -58,14 +58,12 @@ class ReportData:
     Args:
         runs: a row a run, with its `record`, `benchmark`, `part` (of _PARTS or ""), `label`,
             `seed`, ...; benchmarks in the paper's order, baselines first.
-        epochs: a row an evaluation, with the `run`'s name and what it was with ReLU in the gates' place.
         measured: a row of a measurement's record, with `measurement`, `benchmark`, `seed`, and `metric` of its network.
         measurements: the measurements' records.
         paper: the paper's values.
     """
 
     runs: pd.DataFrame
-    epochs: pd.DataFrame
     measured: pd.DataFrame
     measurements: Sequence[MeasurementRecord] = ()
     paper: PaperValues = field(default_factory=PaperValues)
@@ -98,9 +96,7 @@ def read_frames(
                     f"{record.measurement} of {record.benchmark}, seed {record.seed}, is of a network that scores "
                     f"{model['score']}, and the record of {model['run']} has {score}: measure it again"
                 )
-    return ReportData(
-        runs, epoch_frame(runs), measurement_frame(measurements, runs), measurements, paper or PaperValues()
-    )
+    return ReportData(runs, measurement_frame(measurements, runs), measurements, paper or PaperValues())
 
 
 def run_frame(records: Iterable[RunRecord]) -> pd.DataFrame:
@@ -183,33 +179,27 @@ def _normal(value: Any) -> Any:
     return value or None
 
 
-def epoch_frame(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row an evaluation of each run: `score`, and `relu`, that of the ReLU network with its weights.
-
-    A run that swapped ReLU in during training is a ReLU network from then on: its own score is both (`is_relu`).
-    """
-    rows = []
-    for run in runs.itertuples():
-        for epoch in run.record.epochs:
-            swapped = run.relufied and epoch.relu_score is None
-            smallest = min(epoch.hardness.values()) if epoch.hardness else None
-            rows.append(
-                {
-                    **{"run": run.Index, "epoch": epoch.epoch, "score": epoch.score, "is_relu": swapped},
-                    "relu": epoch.score if swapped else epoch.relu_score,
-                    "smallest_hardness": smallest,
-                    "logit_change": 0.0 if swapped else epoch.relu_max_logit_change,
-                    "unchanged": 1.0 if swapped else epoch.relu_unchanged_predictions,
-                }
-            )
-    return pd.DataFrame(rows).astype({"relu": float, "smallest_hardness": float})
-
-
 def last_evaluations(data: ReportData) -> pd.DataFrame:
-    """The runs with their last evaluation beside them (the columns of `epoch_frame`); NaN where none was swapped."""
-    chosen = data.epochs.groupby("run").tail(1)
-    chosen = chosen[chosen["relu"].notna()].set_index("run")
-    return data.runs.join(chosen.drop(columns=["greater_is_better", "order"], errors="ignore"))
+    """The runs with their last evaluation: `score`, and `relu`, that of the ReLU network with its weights.
+
+    A run that swapped ReLU in during training is a ReLU network from then on: its own score is both (`is_relu`). NaN
+    where none was swapped.
+    """
+    rows = {}
+    for run in data.runs.itertuples():
+        last = run.record.last
+        swapped = run.relufied and last.relu_score is None
+        if swapped or last.relu_score is not None:
+            rows[run.Index] = {
+                **{"epoch": last.epoch, "score": last.score, "is_relu": swapped},
+                "relu": last.score if swapped else last.relu_score,
+                "smallest_hardness": min(last.hardness.values(), default=None),
+                "logit_change": 0.0 if swapped else last.relu_max_logit_change,
+                "unchanged": 1.0 if swapped else last.relu_unchanged_predictions,
+            }
+    columns = ["epoch", "score", "is_relu", "relu", "smallest_hardness", "logit_change", "unchanged"]
+    last = pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+    return data.runs.join(last.astype({"relu": float, "smallest_hardness": float}))
 
 
 def measurement_frame(measurements: Iterable[MeasurementRecord], runs: pd.DataFrame) -> pd.DataFrame:

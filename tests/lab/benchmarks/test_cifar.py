@@ -47,9 +47,7 @@ def test_pixels_are_standardized_by_the_training_rows(write_splits, cifar, rever
     batch = data.eval.__getitems__(range(4))
     np.testing.assert_allclose(batch["pixel_values"], standardized(test, train), rtol=1e-5, atol=1e-5)
     assert batch["labels"].tolist() == [0, 1, 2, 0][::reverse]
-    assert (data.label_names, data.eval_split, data.num_labels) == (tuple(NAMES), "test", 3)
-    assert data.preprocessing["image_size"] == 32
-    assert data.preprocessing["augmentation"] == {"crop_padding": 4, "horizontal_flip": True}
+    assert (data.label_names, data.eval_split, data.train.image_size) == (tuple(NAMES), "test", 32)
 
 
 def test_only_training_rows_are_augmented_with_four_pixels(write_splits):

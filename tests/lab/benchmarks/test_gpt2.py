@@ -13,7 +13,7 @@ from hf_lgelu import hardness_profile
 
 TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
 BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))
-DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), {}, TOKENIZER)
+DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), TOKENIZER)
 SMALL = ModelOptions(num_layers=3, width=16, num_heads=2)
 
 
@@ -63,8 +63,8 @@ def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):
     folder, _ = checkpoint
     long = TokenBlocks(torch.zeros(2, 13, dtype=torch.int64))
     with pytest.raises(ValueError, match="has 12 positions, fewer than context_length 13; give a shorter"):
-        build_gpt2("gelu", BenchmarkData(long, long, "", (), {}, TOKENIZER), ModelOptions(pretrained=folder))
-    large = BenchmarkData(BLOCKS, BLOCKS, "", (), {}, train_tokenizer([" a few words to begin"], 263, 8))
+        build_gpt2("gelu", BenchmarkData(long, long, "", (), TOKENIZER), ModelOptions(pretrained=folder))
+    large = BenchmarkData(BLOCKS, BLOCKS, "", (), train_tokenizer([" a few words to begin"], 263, 8))
     with pytest.raises(ValueError, match="has 262 token embeddings, and its tokenizer 263 tokens"):
         build_gpt2("gelu", large, ModelOptions(pretrained=folder))
     BertConfig(hidden_size=8).save_pretrained(tmp_path / "bert")

@@ -11,7 +11,7 @@ import hf_lgelu
 
 TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
 BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))
-DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), {}, TOKENIZER)
+DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), TOKENIZER)
 
 
 def test_hardened_and_swapped_it_is_a_reglu():

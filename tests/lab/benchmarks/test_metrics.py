@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, load_metrics, token_losses
+from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, token_losses
 from transformers import EvalPrediction
 
 LABELS = np.array([[-100, 4, 0, 2], [-100, 1, -100, 3], [-100, 2, 2, -100]])
@@ -47,10 +47,3 @@ def test_token_losses_are_those_of_a_loop_over_tokens(dtype):
         assert losses.dtype == torch.float32
         np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-5)
     assert (expected != 0).sum() == 7
-
-
-def test_the_metrics_are_modules_of_evaluate_which_combine():
-    both = load_metrics("accuracy", "perplexity")
-    both.add_batch(predictions=[1, 0], references=[1, 1])
-    both.add_batch(predictions=[2], references=[1])
-    assert both.compute() == {"accuracy": 1 / 3, "perplexity": pytest.approx(math.e)}

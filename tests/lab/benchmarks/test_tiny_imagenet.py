@@ -29,7 +29,7 @@ def test_rows_are_what_the_image_processor_makes_of_the_images(write_splits, ima
     # A resized pixel is rounded to a byte there, along rows and then along columns, and not here.
     assert (found - expected).abs().max() <= 1.01 / 255 / 0.224
     assert found.std() > 0.5
-    assert data.preprocessing["image_size"] == size
+    assert data.train.image_size == size
 
 
 def test_training_rows_are_cropped_from_eight_pixels_more_on_each_side(write_splits):

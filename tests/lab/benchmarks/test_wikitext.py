@@ -38,11 +38,6 @@ def test_a_split_is_its_lines_cut_into_blocks(copy):
         assert rows.tokens.numel() == len(data.processor(text)["input_ids"]) // 8 * 8 > 0
     assert data.eval_split == "validation"
     assert data.label_names == ()
-    assert data.preprocessing == {
-        "tokenizer": "byte-level BPE trained on the training text",
-        "vocabulary_size": len(data.processor),
-        "context_length": 8,
-    }
 
 
 def test_the_tokenizer_knows_the_training_text_alone(copy):

@@ -50,7 +50,7 @@ def rows_of(count, seed):
 @pytest.fixture(scope="module")
 def data():
     test = rows_of(50, 1)
-    return BenchmarkData(rows_of(300, 0), test, "test", ("a", "b", "c"), {})
+    return BenchmarkData(rows_of(300, 0), test, "test", ("a", "b", "c"))
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def network(activation):
 def data():
     torch.manual_seed(0)
     train, held_out = (FeatureRows(torch.randn(n, 6), torch.randint(3, (n,))) for n in (30, 41))
-    return BenchmarkData(train, held_out, "test", ("a", "b", "c"), {})
+    return BenchmarkData(train, held_out, "test", ("a", "b", "c"))
 
 
 @pytest.fixture(scope="module")

@@ -95,7 +95,7 @@ def test_the_mlp(runs, tmp_path):
 def test_the_recipes_batch_is_divided_and_its_files_are_written_once(runs):
     _, folder = runs["recipe"]
     record = read_record(folder)
-    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].train_batch_size
+    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].defaults["per_device_train_batch_size"]
     assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
     assert record.last.score * 359 == pytest.approx(round(record.last.score * 359), abs=1e-9)
     assert json.loads((folder / "relu" / "config.json").read_text())["hidden_act"] == "relu"
