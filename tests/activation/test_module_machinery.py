@@ -3,12 +3,10 @@
 import math
 
 import oracle
-import pytest
 import torch
 from expectations import DELTA, X, assert_evaluates_at, assert_learns, assert_within, override, random, raw_gradient
 from torch import nn
 from torch._subclasses import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
 
 from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
@@ -46,16 +44,6 @@ def test_autocast_hands_on_bfloat16_and_a_float32_gradient():
     assert module.raw_hardness.grad.dtype == torch.float32
     assert_within(module.raw_hardness.grad, terms.sum(), 1e-5 * terms.abs().sum())
     assert_within(y.detach(), oracle.value(x, hardness), 2**-8 * x.double().abs())
-
-
-@pytest.mark.parametrize("use_reentrant", [True, False])
-def test_gradient_checkpointing(use_reentrant):
-    module, x = LambdaGELU(init_hardness=1.5), X.clone().requires_grad_()
-    checkpoint(module, x, use_reentrant=use_reentrant).backward(DELTA)
-    got = module.raw_hardness.grad.clone()
-    assert_learns(module, temperature=0.1)
-    assert torch.equal(got, module.raw_hardness.grad)
-    assert_within(x.grad, DELTA.double() * oracle.derivative_in_x(X, torch.tensor(1.5)), 1e-6 * DELTA.double().abs())
 
 
 def test_gradients_of_a_functional_call():

@@ -220,6 +220,7 @@ def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
     assert (change.unchanged_predictions, change.rows) == (None, rows)
     assert change.max_change == pytest.approx(0.5, rel=1e-6)
     assert str(change).endswith(f", on {rows} rows of one score")
+    assert not compared_outputs(nn.Identity(), torch.randn(shape)).are_logits  # a softmax of one score is 1
 
 
 def test_the_classes_of_maps_are_on_axis_1():

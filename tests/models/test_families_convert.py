@@ -3,7 +3,6 @@
 The converted models are read back by a process without hf_lgelu.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from test_families import ALL, assert_apart, assert_close
 from timm_families import TimmFamily
 from torch import nn
 
+from hf_lgelu import from_pretrained
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.convert import Conversion
 from hf_lgelu.refit.verdict import ConversionRefusedError
@@ -81,6 +81,15 @@ def convert(family: Family | TimmFamily, **options) -> Conversion:
 _IMAGES = {family.name for family in ALL if "input_ids" not in family.inputs()}
 
 
+def called(family: Family | TimmFamily) -> int:
+    """Gates that the family's code calls as functions, which no config can say."""
+    return family.smooth.get("GELUActivation gelu", 0)
+
+
+def _folder(family: Family | TimmFamily, root: Path) -> Path:
+    return root / ("soft" if called(family) else "") / family.name
+
+
 def _leave(family: Family | TimmFamily, folder: Path) -> tuple[Conversion, torch.Tensor]:
     conversion = convert(family)
     if isinstance(family, TimmFamily):
@@ -88,7 +97,7 @@ def _leave(family: Family | TimmFamily, folder: Path) -> tuple[Conversion, torch
         save_file(conversion.model.state_dict(), folder / "model.safetensors")
     elif family.relu_config:
         conversion.model.save_pretrained(folder)
-        assert "lambda_gelu" not in json.dumps(json.loads((folder / "config.json").read_text()))
+        assert ("lambda_gelu" in (folder / "config.json").read_text()) == bool(called(family))
     if folder.exists():
         torch.save(family.inputs(), folder / "inputs.pt")
     return conversion, logits_of(conversion.model, family.inputs())
@@ -96,14 +105,15 @@ def _leave(family: Family | TimmFamily, folder: Path) -> tuple[Conversion, torch
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """family → (conversion, its logits, those of the saved model in a process without hf_lgelu or None)."""
+    """family → (conversion, its logits, those of the saved model in a process without hf_lgelu, what that process says
+    instead where gates are called, or None)."""
     found = {}
 
     def of(family):
         quick = family.name in QUICK
         if quick not in found:
             root = tmp_path_factory.mktemp("converted")
-            here = {one.name: _leave(one, root / one.name) for one in converting(quick)}
+            here = {one.name: _leave(one, _folder(one, root)) for one in converting(quick)}
             found[quick] = here, _elsewhere(root)
         here, elsewhere = found[quick]
         return *here[family.name], elsewhere.get(family.name)
@@ -111,18 +121,18 @@ def converted(tmp_path_factory):
     return of
 
 
-def _elsewhere(root: Path) -> dict[str, torch.Tensor]:
+def _elsewhere(root: Path) -> dict[str, torch.Tensor | tuple[str, Path]]:
     reader = run_fresh(HERE / "relu_reader.py", root)
     assert reader.returncode == 0, reader.stderr[-3000:]
     result = torch.load(root / "logits.pt")
     assert result["modules"] == []
-    return result["logits"]
+    return result["logits"] | {name: (said, root / "soft" / name) for name, said in result["refusals"].items()}
 
 
 @over(converting(quick=True) + converting(quick=False))
 def test_a_converted_family(family, converted):
     (model, report), logits, elsewhere = converted(family)
-    assert len(report.gates) == family.sites
+    assert len(report.gates) == family.sites + called(family)
     assert find_sites(model) == []
     assert {site for layer in report.layers for site in layer.sites} == set(report.gates)
     unfit = {layer.layers[0] for layer in report.layers if (layer.note or "").startswith("not refitted")}
@@ -132,7 +142,11 @@ def test_a_converted_family(family, converted):
     assert refitted.relative_error < direct.relative_error
     assert refitted.kl is None or refitted.kl < direct.kl
     assert_apart(logits_of(smooth(family), family.inputs()), logits)
-    if isinstance(family, TimmFamily) or family.relu_config:
+    if called(family):
+        said, folder = elsewhere
+        assert "hf_lgelu.from_pretrained" in said
+        assert_close(logits_of(from_pretrained(family.model_class, folder), family.inputs()), logits)
+    elif isinstance(family, TimmFamily) or family.relu_config:
         assert_close(elsewhere, logits)
 
 

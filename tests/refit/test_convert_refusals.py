@@ -43,23 +43,6 @@ def tied():
     return model
 
 
-class InPlace(nn.Module):
-    """Adds an activation to its input, which it has overwritten."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.head = nn.Linear(6, 7), nn.SiLU(inplace=True), nn.Linear(7, 3)
-
-    def forward(self, x):
-        x = self.up(x)
-        return self.head(self.act(x) + x)
-
-
-def in_place():
-    torch.manual_seed(0)
-    return drawn(InPlace())
-
-
 def recurrent(net, x):
     return net.head(net.memory(x[:, None])[0][:, -1])
 
@@ -108,6 +91,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
     assert isinstance(model.act, nn.GELU)
     assert isinstance(converted.act, nn.ReLU)
     (unfit,) = (layer for layer in report.layers if layer.is_unfit)
+    assert (unfit.sites, unfit.choice) == (("act",), "kept")
     assert re.search(reason, f"\n  {unfit.layers[0]}: {unfit.note.removeprefix('not refitted: ')}")
     assert any(warning.startswith("act: the gate alone was exchanged: ") for warning in report.warnings)
     if len(report.layers) == 1:  # nothing else is behind the gate: the plain swap
@@ -118,23 +102,12 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
 
 
 def test_a_gate_that_works_in_place_on_what_is_used_again_is_refused():
-    with pytest.raises(ConversionRefusedError, match="act of InPlace works in place, and its input is used again"):
-        convert_to_relu(in_place(), rows())
+    def behind(net, x):
+        hidden = net.down(x)
+        return net.head(net.spare(hidden) + hidden)
 
-
-def test_what_cannot_be_refitted_is_swapped_and_said():
-    torch.manual_seed(0)
-    model = drawn(nn.Sequential(wired(lambda net, x: net.down(x) @ net.down.weight), nn.GELU(), nn.Linear(7, 3)))
-    converted, report = convert_with(model, rows())
-    unrefitted, refitted = report.layers
-    assert (unrefitted.layers, unrefitted.sites, unrefitted.choice) == (("0.down.weight",), ("0.act",), "kept")
-    assert unrefitted.note == (
-        "not refitted: 0.down.weight is used 2 times in a forward pass, and not as a plain map each time"
-    )
-    assert any("0.down.weight" in text for text in report.warnings)
-    assert (refitted.layers, refitted.choice) == (("2",), "refit")
-    assert torch.equal(converted[0].down.weight, model[0].down.weight)
-    assert isinstance(converted[0].act, nn.ReLU)
+    with pytest.raises(ConversionRefusedError, match="spare of Wired works in place, and its input is used again"):
+        convert_to_relu(wired(behind, spare=nn.SiLU(inplace=True)), rows())
 
 
 def test_a_gate_that_the_inputs_do_not_reach():

@@ -5,50 +5,14 @@ import types
 
 import pytest
 import torch
-from dense_oracle import swapped
-from refit_nets import BY_NAME, drawn
 from torch import nn
 
-from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.outputs import Compared, compared_outputs, in_order_of
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.compare import NetComparison, Score, evaluate_conversion
 from hf_lgelu.refit.distill import output_loss
-
-
-class Last(nn.Module):
-    """A network, and what is done with its output."""
-
-    def __init__(self, inner, last):
-        super().__init__()
-        self.inner, self._last = inner, last
-
-    def forward(self, x):
-        return self._last(self.inner(x))
-
-
-def one_column():
-    torch.manual_seed(0)
-    return drawn(nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 1)))
-
-
-@pytest.mark.parametrize("squeezed", [False, True])
-def test_one_number_a_row_is_no_choice_between_rows(squeezed):
-    model = Last(one_column(), (lambda y: y[:, 0]) if squeezed else (lambda y: y))
-    inputs, second = (BY_NAME["mlp"].inputs(seed=seed, units=80) for seed in (5, 9))
-    labels = torch.zeros(80, dtype=torch.int64)
-    converted, report = convert_to_relu(model, inputs, evaluation_data=[(second, labels)])
-    found = report.evaluation
-    assert (found.rows, found.samples, found.original_metrics) == (80, 80, {})
-    with torch.no_grad():
-        original = model(second).flatten()
-        spread = (original - original.mean()).square().sum()
-        for network, change in ((swapped(model), found.direct), (converted, found.refitted)):
-            error = (network(second).flatten() - original).square().sum() / spread
-            assert change.kl is None
-            assert change.relative_error == pytest.approx(error.item(), rel=1e-9)
 
 
 def test_which_labels_count():

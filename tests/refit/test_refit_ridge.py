@@ -82,9 +82,9 @@ def chosen_by_hand(parts, intercept, held_out_folds):
 
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("strength", [1e-3, 0.1, 100.0])
-@pytest.mark.parametrize(("rows", "groups"), [(40, 1), (40, 3), (4, 1), (5, 2)])
+@pytest.mark.parametrize(("rows", "groups"), [(40, 1), (40, 3), (4, 1), (5, 2), (1, 1)])
 def test_the_ridge_is_least_squares_with_rows_below(rows, groups, strength, intercept):
-    """4 and 5 rows are fewer than the width of 6."""
+    """4 and 5 rows are fewer than the width of 6; of one, with an intercept, only the bias moves."""
     x, r, t = drawn(rows, groups)
     change, bias_change = solve_ridge(moments_of(x, r, t), strength, intercept=intercept)
     expected_change, expected_bias = solved_by_hand(x, r, strength, intercept)
@@ -92,54 +92,6 @@ def test_the_ridge_is_least_squares_with_rows_below(rows, groups, strength, inte
     torch.testing.assert_close(bias_change, expected_bias, rtol=1e-9, atol=1e-10)
     assert intercept or not bias_change.any()
     assert change.is_contiguous()
-
-
-@pytest.mark.parametrize("intercept", [True, False])
-def test_one_row_moves_no_more_than_the_bias(intercept):
-    x, r, t = drawn(1)
-    change, bias_change = solve_ridge(moments_of(x, r, t), 1e-3, intercept=intercept)
-    if intercept:
-        assert not change.any()
-        torch.testing.assert_close(bias_change, r[0])
-    else:
-        torch.testing.assert_close(change, solved_by_hand(x, r, 1e-3, False)[0])
-
-
-def test_a_solution_in_the_span_is_found_as_the_strength_vanishes():
-    x, _, t = drawn(50, groups=2)
-    weight, bias = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
-    r = torch.stack([x[:, g] @ weight[g].T + bias[g] for g in range(2)], dim=1)
-    moments = moments_of(x, r, t)
-    change, bias_change = solve_ridge(moments, 1e-11, intercept=True)
-    torch.testing.assert_close(change, weight, rtol=0, atol=1e-8)
-    torch.testing.assert_close(bias_change, bias, rtol=0, atol=1e-8)
-    # the least strength shrinks the solution along each axis of the features by e / (e + α·s)
-    change, bias_change = solve_ridge(moments, 1e-3, intercept=True)
-    for g in range(2):
-        deviations = x[:, g] - x[:, g].mean(0)
-        _, singular, axes = torch.linalg.svd(deviations, full_matrices=False)
-        shrunk = weight[g] @ axes.T @ torch.diag(singular**2 / (singular**2 + 1e-3 * (singular**2).mean())) @ axes
-        torch.testing.assert_close(change[g], shrunk, rtol=0, atol=1e-9)
-        torch.testing.assert_close(bias_change[g], r[:, g].mean(0) - shrunk @ x[:, g].mean(0), rtol=0, atol=1e-9)
-
-
-def test_an_infinite_strength_leaves_the_bias():
-    x, r, t = drawn(50)
-    change, bias_change = solve_ridge(moments_of(x, r, t), 1e12, intercept=True)
-    assert change.abs().max() < 1e-9
-    torch.testing.assert_close(bias_change, r.mean(0), rtol=1e-9, atol=1e-9)
-    assert solve_ridge(moments_of(x, r, t), 1e12, intercept=False)[0].abs().max() < 1e-9
-
-
-@pytest.mark.parametrize("strength", STRENGTHS)
-def test_dead_units_keep_their_weights(strength):
-    x, r, t = drawn(40)
-    x[..., 2] = 0
-    change, bias_change = solve_ridge(moments_of(x, r, t), strength, intercept=True)
-    assert not change[..., 2].any()
-    expected_change, expected_bias = solved_by_hand(x, r, strength, True)
-    torch.testing.assert_close(change, expected_change, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(bias_change, expected_bias, rtol=1e-9, atol=1e-10)
 
 
 CASES = {
@@ -208,15 +160,6 @@ def test_of_equal_candidates_the_lesser_change_is_taken():
     assert fit_ridge(folds_of(dead, constant, t), intercept=False).choice == "kept"
 
 
-def test_one_fold_takes_the_least_strength_without_errors():
-    x, r, t = drawn(20)
-    fit = fit_ridge([moments_of(x, r, t)], intercept=True)
-    assert (fit.choice, fit.strength, fit.error_before, fit.error_after) == ("refit", 1e-3, None, None)
-    change, bias_change = solved_by_hand(x, r, 1e-3, True)
-    torch.testing.assert_close(fit.weight_change, change, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(fit.bias_change, bias_change, rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("intercept", [True, False])
 def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, intercept):
     x, r, t = drawn(28, noise=4.0)
@@ -248,18 +191,6 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
     assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
     assert tried == [1e-3, 1e-2, 1e-3]  # one step up; then the choice on all rows
-
-
-def test_float32_rows_give_the_fit_of_float64_ones():
-    x, r, t = (rows.float() for rows in drawn(600, groups=2, width=20, noise=0.5))
-    fit = fit_ridge(folds_of(x, r, t), intercept=True)
-    exact = fit_ridge(folds_of(x.double(), r.double(), t.double()), intercept=True)
-    assert (fit.choice, fit.strength) == (exact.choice, exact.strength)
-    assert fit.weight_change.dtype == fit.bias_change.dtype == torch.float64
-    torch.testing.assert_close(fit.weight_change, exact.weight_change, rtol=0, atol=3e-6)
-    torch.testing.assert_close(fit.bias_change, exact.bias_change, rtol=0, atol=3e-5)
-    assert fit.error_after == pytest.approx(exact.error_after, rel=1e-5)
-    assert not torch.equal(fit.weight_change, exact.weight_change)  # it did go through float32
 
 
 def test_what_cannot_be_solved_is_refused():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from loud_nets import VOCABULARY, loud, tokens
 from networks import convert_with
-from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -45,30 +44,6 @@ def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
     assert report.width_share == 1.5
     assert converted.config.intermediate_size == 36
     assert converted.encoder.layer[0].output.dense.in_features == 36
-
-
-class Mixed(nn.Module):
-    """A block of linear layers, and one whose gate is followed by two maps."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 6)
-        self.other, self.gate, self.left, self.right = nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3), nn.Linear(8, 3)
-
-    def forward(self, x):
-        y = self.gate(self.other(x + self.down(self.act(self.up(x)))))
-        return {"logits": self.left(y), "values": self.right(y).tanh()}
-
-
-def test_blocks_that_can_be_widened_are_and_the_rest_is_left():
-    torch.manual_seed(0)
-    converted, report = convert_with(
-        Mixed().eval(), torch.randn(400, 6), width=2.0, outputs=("logits", "values"), max_kl=None
-    )
-    assert (converted.up.out_features, converted.other.out_features) == (24, 8)
-    notes = {layer.layers[0]: layer.note for layer in report.layers}
-    assert "as many units as before" not in (notes["down"] or "")
-    assert "as many units as before" in notes["left"]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,11 @@ COMPARED = {  # (outputs, those of ReLU, labels, of each row the largest change,
 
 @pytest.mark.parametrize(("outputs", "others", "labels", "rows"), COMPARED.values(), ids=COMPARED)
 def test_what_is_compared_of_a_row(outputs, others, labels, rows):
-    assert compare_samples(None, outputs, None, others, labels, len(rows))[:, 2:5].tolist() == rows
+    found = compare_samples(None, outputs, None, others, labels, len(rows))
+    assert found[:, 2:5].tolist() == rows
+    kept, all_places = (sum(row[column] for row in rows) for column in (1, 2))
+    share = comparison_metrics(found.numpy(), "eval").get("eval_relu_unchanged_predictions")
+    assert share == (pytest.approx(kept / all_places) if all_places else None)
 
 
 def test_a_prediction_of_nan_is_no_prediction_that_stayed():

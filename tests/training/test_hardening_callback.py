@@ -50,21 +50,6 @@ def test_options_of_the_arguments(tmp_path, caplog, option, switch, end):
     assert not caplog.records  # switch_fraction=0 was asked for
 
 
-@pytest.mark.parametrize(("schedule", "strategy"), [("linear", "epoch"), ("cosine", "steps")])
-def test_schedules_by_epoch_and_by_step(tmp_path, schedule, strategy):
-    trainer, seen = run(
-        tmp_path,
-        num_train_epochs=5,
-        hardening_schedule=schedule,
-        hardening_strategy=strategy,
-        eval_strategy="epoch",
-        eval_dataset=rows(4, seed=1),
-    )
-    position_of = epochs(5, 3) if strategy == "epoch" else list(range(1, 16))
-    check_path(trainer.model, seen, position_of, position_of[-1], schedule=schedule)
-    assert seen.evaluated[1:] == seen.trained[5::3]  # from the epoch of the switch on
-
-
 def test_callback_takes_the_same_options(tmp_path):
     hardening = HardeningConfig(50.0, None, 0.4, "inverse", "steps")
     trainer, seen = run(tmp_path, plain=True, hardening=hardening, num_train_epochs=5)
