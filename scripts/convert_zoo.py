@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from lgelu_lab.benchmarks.real_networks import REAL
-from lgelu_lab.measurements.real import RealSettings, find_real, record_real
-from lgelu_lab.measurements.records import measurement_path
+from lgelu_lab.measurements.real import RealSettings, record_real
 from lgelu_lab.studies.arguments import OneLineParser
 
 from hf_lgelu.refit.config import EFFORTS
@@ -49,9 +48,6 @@ def main() -> int:
 def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> bool:
     packages = Path(arguments.packages) if arguments.packages is not None else None
     try:
-        if find_real(REAL[name], settings, arguments.output_dir) is not None:
-            print(f"{name}: there already, {measurement_path(arguments.output_dir, name, 'real', settings.seed)}")
-            return True
         record = record_real(REAL[name], settings, arguments.output_dir, data_dir=arguments.data_dir, packages=packages)
     except (ValueError, RuntimeError, OSError, ImportError) as error:  # the message says what to do
         print(f"failed: {name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

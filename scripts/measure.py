@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.records import measurement_path
-from lgelu_lab.measurements.run import DEFAULTS, MEASUREMENTS, check_measurements, choose_settings, run_measurement
+from lgelu_lab.measurements.run import DEFAULTS, MEASUREMENTS, check_measurements, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.study import parse_settings
 
@@ -40,7 +40,9 @@ def main() -> int:
             raise ValueError("settings belong to one measurement: name it with --measurements")
         for benchmark in arguments.benchmarks:
             check_benchmark(benchmark)
-        settings = {measurement.name: choose_settings(measurement, given) for measurement in measurements}
+        # JSON has lists where the settings have tuples.
+        chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        settings = {measurement.name: measurement.settings(**chosen) for measurement in measurements}
     except (ValueError, TypeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,7 @@ from hf_lgelu.environment import require
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.cifar_resnet import SIDE_PIXELS, new_cifar_resnet
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.benchmarks.images import Augmentation, ImageSource, image_benchmark, prepare_images
+from lgelu_lab.benchmarks.images import Augmentation, image_benchmark, prepare_images
 from lgelu_lab.benchmarks.source import load_splits
 
 AUGMENTATION = Augmentation(padding=4)
@@ -31,8 +31,10 @@ class Cifar:
         options = options or DataOptions()
         columns = ("img", self.label_column)
         found = load_splits(self.folder, self.hub_id, options.data_dir, splits=("train", "test"), columns=columns)
-        source = ImageSource(self.folder, found, "test", *columns, SIDE_PIXELS)
-        return prepare_images(source, options, augmentation=AUGMENTATION)
+        return prepare_images(
+            found, self.folder, options, test_split="test", columns=columns, side_pixels=SIDE_PIXELS,
+            augmentation=AUGMENTATION,
+        )  # fmt: skip
 
 
 CIFAR10 = Cifar("uoft-cs/cifar10", "cifar10", "label")

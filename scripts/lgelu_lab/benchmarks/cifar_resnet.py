@@ -4,15 +4,7 @@ timm's "resnet18" (He et al., 2015, arXiv:1512.03385) halves the image twice bef
 stem is a 3x3 convolution of stride 1 and there is no max-pool: 11,173,962 weights for 10 classes.
 17 activation sites: the stem's, and in each of eight blocks one inside and one behind the sum.
 
-A checkpoint with ReLU (hardened and substituted, or trained with it) is read without hf_lgelu so:
-
-    model = timm.create_model("resnet18", num_classes=10)
-    model.conv1 = torch.nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    model.maxpool = torch.nn.Identity()
-    weights = safetensors.torch.load_file("model.safetensors")
-    model.load_state_dict({name.removeprefix("timm_model."): tensor for name, tensor in weights.items()})
-
-The images are divided by 255 and normalized by `mean` and `std` of config.json's `pretrained_cfg`.
+The cards of model_cards/ say how a checkpoint with ReLU is read without hf_lgelu.
 """
 
 import importlib.util

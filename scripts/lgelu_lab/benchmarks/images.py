@@ -161,96 +161,64 @@ class AugmentationCallback(TrainerCallback):
         self.rows.set_epoch(int(state.epoch or 0), args.seed)
 
 
-@dataclass(frozen=True)
-class ImageSource:
-    """An image data set, not decoded yet.
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(mean, population standard deviation) of each channel of (N, C, H, W) uint8 images, pixels from 0 to 1.
 
-    `folder` names it in messages, `test_split` is the name of its test split, `side_pixels` the height and width that
-    every image must have.
+    The deviation of a constant channel is taken as 1.
     """
-
-    folder: str
-    found: Found
-    test_split: str
-    image_column: str
-    label_column: str
-    side_pixels: int
-
-    @property
-    def train(self) -> Any:
-        """The training split, a `datasets.Dataset`."""
-        return self.found.splits["train"]
-
-    @property
-    def test(self) -> Any:
-        """The test split, likewise."""
-        return self.found.splits[self.test_split]
-
-    def read(self, split: Any, numbers: np.ndarray) -> Tensor:
-        """(len(numbers), 3, side, side) uint8 of the rows `numbers` of `split`, in that order."""
-        pixels = decode_images(split, self.image_column, numbers, self.side_pixels, "RGB", self.folder)
-        return torch.from_numpy(pixels).movedim(3, 1).contiguous()
-
-
-@dataclass(frozen=True)
-class ChannelStatistics:
-    """Mean and population standard deviation of each channel, in units where pixels go from 0 to 1."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-
-    @classmethod
-    def fit(cls, images: Tensor) -> "ChannelStatistics":
-        """Of all pixels of (N, C, H, W) uint8 images; the deviation of a constant channel is taken as 1."""
-        channels = images.shape[1]
-        counts = np.zeros((channels, 256), dtype=np.int64)
-        for chunk in images.split(_CHUNK_IMAGES):
-            for channel in range(channels):
-                counts[channel] += np.bincount(chunk[:, channel].flatten().numpy(), minlength=256)
-        values = np.arange(256) / 255
-        shares = counts / counts.sum(axis=1, keepdims=True)
-        mean = shares @ values
-        deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
-        deviation[(counts > 0).sum(axis=1) == 1] = 1.0
-        return cls(tuple(mean.tolist()), tuple(deviation.tolist()))
+    channels = images.shape[1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for chunk in images.split(_CHUNK_IMAGES):
+        for channel in range(channels):
+            counts[channel] += np.bincount(chunk[:, channel].flatten().numpy(), minlength=256)
+    values = np.arange(256) / 255
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    mean = shares @ values
+    deviation = np.sqrt((shares * (values - mean[:, None]) ** 2).sum(axis=1))
+    deviation[(counts > 0).sum(axis=1) == 1] = 1.0
+    return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
 def prepare_images(
-    source: ImageSource,
+    found: Found,
+    folder: str,
     options: DataOptions,
     *,
+    test_split: str,
+    columns: tuple[str, str],
+    side_pixels: int,
     augmentation: Augmentation,
-    statistics: ChannelStatistics | None = None,
+    statistics: tuple[Sequence[float], Sequence[float]] | None = None,
     image_size: int | None = None,
 ) -> BenchmarkData:
     """Choose rows, decode those alone, and normalize all of them by the statistics of the training rows.
 
     Args:
-        source: where the images are.
-        options: which of them are used.
+        found: the splits "train" and `test_split`.
+        folder: the data set's name in messages.
+        options: which rows are used.
+        test_split: the split that is evaluated on.
+        columns: of the images and of their classes.
+        side_pixels: height and width that every image must have.
         augmentation: of the training rows; the others are never augmented.
-        statistics: what to normalize by; None takes what the training rows have.
+        statistics: mean and deviation to normalize by; None takes what the training rows have.
         image_size: pixels a side of what the model sees; None keeps the images as they are.
     """
-    label_names = class_names(source.train, source.label_column, source.folder)
-    train_labels, eval_labels = (labels_of(split, source.label_column) for split in (source.train, source.test))
-    train, evaluated = choose_rows(len(train_labels), len(eval_labels), options)
-    train_images = source.read(source.train, train)
-    statistics = statistics or ChannelStatistics.fit(train_images)
-    size = image_size or source.side_pixels
-
-    def rows(images: Tensor, labels: np.ndarray, augmented: Augmentation | None = None) -> ImageRows:
-        return ImageRows(
-            images, torch.from_numpy(labels), statistics.mean, statistics.deviation, size, augmentation=augmented
-        )
-
-    return BenchmarkData(
-        train=rows(train_images, train_labels[train], augmentation),
-        eval=rows(source.read(source.test, evaluated), eval_labels[evaluated]),
-        eval_split=source.test_split,
-        label_names=label_names,
-        origin=source.found.origin,
+    image_column, label_column = columns
+    splits = [found.splits[name] for name in ("train", test_split)]
+    labels = [labels_of(split, label_column) for split in splits]
+    chosen = choose_rows(len(labels[0]), len(labels[1]), options)
+    images = []
+    for split, numbers in zip(splits, chosen, strict=True):
+        pixels = decode_images(split, image_column, numbers, side_pixels, "RGB", folder)
+        images.append(torch.from_numpy(pixels).movedim(3, 1).contiguous())
+    statistics = statistics or channel_statistics(images[0])
+    train, evaluated = (
+        ImageRows(pixels, torch.from_numpy(of[numbers]), *statistics, image_size or side_pixels, augmentation=augmented)
+        for pixels, of, numbers, augmented in zip(images, labels, chosen, (augmentation, None), strict=True)
     )
+    names = class_names(splits[0], label_column, folder)
+    return BenchmarkData(train, evaluated, test_split, names, origin=found.origin)
 
 
 def class_names(split: Any, column: str, folder: str) -> tuple[str, ...]:

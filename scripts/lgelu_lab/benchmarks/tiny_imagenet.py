@@ -6,22 +6,11 @@ distillation token that only a teacher gives something to do.
 
 from dataclasses import replace
 
-from transformers import (
-    BaseImageProcessor,
-    PreTrainedModel,
-    ViTConfig,
-    ViTForImageClassification,
-)
+from transformers import BaseImageProcessor, PreTrainedModel, ViTConfig, ViTForImageClassification
 from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
-from lgelu_lab.benchmarks.images import (
-    Augmentation,
-    ChannelStatistics,
-    ImageSource,
-    image_benchmark,
-    prepare_images,
-)
+from lgelu_lab.benchmarks.images import Augmentation, image_benchmark, prepare_images
 from lgelu_lab.benchmarks.source import load_splits
 
 HUB_ID = "zh-plus/tiny-imagenet"
@@ -47,12 +36,10 @@ def load_tiny_imagenet(options: DataOptions | None = None, model_options: ModelO
     columns = ("image", "label")
     found = load_splits(FOLDERS, HUB_ID, options.data_dir, splits=("train", "valid"), columns=columns)
     data = prepare_images(
-        ImageSource(FOLDERS[0], found, "valid", *columns, SIDE_PIXELS),
-        options,
-        augmentation=AUGMENTATION,
-        statistics=ChannelStatistics(tuple(IMAGENET_DEFAULT_MEAN), tuple(IMAGENET_DEFAULT_STD)),
+        found, FOLDERS[0], options, test_split="valid", columns=columns, side_pixels=SIDE_PIXELS,
+        augmentation=AUGMENTATION, statistics=(IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD),
         image_size=model_options.image_size,
-    )
+    )  # fmt: skip
     return replace(data, processor=image_processor(data.train.image_size))
 
 
@@ -78,7 +65,8 @@ def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | Non
     names = dict(enumerate(data.label_names))
     labels = {"id2label": names, "label2id": {name: index for index, name in names.items()}}
     patch_size = options.patch_size or DEFAULT_PATCH_SIZE
-    _check_sizes(image_size, patch_size)
+    if image_size % patch_size:
+        raise ValueError(f"image_size must be divisible by the patch size, {patch_size}, got {image_size}")
     config = ViTConfig(
         hidden_size=192,
         num_hidden_layers=12,
@@ -90,16 +78,6 @@ def build_deit(activation: str, data: BenchmarkData, options: ModelOptions | Non
         **labels,
     )
     return ViTForImageClassification(config)
-
-
-def _check_sizes(image_size: int, patch_size: int) -> None:
-    if image_size % patch_size:
-        fewer = image_size // patch_size
-        near = [count * patch_size for count in (fewer, fewer + 1) if count > 0]
-        raise ValueError(
-            f"image_size must be divisible by the patch size, {patch_size}, got {image_size}; "
-            f"take {' or '.join(map(str, near))}"
-        )
 
 
 DEIT_TINY_IMAGENET = image_benchmark(

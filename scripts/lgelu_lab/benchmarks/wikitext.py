@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import tokenizers
 import torch
-from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -122,17 +121,13 @@ def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length
 def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> GPT2LMHeadModel:
     """A GPT-2 for these blocks: freshly initialized, or `options.pretrained` with its activation exchanged.
 
-    From scratch it has `num_layers`, `width` and `num_heads` of the options, all of which must be set. Of a
-    checkpoint only as many positions are kept as a block has.
+    From scratch it has `num_layers`, `width` and `num_heads` of the options, all of which must be set.
 
-    Raises ValueError for a width that the heads do not divide, or a checkpoint that is no GPT-2, has fewer
-    positions than a block or another vocabulary than the tokenizer; RuntimeError for one that cannot be loaded.
+    Raises ValueError for a checkpoint that is no GPT-2, or has fewer positions than a block.
     """
     context_length = data.train.tokens.shape[1]
     if options.pretrained is not None:
-        return _fine_tuned(activation, data, options.pretrained, context_length)
-    if options.width % options.num_heads:
-        raise ValueError(f"num_heads must divide width, got {options.num_heads} heads of a width of {options.width}")
+        return _fine_tuned(activation, options.pretrained, context_length)
     end_of_text = data.processor.eos_token_id
     config = GPT2Config(
         n_layer=options.num_layers,
@@ -150,7 +145,7 @@ def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> G
     return GPT2LMHeadModel(config)
 
 
-def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_length: int) -> GPT2LMHeadModel:
+def _fine_tuned(activation: str, pretrained: str, context_length: int) -> GPT2LMHeadModel:
     config = AutoConfig.from_pretrained(pretrained)
     if config.model_type != "gpt2":
         raise ValueError(f"pretrained must be a GPT-2, and {pretrained!r} is a {config.model_type}")
@@ -159,15 +154,7 @@ def _fine_tuned(activation: str, data: BenchmarkData, pretrained: str, context_l
             f"{pretrained!r} has {config.n_positions} positions, fewer than context_length {context_length}; "
             "give a shorter one"
         )
-    if config.vocab_size < len(data.processor):
-        raise ValueError(
-            f"{pretrained!r} has {config.vocab_size} token embeddings, and its tokenizer {len(data.processor)} tokens"
-        )
-    model = GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
-    positions = model.transformer.wpe
-    model.transformer.wpe = nn.Embedding.from_pretrained(positions.weight[:context_length].clone(), freeze=False)
-    model.config.n_positions = context_length
-    return model
+    return GPT2LMHeadModel.from_pretrained(pretrained, activation_function=activation, use_safetensors=True)
 
 
 _PAPER = {"optim": "adamw_torch", "learning_rate": 5e-5, "weight_decay": 1e-2}

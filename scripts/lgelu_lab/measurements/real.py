@@ -240,15 +240,6 @@ def _in_onnxruntime(measured: Measured, rows: list[Row], networks: dict[str, nn.
     return rows + added
 
 
-def find_real(network: RealNetwork, settings: RealSettings, output_dir: str | Path) -> MeasurementRecord | None:
-    """The record that `record_real` wrote with these settings; None where there is none.
-
-    Raises ValueError that names the settings in which the one that is there differs.
-    """
-    path = measurement_path(output_dir, network.name, "real", settings.seed)
-    return read_same(path, settings) if path.exists() else None
-
-
 def record_real(
     network: RealNetwork,
     settings: RealSettings,
@@ -257,8 +248,13 @@ def record_real(
     data_dir: str | None = None,
     packages: Path | None = None,
 ) -> MeasurementRecord:
-    """Measure, and write the record to `output_dir`/<name>/real-seed<seed>.json."""
-    began = time.perf_counter()
+    """Measure, and write the record to `output_dir`/<name>/real-seed<seed>.json; one that is there is returned.
+
+    Raises ValueError that names the settings in which the one that is there differs.
+    """
+    path, began = measurement_path(output_dir, network.name, "real", settings.seed), time.perf_counter()
+    if path.exists():
+        return read_same(path, settings)
     measured = load_measured(network, settings, data_dir, packages)
     rows = measure_real(measured)
     told = {"run": network.source, "licence": network.licence, "metric": rows[0]["metric"], "score": rows[0]["score"]}

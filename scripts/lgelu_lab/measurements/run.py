@@ -2,8 +2,8 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -97,16 +97,3 @@ def check_measurements(names: Sequence[str]) -> list[Measurement]:
         if name not in MEASUREMENTS:
             raise ValueError(f"unknown measurement {name!r}; accepted: {', '.join(MEASUREMENTS)}")
     return [MEASUREMENTS[name] for name in names]
-
-
-def choose_settings(measurement: Measurement, given: Mapping[str, Any]) -> Any:
-    """The measurement's settings with those `given`; ValueError for one that it does not have."""
-    names = {field.name for field in fields(measurement.settings)}
-    foreign = sorted(given.keys() - names)
-    if foreign:
-        raise ValueError(
-            f"{measurement.name} has no setting {', '.join(foreign)}; accepted: {', '.join(sorted(names))}"
-        )
-    # JSON has lists where the settings have tuples.
-    chosen = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return measurement.settings(**chosen)

@@ -30,7 +30,7 @@ records lack:
 - weights: {file below the run's folder: SHA-256} of the networks saved with it; empty where none was (absent earlier)
 - rows: {"loss": [...], "correct": [...], "relu_loss": [...], "relu_correct": [...]} of each evaluated row in the last
   evaluation, of benchmarks that keep them (absent earlier)
-- hardness_path: a list of {step, site: λ} between the evaluations, of runs that log by steps (absent earlier)
+- hardness_path: in some earlier records a list of {step, site: λ} between the evaluations
 - failure: why the run ended before its time; null for a whole run (absent earlier). A failed run is written as
   failed.json, with the evaluations that it had, and no list of records holds it
 """

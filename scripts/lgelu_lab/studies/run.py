@@ -390,7 +390,6 @@ def _record(
         hardware=hardware(processes),
         failure=failure,
         rows=_rows(trainer, evaluations),
-        hardness_path=_hardness_path(trainer, initial_hardness),
     )
 
 
@@ -446,14 +445,6 @@ def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRec
         relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
         hardness={site: entry[key] for site, key in keys.items() if key in entry},
     )
-
-
-def _hardness_path(trainer: LambdaGELUTrainer, sites: Iterable[str]) -> list[dict[str, float]]:
-    if trainer.args.logging_strategy != "steps":
-        return []
-    keys = {site: f"hardness/{short}" for site, short in short_names(sites).items()}
-    logs = [entry for entry in trainer.state.log_history if "loss" in entry and entry.keys() >= set(keys.values())]
-    return [{"step": entry["step"], **{site: entry[key] for site, key in keys.items()}} for entry in logs if keys]
 
 
 def _rows(trainer: LambdaGELUTrainer, evaluations: list[dict[str, Any]]) -> dict[str, list[float]]:

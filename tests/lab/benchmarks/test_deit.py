@@ -39,10 +39,9 @@ def test_image_and_patch_size_are_options_and_classes_have_names():
     assert model.config.label2id == {"cat": 0, "dog": 1, "frog": 2}
 
 
-@pytest.mark.parametrize(("size", "near"), [(40, "32 or 48"), (8, "16$")])
-def test_an_image_that_patches_do_not_fill_is_refused(size, near):
-    with pytest.raises(ValueError, match=f"divisible by the patch size, 16, got {size}; take {near}"):
-        build_deit("gelu", DATA, ModelOptions(image_size=size, patch_size=16))
+def test_an_image_that_patches_do_not_fill_is_refused():
+    with pytest.raises(ValueError, match="divisible by the patch size, 16, got 40"):
+        build_deit("gelu", DATA, ModelOptions(image_size=40, patch_size=16))
 
 
 def test_a_saved_model_and_its_processor_are_a_pipeline(tmp_path):

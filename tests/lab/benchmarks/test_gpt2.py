@@ -44,19 +44,17 @@ def test_from_scratch_it_has_the_size_asked_for(activation, hardnesses):
     assert model(**BLOCKS.__getitems__([0, 1])).loss.item() == pytest.approx(math.log(262), rel=0.05)
 
 
-def test_a_checkpoint_keeps_its_weights_and_as_many_positions_as_a_block_has(checkpoint):
+def test_a_checkpoint_keeps_its_weights(checkpoint):
     folder, original = checkpoint
     model = build_gpt2("lambda_gelu", DATA, ModelOptions(pretrained=folder))
     assert hardness_profile(model).keys() == {"transformer.h.0.mlp.act", "transformer.h.1.mlp.act"}
     assert all(1 < value < 1.2 for value in hardness_profile(model).values())
-    assert (model.config.n_positions, model.config.activation_function) == (8, "lambda_gelu")
+    assert model.config.activation_function == "lambda_gelu"
     expected = original.state_dict()
-    expected["transformer.wpe.weight"] = expected["transformer.wpe.weight"][:8]
     for name, tensor in model.state_dict().items():
         if name in expected:
             assert torch.equal(tensor, expected[name]), name
     assert expected.keys() <= model.state_dict().keys()
-    assert model.transformer.wpe.weight.requires_grad
 
 
 def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):
@@ -64,9 +62,6 @@ def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):
     long = TokenBlocks(torch.zeros(2, 13, dtype=torch.int64))
     with pytest.raises(ValueError, match="has 12 positions, fewer than context_length 13; give a shorter"):
         build_gpt2("gelu", BenchmarkData(long, long, "", (), TOKENIZER), ModelOptions(pretrained=folder))
-    large = BenchmarkData(BLOCKS, BLOCKS, "", (), train_tokenizer([" a few words to begin"], 263, 8))
-    with pytest.raises(ValueError, match="has 262 token embeddings, and its tokenizer 263 tokens"):
-        build_gpt2("gelu", large, ModelOptions(pretrained=folder))
     BertConfig(hidden_size=8).save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match=r"must be a GPT-2, and .* is a bert"):
         build_gpt2("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "bert")))

@@ -13,7 +13,7 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import MODELS, evaluate, find_models, load_data
 from lgelu_lab.measurements.records import read_measurement
-from lgelu_lab.measurements.run import check_measurements, choose_settings, run_measurement
+from lgelu_lab.measurements.run import check_measurements, run_measurement
 from lgelu_lab.studies.experiments import STUDIES
 from lgelu_lab.studies.study import run_study
 
@@ -143,6 +143,7 @@ def test_the_script_says_what_was_measured_and_what_failed(runs, tmp_path, monke
     assert "mlp-digits/count-seed0: 2 rows" in capsys.readouterr().out
     for more, told in (
         (("of-gates",), "no trained network in"),
+        (("--settings", "sample=3"), "unexpected keyword argument 'sample'"),
         (("--benchmarks", "mlp_digits"), "unknown benchmark 'mlp_digits'; accepted: mlp-digits"),
         (("--benchmarks", "mlp-adult"), "failed: mlp-adult/count-seed0: ValueError: count is measured on mlp-digits"),
     ):
@@ -151,9 +152,6 @@ def test_the_script_says_what_was_measured_and_what_failed(runs, tmp_path, monke
         assert told in capsys.readouterr().err
 
 
-def test_unknown_measurements_and_settings_are_named():
-    assert choose_settings(COUNT, {"factors": [3.0]}) == CountSettings(factors=(3.0,))
-    with pytest.raises(ValueError, match="count has no setting sample; accepted: factors, samples"):
-        choose_settings(COUNT, {"sample": 3})
+def test_unknown_measurements_are_named():
     with pytest.raises(ValueError, match="unknown measurement 'taste'; accepted:"):
         check_measurements(["taste"])
