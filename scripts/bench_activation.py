@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, Bench, measure_operation, parse_size
-from lgelu_lab.kernel_bench.providers import PROVIDERS, check_providers
+from lgelu_lab.kernel_bench.providers import PROVIDERS, REFERENCE
 from lgelu_lab.kernel_bench.results import Cells, find_provenance, results_file
-from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, check_step_models, measure_steps
+from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, measure_steps
 from lgelu_lab.rows_file import RowsFile
 from transformers import HfArgumentParser
 from transformers.utils import logging
@@ -38,7 +38,8 @@ class BenchArguments:
 
     csv: str = field(default="runs/bench_activation.csv", metadata={"help": "File of the rows; they are added to it."})
     providers: list[str] = field(
-        default_factory=list, metadata={"help": f"Of {', '.join(PROVIDERS)}; default all. gelu is always there."}
+        default_factory=lambda: list(PROVIDERS),
+        metadata={"help": "What is timed; gelu always is.", "choices": list(PROVIDERS)},
     )
     modes: list[str] = field(
         default_factory=lambda: list(MODES), metadata={"help": "What is timed.", "choices": list(MODES)}
@@ -66,7 +67,7 @@ class BenchArguments:
     step: bool = field(default=False, metadata={"help": "Time whole training steps in the place of the activation."})
     models: list[str] = field(
         default_factory=list,
-        metadata={"help": f"For --step, of {', '.join(STEP_MODELS)}; default those meant for the device."},
+        metadata={"help": "For --step; default those meant for the device.", "choices": list(STEP_MODELS)},
     )
 
 
@@ -84,8 +85,6 @@ def check(arguments: BenchArguments) -> None:
     """Raise ValueError, naming the argument and what it takes, before anything is measured."""
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda needs a CUDA or ROCm device, and torch finds none; use --device cpu")
-    check_providers(arguments.providers)
-    check_step_models(arguments.models, arguments.device)
     for size in arguments.sizes:
         parse_size(size)
     if chosen_kernel() is not None:
@@ -110,11 +109,12 @@ def _measure(arguments: BenchArguments, dtype: str, threads: int, results: RowsF
     allocator = arguments.allocator if arguments.device == "cpu" else "torch"
     bench = Bench(arguments.device, threads, allocator, arguments.rounds, arguments.seconds, results)
     if arguments.step:
-        for model in check_step_models(arguments.models, arguments.device):
-            for row in measure_steps(model, dtype, bench):
-                _say(row)
+        for name, model in STEP_MODELS.items():
+            if name in arguments.models or (not arguments.models and arguments.device in model.devices):
+                for row in measure_steps(model, dtype, bench):
+                    _say(row)
         return
-    providers = check_providers(arguments.providers)
+    providers = [row for name, row in PROVIDERS.items() if name in {*arguments.providers, REFERENCE}]
     for size in arguments.sizes:
         for row in measure_operation(size, dtype, providers, arguments.hardness, arguments.modes, bench):
             _say(row)

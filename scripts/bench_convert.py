@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
-from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE, register_cifar_resnet
+from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import exit_status
 from torch import Tensor, nn
@@ -36,66 +35,57 @@ class Case:
     """One conversion.
 
     Args:
-        name: its key.
         units: rows, sequences or images given; `rows` counts tokens of sequences.
         width: features of a row at the widest layer.
         build: → (the network, its inputs), from torch's global generator.
     """
 
-    name: str
     units: int
     rows: int
     width: int
     build: Callable[[], tuple[nn.Module, Inputs]]
 
 
-def _mlp(width: int, layers: int, rows: int, features: int) -> Callable[[], tuple[nn.Module, Inputs]]:
-    def build() -> tuple[nn.Module, Inputs]:
-        config = MLPConfig(
-            num_features=features, hidden_size=width, num_hidden_layers=layers, num_labels=10, hidden_act="gelu"
-        )
-        return MLPForClassification(config), {"features": torch.randn(rows, features)}
-
-    return build
+def _mlp(rows: int, features: int) -> tuple[nn.Module, Inputs]:
+    config = MLPConfig(num_features=features, num_labels=10, hidden_act="gelu")
+    return MLPForClassification(config), {"features": torch.randn(rows, features)}
 
 
-def _gpt2(config: Mapping[str, Any], sequences: int, tokens: int) -> Callable[[], tuple[nn.Module, Inputs]]:
-    def build() -> tuple[nn.Module, Inputs]:
-        model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", **config))
-        return model, {"input_ids": torch.randint(model.config.vocab_size, (sequences, tokens))}
-
-    return build
+def _gpt2(sequences: int, tokens: int, **config: int) -> tuple[nn.Module, Inputs]:
+    model = GPT2LMHeadModel(GPT2Config(activation_function="gelu", **config))
+    return model, {"input_ids": torch.randint(model.config.vocab_size, (sequences, tokens))}
 
 
-def _resnet18(images: int) -> Callable[[], tuple[nn.Module, Inputs]]:
-    def build() -> tuple[nn.Module, Inputs]:
-        import timm
+def _resnet18(images: int) -> tuple[nn.Module, Inputs]:
+    import timm
 
-        register_cifar_resnet()
-
-        return timm.create_model(ARCHITECTURE, num_classes=10, act_layer="gelu"), torch.randn(images, 3, 32, 32)
-
-    return build
+    return timm.create_model(ARCHITECTURE, num_classes=10, act_layer="gelu"), torch.randn(images, 3, 32, 32)
 
 
 _SMALL_GPT2 = {"n_layer": 4, "n_embd": 128, "n_head": 4, "n_positions": 128, "vocab_size": 4096}
 _BYTES = 1 if sys.platform == "darwin" else 1024  # of a unit in which the system counts memory
 
 CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case("mlp-4x256", 8192, 8192, 256, _mlp(256, 4, 8192, 784)),
-        Case("gpt2-4x128", 64, 8192, 512, _gpt2(_SMALL_GPT2, 64, 128)),
-        Case("gpt2-124m", 16, 16_384, 3072, _gpt2({}, 16, 1024)),
-        Case("resnet18-cifar", 1024, 1024, 4864, _resnet18(1024)),
-    )
-}  # fmt: skip
+    "mlp-4x256": Case(8192, 8192, 256, partial(_mlp, 8192, 784)),
+    "gpt2-4x128": Case(64, 8192, 512, partial(_gpt2, 64, 128, **_SMALL_GPT2)),
+    "gpt2-124m": Case(16, 16_384, 3072, partial(_gpt2, 16, 1024)),
+    "resnet18-cifar": Case(1024, 1024, 4864, partial(_resnet18, 1024)),
+}
+_KEY = ("case", "threads")
 TIME_COLUMNS = (
-    *("case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu"),
+    "case",
+    "units",
+    "rows",
+    "width",
+    "threads",
+    "seconds",
+    "peak_gib",
+    "outcome",
+    "cpu",
+    "torch",
+    "hf_lgelu",
 )
 """Of the rows of `measure_here`."""
-TIME_KEY = ("case", "threads")
-"""Of these, what says which row was asked for."""
 
 
 def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
@@ -103,7 +93,7 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     case = CASES[name]
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    warm, inputs = _mlp(256, 4, 2048, 128)()
+    warm, inputs = _mlp(2048, 128)
     _convert(warm.eval(), inputs)
     model, inputs = case.build()
     model = model.eval()
@@ -147,7 +137,9 @@ class BenchArguments:
     """What is measured, and where the rows go."""
 
     csv: str = field(default="runs/bench_convert.csv", metadata={"help": "File of the rows; they are added to it."})
-    cases: list[str] = field(default_factory=list, metadata={"help": f"Of {', '.join(CASES)}; default all."})
+    cases: list[str] = field(
+        default_factory=lambda: list(CASES), metadata={"help": "Which conversions.", "choices": list(CASES)}
+    )
     threads: int = field(default=2, metadata={"help": "Threads of the CPU."})
 
 
@@ -158,12 +150,8 @@ def main() -> int:
 
 
 def _measure(arguments: BenchArguments) -> None:
-    chosen = arguments.cases or list(CASES)
-    unknown = [name for name in chosen if name not in CASES]
-    if unknown:
-        raise ValueError(f"unknown case {', '.join(unknown)}; accepted: {', '.join(CASES)}")
-    rows = RowsFile(arguments.csv, TIME_COLUMNS, TIME_KEY)
-    for name in chosen:
+    rows = RowsFile(arguments.csv, TIME_COLUMNS, _KEY)
+    for name in arguments.cases:
         if {"case": name, "threads": arguments.threads} in rows:
             continue
         row = measure_apart(name, arguments.threads)

@@ -6,14 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lgelu_lab.benchmarks.data import (
-    BenchmarkData,
-    DataOptions,
-    RawSplit,
-    Standardizer,
-    prepare,
-    stratified_holdout,
-)
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, RawSplit, Standardizer, prepare, stratified_holdout
 from lgelu_lab.benchmarks.mlp import mlp_benchmark
 from lgelu_lab.benchmarks.source import load_splits
 
@@ -114,9 +107,4 @@ def _labels(income: Any) -> np.ndarray:
     return (values == LABEL_NAMES[1]).to_numpy().astype(np.int64)
 
 
-ADULT = mlp_benchmark(
-    "mlp-adult",
-    load=load_adult,
-    train_batch_size=512,
-    epochs=50,
-)
+ADULT = mlp_benchmark("mlp-adult", load=load_adult, train_batch_size=512, epochs=50)

@@ -68,7 +68,9 @@ def choose_rows(train_size: int, eval_size: int, options: DataOptions) -> tuple[
     """Row numbers of the split that trains and of the one that is evaluated on, within the limits on their counts."""
     limits = (options.max_train_samples, options.max_eval_samples)
     return tuple(
-        np.arange(size) if limit is None or limit >= size else _generator(options.split_seed).permutation(size)[:limit]
+        np.arange(size)
+        if limit is None or limit >= size
+        else np.random.RandomState(options.split_seed).permutation(size)[:limit]
         for size, limit in zip((train_size, eval_size), limits, strict=True)
     )
 
@@ -81,17 +83,13 @@ def stratified_holdout(labels: np.ndarray, fraction: float, seed: int) -> tuple[
         fraction: in (0, 1).
         seed: of the permutation within each class.
     """
-    random = _generator(seed)
+    # numpy promises that RandomState's stream never changes, and promises no such thing of default_rng.
+    random = np.random.RandomState(seed)
     held_out = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == label))
         held_out[rows[: round(fraction * len(rows))]] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
-
-
-def _generator(seed: int) -> np.random.RandomState:
-    # numpy promises that RandomState's stream never changes, and promises no such thing of default_rng.
-    return np.random.RandomState(seed)
 
 
 @dataclass(frozen=True)

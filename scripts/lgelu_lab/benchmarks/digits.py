@@ -3,14 +3,7 @@
 import numpy as np
 
 from hf_lgelu.environment import require
-from lgelu_lab.benchmarks.data import (
-    BenchmarkData,
-    DataOptions,
-    RawSplit,
-    Standardizer,
-    prepare,
-    stratified_holdout,
-)
+from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, RawSplit, Standardizer, prepare, stratified_holdout
 from lgelu_lab.benchmarks.mlp import mlp_benchmark
 from lgelu_lab.benchmarks.source import Origin
 
@@ -40,9 +33,4 @@ def load_digits(options: DataOptions | None = None) -> BenchmarkData:
     )
 
 
-DIGITS = mlp_benchmark(
-    "mlp-digits",
-    load=load_digits,
-    train_batch_size=64,
-    epochs=60,
-)
+DIGITS = mlp_benchmark("mlp-digits", load=load_digits, train_batch_size=64, epochs=60)

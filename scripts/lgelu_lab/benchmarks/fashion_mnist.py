@@ -42,9 +42,4 @@ def _raw_split(rows: Any) -> RawSplit:
     return RawSplit(labels_of(rows, "label"), read)
 
 
-FASHION_MNIST = mlp_benchmark(
-    "mlp-fmnist",
-    load=load_fashion_mnist,
-    train_batch_size=1024,
-    epochs=50,
-)
+FASHION_MNIST = mlp_benchmark("mlp-fmnist", load=load_fashion_mnist, train_batch_size=1024, epochs=50)

@@ -20,7 +20,6 @@ from lgelu_lab.benchmarks.data import Batch, BenchmarkData, DataOptions, ModelOp
 from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, token_losses
 from lgelu_lab.benchmarks.real_inputs import joined, read_units
 from lgelu_lab.benchmarks.real_networks import REAL, load_network
-from lgelu_lab.benchmarks.source import load_splits
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
 _EVALUATED_BLOCKS = 32
@@ -61,11 +60,7 @@ def _load(name: str, options: DataOptions | None = None, model: ModelOptions | N
     """The samples that the network's conversion is fitted and judged on, those to judge on ordered by length."""
     options, model, network = options or DataOptions(), model or ModelOptions(), REAL[name]
     corpus, (_, processor) = network.corpus, _loaded(name, model.pretrained)
-    columns = [column for column in (corpus.column, corpus.label) if column]
-    found = load_splits(
-        corpus.folders, corpus.hub_id, options.data_dir, splits=(corpus.fit_split, corpus.eval_split),
-        columns=columns, hub_config=corpus.config, off_hub=corpus.off_hub,
-    )  # fmt: skip
+    found = corpus.load(options.data_dir)
     limits = {corpus.fit_split: options.max_train_samples, corpus.eval_split: options.max_eval_samples}
     train, evaluated = (
         read_units(network, found.splits[split], processor, limit, options.split_seed)

@@ -5,6 +5,7 @@ They come from packages of the registry that carry weights, in a folder of their
 
 import importlib.metadata
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 from lgelu_lab.benchmarks import ctranslate2_whisper, wikitext
 from lgelu_lab.benchmarks.data import Batch
+from lgelu_lab.benchmarks.source import Found, load_splits
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,13 @@ class Corpus:
     fit_split: str = "train"
     eval_split: str = "validation"
     off_hub: str = ""
+
+    def load(self, data_dir: str | os.PathLike[str] | None) -> Found:
+        """Its splits to fit and to judge on; raises as `load_splits`."""
+        return load_splits(
+            self.folders, self.hub_id, data_dir, splits=sorted({self.fit_split, self.eval_split}),
+            columns=[name for name in (self.column, self.label) if name], hub_config=self.config, off_hub=self.off_hub,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

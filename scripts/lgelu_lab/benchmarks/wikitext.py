@@ -30,8 +30,6 @@ COLUMN = "text"
 CONTEXT_LENGTH = 128
 VOCABULARY_SIZE = 4096
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST_VOCABULARY = 257
-"""The 256 bytes and the end of a text."""
 DROPOUT = 0.0
 """From scratch. With GPT-2's own 0.1, perplexity on WikiText-2's validation split was 5 % higher after each of the
 first 4 epochs (of 6), and two processes would draw other numbers than one."""
@@ -41,15 +39,9 @@ def train_tokenizer(lines: Iterable[str], vocabulary_size: int, context_length: 
     """A byte-level BPE tokenizer, GPT-2's kind; the same lines give the same tokenizer.
 
     It encodes any text without an unknown token, and the beginning and the end of a text are both
-    <|endoftext|>. Where the lines hold too few different pairs, it has fewer tokens than asked for.
-
-    Raises ValueError for a vocabulary smaller than SMALLEST_VOCABULARY.
+    <|endoftext|>. Where the lines hold too few different pairs, it has fewer tokens than asked for; never fewer than
+    257, the 256 bytes and the end of a text.
     """
-    if vocabulary_size < SMALLEST_VOCABULARY:
-        raise ValueError(
-            f"vocabulary_size must be at least {SMALLEST_VOCABULARY} (the 256 bytes and {END_OF_TEXT}), "
-            f"got {vocabulary_size}"
-        )
     bytes_of = tokenizers.pre_tokenizers.ByteLevel
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = bytes_of(add_prefix_space=False)
@@ -79,7 +71,7 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
 
     A run is selected on the validation split. The limits on samples count blocks.
 
-    Raises ValueError for missing, empty or too short data or a vocabulary that is too small;
+    Raises ValueError for missing, empty or too short data;
     RuntimeError if the Hub, or the checkpoint, cannot be reached.
     """
     options, model = options or DataOptions(), model or ModelOptions()
@@ -97,7 +89,7 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         tokenizer = train_tokenizer(lines["train"], model.vocabulary_size or VOCABULARY_SIZE, context_length)
     else:
         tokenizer = AutoTokenizer.from_pretrained(model.pretrained)
-    blocks = {split: _blocks(text, tokenizer, context_length, split) for split, text in lines.items()}
+    blocks = {split: _blocks(text, tokenizer, context_length) for split, text in lines.items()}
     train, evaluated = choose_rows(len(blocks["train"]), len(blocks["validation"]), options)
     return BenchmarkData(
         train=blocks["train"].take(train),
@@ -109,13 +101,10 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
     )
 
 
-def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length: int, split: str) -> TokenBlocks:
+def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length: int) -> TokenBlocks:
     # Quiet: the text is longer than any context, and is cut here.
     encoded = tokenizer("".join(lines), add_special_tokens=False, return_attention_mask=False, verbose=False)
-    try:
-        return TokenBlocks.cut(torch.tensor(encoded["input_ids"], dtype=torch.int64), context_length)
-    except ValueError as error:
-        raise ValueError(f"split {split!r} of {FOLDER}: {error}") from error
+    return TokenBlocks.cut(torch.tensor(encoded["input_ids"], dtype=torch.int64), context_length)
 
 
 def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> GPT2LMHeadModel:

@@ -15,8 +15,7 @@ from lgelu_lab.kernel_bench.timing import CLOCKS, Call, clock_name, interleave, 
 from lgelu_lab.rows_file import RowsFile
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MODES = {"forward": 2, "backward": 3, "both": 5}
-"""What is timed → how many tensors of x's size it has to move."""
+MODES = ("forward", "backward", "both")
 
 SIZES = ("64x197x768", "4x1024x3072", "32x64x32x32", "32x64x32x32:channels_last", "256x256")
 """ViT-Base and GPT-2 small hidden units, a feature map of ResNet-18 in both layouts, and the MLP's."""
@@ -121,8 +120,6 @@ def _measure_mode(
     calls = {name: mode_call(modules[name], mode, x, delta) for name in wanted}
 
     def add_columns(summary: pandas.DataFrame) -> None:
-        moved = MODES[mode] * x.numel() * x.dtype.itemsize
-        summary["gigabytes_per_second"] = moved / summary["milliseconds_median"] / 1e6
         if mode != "backward":
             saved = {name: saved_bytes(lambda n=name: modules[n](x)) / x.numel() for name in calls}
             summary["saved_bytes_per_element"] = pandas.Series(saved)

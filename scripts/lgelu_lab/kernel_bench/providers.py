@@ -60,16 +60,6 @@ class NamedKernel(nn.Module):
         return hf_lgelu.lambda_gelu(x, self.hardness, kernel=self.kernel)
 
 
-def check_providers(names: list[str]) -> list[Provider]:
-    """The rows of PROVIDERS of these names, all of them for none; the reference always comes first.
-
-    Raises ValueError for an unknown name.
-    """
-    if unknown := sorted(set(names) - set(PROVIDERS)):
-        raise ValueError(f"unknown providers: {', '.join(unknown)}; accepted: {', '.join(PROVIDERS)}")
-    return [row for name, row in PROVIDERS.items() if not names or name in {*names, REFERENCE}]
-
-
 def _plain(build: Callable[[], nn.Module]) -> Callable[[Tensor, float], nn.Module]:
     return lambda x, hardness: build().to(x.device, x.dtype)
 

@@ -23,11 +23,10 @@ the source differs from it."""
 
 NUMBERS = (
     *("milliseconds_q20", "milliseconds_median", "milliseconds_q80", "ratio_q20", "ratio_median", "ratio_q80"),
-    *("rounds", "repetitions", "gigabytes_per_second", "saved_bytes_per_element", "peak_bytes", "peak_ratio"),
+    *("rounds", "repetitions", "saved_bytes_per_element", "peak_bytes", "peak_ratio"),
 )
 """Quantiles over the rounds of the time of a call, and of that time over the reference's in the same round; calls in
-one timed stretch; the bytes that a fused kernel has to move (two tensors forward, three backward) over the median time,
-empty for a step; bytes kept for the backward pass; the most held within a call, of a step with weights and optimizer,
+one timed stretch; bytes kept for the backward pass; the most held within a call, of a step with weights and optimizer,
 and that over the reference's."""
 
 COLUMNS = ("provider", "kernel", *CASE[1:], "clock", *NUMBERS, *PROVENANCE)

@@ -47,13 +47,6 @@ class StepModel:
     learning_rate: float
 
 
-def check_step_models(names: list[str], device: str) -> list[StepModel]:
-    """The rows of STEP_MODELS of these names, for none all that are meant for the device; ValueError for others."""
-    if unknown := sorted(set(names) - set(STEP_MODELS)):
-        raise ValueError(f"unknown models: {', '.join(unknown)}; accepted: {', '.join(STEP_MODELS)}")
-    return [row for row in STEP_MODELS.values() if (row.name in names if names else device in row.devices)]
-
-
 def measure_steps(row: StepModel, dtype: str, bench: Bench) -> Iterator[Cells]:
     """Steps of every row of ACTIVATIONS in turn, if the results lack one; yield each row after it is written."""
     torch.set_num_threads(bench.threads)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import EvalPrediction
 
 from hf_lgelu import ConversionConfig, convert_to_relu, export_onnx, quantize_onnx
@@ -26,7 +26,7 @@ from hf_lgelu.models.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import TrainedModel, draw_calibration, training_batches
+from lgelu_lab.measurements.networks import TrainedModel, draw_calibration, without_augmentation
 from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
@@ -106,8 +106,10 @@ def measure_int8(
     models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
 ) -> list[dict[str, Any]]:
     """A row per network, precision and batch size; all latencies from one interleaved run."""
-    drawn = training_batches(benchmark, data, settings.calibration_rows, 16, settings.seed)
-    calibration = [_inputs(batch) for batch in drawn]
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(settings.seed))
+    drawn = Subset(without_augmentation(data.train), order[: settings.calibration_rows].tolist())
+    batches = DataLoader(drawn, batch_size=16, collate_fn=benchmark.collate)
+    calibration = [_inputs(batch) for batch in batches]
     variants = []
     with tempfile.TemporaryDirectory() as folder:
         networks = ((name, trained.load()) for name, trained in models.items())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel
 
 from hf_lgelu import LambdaGELUTrainer
@@ -43,11 +43,6 @@ hardened_relu (the same weights with ReLU in the gates' place); relufied (ReLU p
 long as the study of gates)."""
 
 
-def as_in_run(model: PreTrainedModel, record: RunRecord) -> PreTrainedModel:
-    """The model in the run's memory format: in bfloat16 the other one rounds a few predictions in ten thousand away."""
-    return model.to(memory_format=torch.channels_last) if record.config.get("channels_last") else model
-
-
 @dataclass(frozen=True)
 class TrainedModel:
     """One trained network: its name in MODELS, its checkpoint folder, and the record of the run that made it."""
@@ -59,7 +54,9 @@ class TrainedModel:
     def load(self) -> PreTrainedModel:
         """A fresh copy from the checkpoint: float32, on the CPU, in eval mode, laid out in memory as the run had it."""
         kind = Detector if self.record.model["class"] == Detector.__name__ else None  # else transformers has it
-        return as_in_run(load_checkpoint(self.folder, kind=kind).float(), self.record)
+        model = load_checkpoint(self.folder, kind=kind).float()
+        # In bfloat16 the other memory format rounds a few predictions in ten thousand away.
+        return model.to(memory_format=torch.channels_last) if self.record.config.get("channels_last") else model
 
     def summary(self) -> dict[str, Any]:
         """What a measurement's record says of the network."""
@@ -163,13 +160,3 @@ def draw_calibration(data: BenchmarkData, rows: int, seed: int) -> Dataset[Any]:
         length = min(tokens.shape[1], rows // FEWEST_SEQUENCES)
         return TokenBlocks(tokens[order[: rows // length], :length])
     return Subset(without_augmentation(data.train), order[:rows].tolist())
-
-
-def training_batches(
-    benchmark: Benchmark, data: BenchmarkData, samples: int, batch_size: int, seed: int
-) -> DataLoader[Any]:
-    """Batches of a seeded draw of training rows, the same rows in the same order at every pass, none augmented."""
-    generator = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(data.train), generator=generator)[:samples].tolist()
-    rows = Subset(without_augmentation(data.train), chosen)
-    return DataLoader(rows, batch_size=batch_size, collate_fn=benchmark.collate)

@@ -27,7 +27,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
 from lgelu_lab.benchmarks.real_networks import RealNetwork, load_network
-from lgelu_lab.benchmarks.source import Origin, load_splits
+from lgelu_lab.benchmarks.source import Origin
 from lgelu_lab.measurements.conversion import kept_rung
 from lgelu_lab.measurements.real_tasks import TASKS
 from lgelu_lab.measurements.records import (
@@ -136,11 +136,7 @@ def load_measured(
         require(package, "onnx")
     model, processor = load_network(network, packages)
     corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
-    columns = [name for name in (corpus.column, corpus.label) if name]
-    found = load_splits(
-        corpus.folders, corpus.hub_id, data_dir, splits=sorted(wanted), columns=columns, hub_config=corpus.config,
-        off_hub=corpus.off_hub,
-    )  # fmt: skip
+    found = corpus.load(data_dir)
     most, judged_on = max(settings.units), settings.evaluation_units
     fitted = read_units(network, found.splits[corpus.fit_split], processor, most + judged_on, settings.seed)
     if len(wanted) == 1:

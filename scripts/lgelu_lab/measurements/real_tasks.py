@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
@@ -38,7 +38,8 @@ def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Inputs]
     if isinstance(network, PreTrainedModel):  # what onnxruntime runs has no loop that writes
         jiwer = require("jiwer", "benchmarks")
         heard = [text for batch in batches for text in written(network, batch, processor.tokenizer)]
-        spoken = [text for batch in batches for text in _spoken(batch["labels"], processor.tokenizer)]
+        labels = [row[row != IGNORED_LABEL] for batch in batches for row in batch["labels"]]
+        spoken = [processor.tokenizer.decode(row, skip_special_tokens=True) for row in labels]
         score = jiwer.wer(*([_NORMALIZE(text) for text in texts] for texts in (spoken, heard)))
     change = change_of_outputs(original, network, batches)
     return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
@@ -53,10 +54,6 @@ def written(network: PreTrainedModel, batch: Inputs, tokenizer: Any) -> list[str
     most = min(2 * batch["labels"].shape[1], network.config.max_target_positions - 2)
     tokens = network.generate(batch["input_features"], num_beams=1, do_sample=False, max_new_tokens=most)
     return tokenizer.batch_decode(tokens, skip_special_tokens=True)
-
-
-def _spoken(labels: Tensor, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode(row[row != IGNORED_LABEL], skip_special_tokens=True) for row in labels]
 
 
 _NORMALIZE = EnglishTextNormalizer({})

@@ -78,7 +78,7 @@ class Pages:
     @cache  # noqa: B019 - as long as the check
     def table(self, key: str) -> Table:
         """A table of the report, of these records."""
-        return build_table(key, ALL_TABLES[key], self.data)
+        return build_table(ALL_TABLES[key], self.data)
 
 
 def complaints(root: Path, data: ReportData) -> Iterator[str]:

@@ -24,7 +24,6 @@ class Table:
     """A table with a title, a sentence on how to read it, and notes below.
 
     Args:
-        key: names it in links.
         title: without a full stop.
         caption: plain sentences.
         header: one text a column.
@@ -33,7 +32,6 @@ class Table:
         text_columns: how many columns on the left are words; the others are aligned as numbers.
     """
 
-    key: str
     title: str
     caption: str
     header: tuple[str, ...]
@@ -99,7 +97,7 @@ def mean_column(heading: str, key: str, show: Show) -> Column:
 SEEDS_COLUMN = Column("Seeds", lambda seeds, notes: seed_count(seeds["seed"]))
 
 
-def build_table(key: str, spec: TableSpec, data: ReportData) -> Table:
+def build_table(spec: TableSpec, data: ReportData) -> Table:
     """The table of one specification; without rows where the data has nothing for it."""
     columns = spec.columns(data) if callable(spec.columns) else spec.columns
     header = (*spec.head, *(column.heading for column in columns))
@@ -112,7 +110,7 @@ def build_table(key: str, spec: TableSpec, data: ReportData) -> Table:
     )
     caption = spec.caption(data) if callable(spec.caption) else spec.caption
     said = (*spec.notes(data, rows), *note_lines(notes))
-    return Table(key, spec.title, caption, header, rows, said, spec.text_columns)
+    return Table(spec.title, caption, header, rows, said, spec.text_columns)
 
 
 def to_markdown(table: Table, *, level: int = 0) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -172,20 +172,13 @@ def _int8_columns(data: ReportData) -> tuple[Column, ...]:
     )
 
 
-def change_of(row: Mapping[str, Any]) -> float | None:
-    """Score less the original's: of perplexity in per cent of it; None where there is no network."""
-    if row["score"] is None:
-        return None
-    difference = row["score"] - row["original_score"]
-    return 100 * difference / row["original_score"] if row["metric"] in LOWER_IS_BETTER else difference
-
-
 def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
+    """Score less the original's: of perplexity in per cent of it."""
     first = seeds.iloc[0]
     if first["method"] == "original":
         return NONE
-    relative = first["metric"] in LOWER_IS_BETTER
-    changes = [change_of(row) for _, row in seeds.iterrows()]
+    relative, originals = first["metric"] in LOWER_IS_BETTER, seeds["original_score"].astype(float)
+    changes = list((seeds["score"].astype(float) - originals) * (100 / originals if relative else 1))
     text = mean_and_deviation(changes, 2 if relative else digits_of(first["metric"]), signed=True)
     return f"{text} %" if relative and present(changes) else text
 

@@ -139,7 +139,10 @@ _SUBSTITUTION_COLUMNS = (
     mean_column("Epoch", "epoch", 0),
     mean_column("Smallest λ", "smallest_hardness", 1),
     Column("Largest logit change", lambda seeds, notes: _unless_relu(seeds, largest(list(seeds["logit_change"])))),
-    Column("Unchanged predictions", lambda seeds, notes: _unchanged(seeds, notes)),
+    Column(
+        "Unchanged predictions",
+        lambda seeds, notes: _unless_relu(seeds, mean_and_deviation(list(seeds["unchanged"]), 4)),
+    ),
     *(SEEDS_COLUMN, _TRAINED),
 )
 
@@ -151,10 +154,6 @@ def _unless_relu(seeds: pd.DataFrame, cell: str) -> str:
 def _change(seeds: pd.DataFrame, notes: Notes) -> str:
     text = mean_and_deviation(list(seeds["relu"] - seeds["score"]), digits_of(seeds["metric"].iloc[0]), signed=True)
     return _unless_relu(seeds, text)
-
-
-def _unchanged(seeds: pd.DataFrame, notes: Notes) -> str:
-    return _unless_relu(seeds, mean_and_deviation(list(seeds["unchanged"]), 4))
 
 
 def _substitution_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
@@ -337,10 +336,6 @@ def _evaluated_on(runs: pd.DataFrame, notes: Notes) -> str:
     return f"{metric} on {either(runs['eval_samples'].map(count))} rows of {splits}"
 
 
-def _recipe(runs: pd.DataFrame, notes: Notes) -> str:
-    return either([_recipe_of(record.config) for record in runs["record"]])
-
-
 def _recipe_of(config: dict[str, Any]) -> str:
     parts = [f"{config['optim']}, learning rate {config['learning_rate']:g}"]
     if "weight_decay" in config:
@@ -451,7 +446,7 @@ TABLES: dict[str, TableSpec] = {
             Column("Training samples", lambda runs, notes: either(runs["train_samples"].map(count))),
             Column("Evaluated on", _evaluated_on),
             Column("Data read", lambda runs, notes: either([data_read(record) for record in runs["record"]])),
-            Column("Recipe", _recipe),
+            Column("Recipe", lambda runs, notes: either([_recipe_of(record.config) for record in runs["record"]])),
             Column("Machine", lambda runs, notes: either([machine_of(record.hardware) for record in runs["record"]])),
         ),
         notes=_basis_notes,

@@ -138,7 +138,7 @@ def markdown_sections(data: ReportData) -> str:
     """Every table that has rows, under the titles of the sections that have a table."""
     parts = []
     for section in SECTIONS.values():
-        tables = [build_table(name, ALL_TABLES[name], data) for name in section.tables]
+        tables = [build_table(ALL_TABLES[name], data) for name in section.tables]
         shown = [to_markdown(table, level=3) for table in tables if table.rows]
         parts += [f"## {section.title}", *filter(None, [section.text]), *shown] if shown else []
     return "\n\n".join(parts) + "\n"
@@ -146,7 +146,7 @@ def markdown_sections(data: ReportData) -> str:
 
 def page_tables(data: ReportData, keys: Sequence[str] = MAIN_TABLES) -> str:
     """Tables in Markdown, with their notes, those that have rows."""
-    tables = (build_table(key, ALL_TABLES[key], data) for key in keys)
+    tables = (build_table(ALL_TABLES[key], data) for key in keys)
     return "\n\n".join(to_markdown(table) for table in tables if table.rows)
 
 

@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 
 from hf_lgelu import LambdaGELUTrainingArguments
 from hf_lgelu.models.surgery import GRANULARITIES
@@ -200,16 +200,6 @@ def recipe(
         "metric_for_best_model": benchmark.metric,
         "greater_is_better": benchmark.greater_is_better,
     }
-
-
-def refuse_data_parallel(training: TrainingArguments) -> None:
-    """Raise ValueError where Trainer would train on several GPUs from one process, each with the whole batch."""
-    if training.n_gpu > 1:
-        raise ValueError(
-            f"{training.n_gpu} GPUs are visible to one process, where the training batch would be {training.n_gpu} "
-            f"times as large as is asked for. Use accelerate launch --num_processes {training.n_gpu}, or one GPU alone "
-            "with CUDA_VISIBLE_DEVICES=0"
-        )
 
 
 def model_options(run: RunArguments) -> ModelOptions:

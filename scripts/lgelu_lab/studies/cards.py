@@ -100,21 +100,28 @@ def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     if record.config.get("label_smoothing_factor"):  # Trainer smooths the labels of an evaluation too: no loss of these
         loss = relu_loss = None
     hub_id, evaluated_on, data_note = _data(record)
+    earlier = {"before training": record.initial_hardness}
+    if record.as_learned is not None:
+        earlier["as learned, before hardening"] = record.as_learned.hardness
+    seconds, ended = record.whole_seconds, f"ended on {plain(record.created[:10])}"
+    told = ended if seconds is None else f"took {seconds:,.0f} s, evaluation included, and {ended}"
+    provenance = f"The run {told}, {made_with(record.hardware, record.versions)}"
+    is_whole = record.config.get("max_eval_samples", "the earliest records do not say") is None
     return CardFacts(
         name=benchmark,
         hardness=saved.hardness,
         gates=dict.fromkeys(saved.hardness, record.config["activation"]),
         hardened=bool(record.config["harden"]),
-        earlier_hardness=_earlier_hardness(record),
+        earlier_hardness=earlier,
         trained_on=f"the benchmark {benchmark} of hf_lgelu",
-        training="\n\n".join((_recipe(record), data_note, _provenance(record))),
+        training="\n\n".join((_recipe(record), data_note, provenance)),
         scores=CardScores(
             metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=loss,
             relu_score=saved.relu_score, relu_loss=relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
             relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch,
             measured=f"Measured after the last epoch ({saved.epoch:g}), which is the one saved, on {evaluated_on} One "
             f"run with seed {record.config['seed']}.",
-            split=record.data["eval_split"] if _whole_split(record) else None,
+            split=record.data["eval_split"] if is_whole else None,
         ),
         dataset=hub_id,
         input_note=_input_note(record),
@@ -149,19 +156,6 @@ def write_committed_cards(source: str | os.PathLike, target: str | os.PathLike) 
     ]
 
 
-def _earlier_hardness(record: RunRecord) -> dict[str, Any]:
-    stages = {"before training": record.initial_hardness}
-    if record.as_learned is not None:
-        stages["as learned, before hardening"] = record.as_learned.hardness
-    return stages
-
-
-def _whole_split(record: RunRecord) -> bool:
-    """Whether the last evaluation saw all of the Hub's split; the earliest records do not say."""
-    config = record.config
-    return "max_eval_samples" in config and config["max_eval_samples"] is None
-
-
 def _data(record: RunRecord) -> tuple[str | None, str, str]:
     """(Hub id, what was evaluated on, how much of the data set the training and its evaluation saw), in Markdown."""
     data, config = record.data, record.config
@@ -183,13 +177,6 @@ def _data(record: RunRecord) -> tuple[str | None, str, str]:
         note += "." if remarks else "; no limit was set on either."
     evaluated_on = f"{data['eval_samples']:,} {of}, split {plain(data['eval_split'])}."
     return hub_id, evaluated_on, " ".join([note, *map(plain, remarks)])
-
-
-def _provenance(record: RunRecord) -> str:
-    """When, where and with what the network was trained."""
-    seconds, ended = record.whole_seconds, f"ended on {plain(record.created[:10])}"
-    told = ended if seconds is None else f"took {seconds:,.0f} s, evaluation included, and {ended}"
-    return f"The run {told}, {made_with(record.hardware, record.versions)}"
 
 
 def _what_was_read(record: RunRecord) -> tuple[str, str | None, list[str]]:

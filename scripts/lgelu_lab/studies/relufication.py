@@ -31,6 +31,7 @@ class RelufyCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: nn.Module, **kwargs: Any
     ) -> None:
+        args.switch_fraction, args.hardening_strategy = self.switch_fraction, self.strategy
         if not find_sites(model, _KINDS):
             raise ValueError(f"{type(model).__name__} has no activation of kind {', '.join(_KINDS)} to relufy")
         # A run resumed from behind the switch may have no epoch left to begin, and is evaluated and saved all the same.

@@ -47,7 +47,7 @@ from lgelu_lab.benchmarks.images import AugmentationCallback
 from lgelu_lab.benchmarks.metrics import row_scores
 from lgelu_lab.benchmarks.mlp import register_learnable_swish
 from lgelu_lab.benchmarks.table import check_benchmark
-from lgelu_lab.studies.arguments import RunArguments, data_options, model_options, refuse_data_parallel
+from lgelu_lab.studies.arguments import RunArguments, data_options, model_options
 from lgelu_lab.studies.checkout import software_versions
 from lgelu_lab.studies.clock import RunClock
 from lgelu_lab.studies.experiments import experiment_name
@@ -90,7 +90,9 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
         if training.resume_from_checkpoint is not None:
             training.resume_from_checkpoint = str(whole_checkpoint(training.resume_from_checkpoint, str(folder)))
         else:
-            _refuse_finished(folder)
+            for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
+                if (folder / name).exists():
+                    raise FileExistsError(f"{folder} holds {what} ({name}); remove it, or give another output folder")
         return train_and_record(run, training)
 
 
@@ -121,21 +123,15 @@ def train_and_record(
             write_record(_record(benchmark, run, trainer, data, initial_hardness, str(error)), training.output_dir)
         raise
     record = _record(benchmark, run, trainer, data, initial_hardness)
-    if is_majority(record, data) and trainer.is_world_process_zero():
+    is_accuracy = record.metric == "accuracy"
+    correct = round(record.last.score * len(data.eval)) if is_accuracy else None
+    if is_accuracy and correct == data.eval.labels.bincount().max().item() and trainer.is_world_process_zero():
         print(
             f"{record.name}: {record.metric} {record.last.score:.4f} is that of calling every sample the most frequent "
             "class: the network has learned nothing. Look at learning_rate, num_train_epochs and max_train_samples",
             file=sys.stderr,
         )
     return _save(record, run, trainer, type(model), data.processor)
-
-
-def is_majority(record: RunRecord, data: BenchmarkData) -> bool:
-    """Whether the last accuracy is the share of the most frequent class among the rows of the evaluation."""
-    if record.metric != "accuracy":
-        return False
-    largest = torch.bincount(data.eval.labels).max().item()
-    return round(record.last.score * len(data.eval)) == largest
 
 
 def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
@@ -165,11 +161,10 @@ def _build_trainer(
     training.require_lambda_gelu = run.activation in GATES
     callbacks: list[TrainerCallback] = [RunClock(), _RunGuard(run)]
     callbacks += [AugmentationCallback(data.train)] if hasattr(data.train, "set_epoch") else []
-    switch = {name: getattr(training, name) for name in ("switch_fraction", "hardening_strategy")}
-    if run.relufication:  # which LambdaGELUTrainer does not know of, so that it would call these idle
-        callbacks.append(RelufyCallback(*switch.values()))
-        for name in switch:
-            setattr(training, name, getattr(LambdaGELUTrainingArguments, name))
+    if run.relufication:  # LambdaGELUTrainer would call the options idle: the callback puts them back
+        callbacks.insert(0, RelufyCallback(training.switch_fraction, training.hardening_strategy))
+        training.switch_fraction = LambdaGELUTrainingArguments.switch_fraction
+        training.hardening_strategy = LambdaGELUTrainingArguments.hardening_strategy
     options = benchmark.trainer_options(data)
     if benchmark.keeps_rows:
         options["compute_metrics"] = RowKeeper(benchmark.compute_metrics)
@@ -182,8 +177,6 @@ def _build_trainer(
         optimizer_cls_and_kwargs=timm_optimizer(run, training),
         callbacks=callbacks,
     )
-    for name, value in switch.items():
-        setattr(training, name, value)
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
@@ -212,26 +205,18 @@ def _save(
         trainer.save_model()
     if trainer.is_world_process_zero():
         if run.save_final_model:
-            _save_relu(model_class, processor, folder, hardened=trainer.args.harden)
+            shutil.rmtree(folder / RELU_FOLDER, ignore_errors=True)  # of an earlier try
+            if trainer.args.harden:
+                # Not the trained module: under FSDP this process holds a part of it alone.
+                model = from_pretrained(model_class, folder, use_safetensors=True)
+                substitute_relu(model)
+                save_checkpoint(model, folder / RELU_FOLDER, processor)
             record = replace(record, weights=weight_digests(folder))
         sweep(folder / RECORD_FILE)
         write_record(record, folder)
-        (folder / FAILED_FILE).unlink(missing_ok=True)  # of an earlier try
+        (folder / FAILED_FILE).unlink(missing_ok=True)  # likewise
     trainer.accelerator.wait_for_everyone()
     return record
-
-
-def _save_relu(model_class: type[PreTrainedModel], processor: Any, folder: Path, *, hardened: bool) -> None:
-    """The ReLU network of a hardened model, with its tokenizer or image processor, to `folder`/relu.
-
-    None is left there by a run that hardened nothing.
-    """
-    shutil.rmtree(folder / RELU_FOLDER, ignore_errors=True)
-    if hardened:
-        # Not the trained module: under FSDP this process holds a part of it alone.
-        model = from_pretrained(model_class, folder, use_safetensors=True)
-        substitute_relu(model)
-        save_checkpoint(model, folder / RELU_FOLDER, processor)
 
 
 class RowKeeper:
@@ -304,7 +289,12 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
         raise ValueError(f"only {', '.join(GATES)} harden, got activation {run.activation!r} with harden=True")
     if run.timm_optimizer is not None:
         require("timm", "timm")
-    refuse_data_parallel(training)
+    if training.n_gpu > 1:  # Trainer would train on them from one process, each with the whole batch
+        raise ValueError(
+            f"{training.n_gpu} GPUs are visible to one process, where the training batch would be {training.n_gpu} "
+            f"times as large as is asked for. Use accelerate launch --num_processes {training.n_gpu}, or one GPU alone "
+            "with CUDA_VISIBLE_DEVICES=0"
+        )
     if training.dataloader_persistent_workers:
         raise ValueError(
             "dataloader_persistent_workers keeps the rows that its workers began with: every epoch would have the "
@@ -330,12 +320,6 @@ def _keep_settings(run: RunArguments, training: LambdaGELUTrainingArguments, dat
         require_same_run(checkpoint, settings, data.origin)
     if training.should_save and training.save_strategy != "no":
         write_settings(Path(training.output_dir), settings, data.origin)
-
-
-def _refuse_finished(folder: Path) -> None:
-    for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
-        if (folder / name).exists():
-            raise FileExistsError(f"{folder} holds {what} ({name}); remove it, or give another output folder")
 
 
 def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
@@ -365,11 +349,17 @@ def _record(
             f"training ended after {trainer.state.global_step} steps without an evaluation, so there is nothing to "
             "record; look at num_train_epochs, max_steps, eval_strategy, eval_steps and eval_delay"
         )
+    keeper = trainer.compute_metrics
+    keeps_rows = isinstance(keeper, RowKeeper) and keeper.kept and evaluations
+    config, state = run_config(run, trainer.args, processes), trainer.state
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+        best = [entry["epoch"] for entry in state.log_history if entry.get("step") == state.best_global_step]
+        config["saved_epoch"] = best[-1]
     return RunRecord(
         name=trainer.args.run_name or run_name(run, trainer.args),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seconds=round(clock.seconds, 3),
-        config={**run_config(run, trainer.args, processes), **_brought_back(trainer)},
+        config=config,
         data={
             "train_samples": len(data.train),
             "eval_samples": len(data.eval),
@@ -389,17 +379,8 @@ def _record(
         versions=software_versions(),
         hardware=hardware(processes),
         failure=failure,
-        rows=_rows(trainer, evaluations),
+        rows=keeper.last("eval_relu_loss" in evaluations[-1]) if keeps_rows else {},
     )
-
-
-def _brought_back(trainer: LambdaGELUTrainer) -> dict[str, float]:
-    """Which epoch's weights load_best_model_at_end brought back; nothing where the trainer holds the last's."""
-    state = trainer.state
-    if not trainer.args.load_best_model_at_end or state.best_model_checkpoint is None:
-        return {}
-    found = [entry["epoch"] for entry in state.log_history if entry.get("step") == state.best_global_step]
-    return {"saved_epoch": found[-1]}
 
 
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
@@ -445,8 +426,3 @@ def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRec
         relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
         hardness={site: entry[key] for site, key in keys.items() if key in entry},
     )
-
-
-def _rows(trainer: LambdaGELUTrainer, evaluations: list[dict[str, Any]]) -> dict[str, list[float]]:
-    keeper = trainer.compute_metrics
-    return keeper.last("eval_relu_loss" in evaluations[-1]) if isinstance(keeper, RowKeeper) and keeper.kept else {}

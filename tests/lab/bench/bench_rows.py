@@ -11,6 +11,6 @@ def bench_into(path, *, threads=1, provenance=PROVENANCE):
 
 
 def measured(path, *, names=("relu",), hardness=(2.0,), modes=("forward", "both"), size="64", **bench):
-    chosen = providers.check_providers(list(names))
+    chosen = [providers.PROVIDERS[name] for name in (providers.REFERENCE, *names)]
     where = bench_into(path, **bench)
     return list(measure.measure_operation(size, "float32", chosen, list(hardness), list(modes), where))

@@ -2,7 +2,6 @@
 
 import csv
 
-import pytest
 from bench_rows import measured
 from lgelu_lab.kernel_bench import results
 
@@ -26,10 +25,6 @@ def test_rows_have_all_columns_and_a_rerun_measures_nothing(tmp_path):
         "2",
     )
     assert (relu["saved_bytes_per_element"], relu["peak_bytes"], relu["peak_ratio"]) == ("4", "512", "1")
-    moved = 5 * 64 * 4
-    assert float(relu["gigabytes_per_second"]) == pytest.approx(
-        moved / float(relu["milliseconds_median"]) / 1e6, rel=1e-4
-    )
     assert [cells["ratio_median"] for cells in written if cells["provider"] == "gelu"] == ["1", "1"]
     assert measured(path) == []
     assert path.read_text(encoding="utf-8").count("\n") == 5

@@ -61,10 +61,7 @@ def test_limits_count_blocks_of_a_seeded_choice(copy):
     ("splits", "message"),
     [
         ({"train": texts(LINES)}, "has no split or column 'validation'; it has {'train'"),
-        (
-            {"train": texts(LINES), "validation": texts(["ab"])},
-            "split 'validation' of wikitext2: a text of 2 tokens has no block of context_length 8",
-        ),
+        ({"train": texts(LINES), "validation": texts(["ab"])}, "a text of 2 tokens has no block of context_length 8"),
     ],
 )
 def test_data_that_do_not_do_are_told(write_splits, splits, message):

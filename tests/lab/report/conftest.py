@@ -53,7 +53,7 @@ def table_of(data_of):
     """A table by its key, from records and measurements, its rows as lists."""
 
     def build(key, records=(), measurements=(), **options):
-        table = build_table(key, ALL_TABLES[key], data_of(records, measurements, **options))
+        table = build_table(ALL_TABLES[key], data_of(records, measurements, **options))
         return dataclasses.replace(table, rows=[list(row) for row in table.rows])
 
     return build

@@ -59,7 +59,7 @@ README.md,in {118} s,time.csv ? case=a > seconds
 def pages(record_of, data_of, tmp_path, monkeypatch):
     """A folder whose page has a table and two numbers as the records have them; and the report's data."""
     data, tables = data_of([record_of(), record_of(activation="relu")]), {"profiles": ALL_TABLES["profiles"]}
-    table = build_table("profiles", tables["profiles"], data)
+    table = build_table(tables["profiles"], data)
     text = f"GELU reaches 0.9000 in 118 s.\n\n{START}{END}\n"
     (tmp_path / "README.md").write_text(put_results(text, to_markdown(table)), "utf-8")
     (tmp_path / "time.csv").write_text("case,seconds\na,117.6\nb,3\n")

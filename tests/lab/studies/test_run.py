@@ -130,7 +130,7 @@ def test_the_command_line_takes_the_recipe_and_every_option_wins_over_it(benchma
     line = ["--benchmark", benchmark.name, "--output_dir", str(tmp_path)]
     run, training = parse_command_line(line)
     assert training.learning_rate == benchmark.defaults["learning_rate"]
-    assert training.per_device_train_batch_size == benchmark.train_batch_size
+    assert training.per_device_train_batch_size == benchmark.defaults["per_device_train_batch_size"]
     assert run.init_hardness == benchmark.init_hardness
     _, training = parse_command_line([*line, "--learning_rate", "0.125", "--harden", "--seed", "9"])
     assert (training.learning_rate, training.harden, training.seed) == (0.125, True, 9)
@@ -139,7 +139,7 @@ def test_the_command_line_takes_the_recipe_and_every_option_wins_over_it(benchma
 def test_the_batch_of_the_recipe_is_divided_over_processes(monkeypatch):
     benchmark = BENCHMARKS["mlp-digits"]
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert recipe(benchmark)["per_device_train_batch_size"] * 2 == benchmark.train_batch_size
+    assert recipe(benchmark)["per_device_train_batch_size"] * 2 == benchmark.defaults["per_device_train_batch_size"]
     monkeypatch.setenv("WORLD_SIZE", "7")
     with pytest.raises(ValueError, match="does not divide over 7 processes"):
         recipe(benchmark)
