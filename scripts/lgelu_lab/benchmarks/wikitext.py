@@ -12,7 +12,6 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     GPT2LMHeadModel,
-    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
@@ -71,17 +70,11 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
 
     A run is selected on the validation split. The limits on samples count blocks.
 
-    Raises ValueError for missing, empty or too short data;
-    RuntimeError if the Hub, or the checkpoint, cannot be reached.
+    Raises ValueError for missing, empty or too short data; RuntimeError where the Hub or the checkpoint is not reached.
     """
     options, model = options or DataOptions(), model or ModelOptions()
     found = load_splits(
-        FOLDERS,
-        HUB_ID,
-        options.data_dir,
-        splits=("train", "validation"),
-        columns=(COLUMN,),
-        hub_config=HUB_CONFIG,
+        FOLDERS, HUB_ID, options.data_dir, splits=("train", "validation"), columns=(COLUMN,), hub_config=HUB_CONFIG
     )
     lines = {split: rows[COLUMN][:] for split, rows in found.splits.items()}
     context_length = model.context_length or CONTEXT_LENGTH
@@ -89,7 +82,10 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         tokenizer = train_tokenizer(lines["train"], model.vocabulary_size or VOCABULARY_SIZE, context_length)
     else:
         tokenizer = AutoTokenizer.from_pretrained(model.pretrained)
-    blocks = {split: _blocks(text, tokenizer, context_length) for split, text in lines.items()}
+    blocks = {}
+    for split, texts in lines.items():  # quiet: the text is longer than any context, and is cut here
+        encoded = tokenizer("".join(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        blocks[split] = TokenBlocks.cut(torch.tensor(encoded["input_ids"], dtype=torch.int64), context_length)
     train, evaluated = choose_rows(len(blocks["train"]), len(blocks["validation"]), options)
     return BenchmarkData(
         train=blocks["train"].take(train),
@@ -99,12 +95,6 @@ def load_wikitext2(options: DataOptions | None = None, model: ModelOptions | Non
         processor=tokenizer,
         origin=found.origin,
     )
-
-
-def _blocks(lines: list[str], tokenizer: PreTrainedTokenizerBase, context_length: int) -> TokenBlocks:
-    # Quiet: the text is longer than any context, and is cut here.
-    encoded = tokenizer("".join(lines), add_special_tokens=False, return_attention_mask=False, verbose=False)
-    return TokenBlocks.cut(torch.tensor(encoded["input_ids"], dtype=torch.int64), context_length)
 
 
 def build_gpt2(activation: str, data: BenchmarkData, options: ModelOptions) -> GPT2LMHeadModel:

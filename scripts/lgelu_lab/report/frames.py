@@ -144,7 +144,7 @@ def _run_row(record: RunRecord) -> dict:
         "temperature": config.get("temperature"),
         "multiplier": config.get("hardness_lr_multiplier"),
         "hardens": bool(config["harden"]),
-        "relufied": is_relufied(record),
+        "relufied": bool(config.get("relufication")),
         "metric": record.metric,
         "greater_is_better": record.greater_is_better,
         "train_samples": record.data["train_samples"],
@@ -278,7 +278,7 @@ def configuration_label(record: RunRecord) -> str:
     """
     config = record.config
     name = _ACTIVATION_LABELS.get(config["activation"], config["activation"])
-    if is_relufied(record):
+    if config.get("relufication"):
         return f"{name} → ReLU at {config.get('switch_fraction', 0.25):.0%}, trained on"
     gate = config["activation"]
     if gate not in _GATE_LABELS:
@@ -296,7 +296,11 @@ def configuration_label(record: RunRecord) -> str:
 def configuration_key(record: RunRecord) -> str:
     """The same as in a run's folder name, without the seed: "lambda_gelu-uniform-hardened"."""
     config = record.config
-    named = {"activation": config["activation"], "harden": config["harden"], "relufication": is_relufied(record)}
+    named = {
+        "activation": config["activation"],
+        "harden": config["harden"],
+        "relufication": bool(config.get("relufication")),
+    }
     named |= _options(record)
     if config["activation"].startswith("lambda_"):
         named["init_mode"] = config["init_mode"]
@@ -307,11 +311,6 @@ def _options(record: RunRecord) -> dict[str, str | None]:
     """What the options of the gates were; a record says in a key of its own that targets were measured."""
     chosen = {option: record.config.get(option) for option, _ in GATE_OPTIONS}
     return chosen | {"target_hardness": "measured" if record.config.get("measured_targets") else None}
-
-
-def is_relufied(record: RunRecord) -> bool:
-    """Whether ReLU was swapped in for the smooth gate in the middle of training (the rival of hardening)."""
-    return bool(record.config.get("relufication"))
 
 
 def seed_count(seeds: Iterable[int]) -> str:
@@ -333,7 +332,7 @@ def hardness_path(record: RunRecord) -> pd.DataFrame:
 def _rank(record: RunRecord, label: str) -> int:
     base = label.removesuffix(", hardened")
     place = _ORDER.index(base) if base in _ORDER else len(_ORDER)
-    return place + 100 * bool(record.config["harden"]) + 200 * is_relufied(record)
+    return place + 100 * bool(record.config["harden"]) + 200 * bool(record.config.get("relufication"))
 
 
 def _places(names: pd.Series, order: Sequence[str]) -> pd.Series:
