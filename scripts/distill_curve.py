@@ -82,7 +82,8 @@ def _measure(arguments: CurveArguments) -> None:
     folds = deal_folds(data, model=measured.model)
     most = samples_at_once(measured.model, folds.together[-1].load())
     a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.together)
-    kinds = {"text": "sampled" if arguments.sampled else "docstrings", "moved": "few" if arguments.few else "all"}
+    more = "sampled" if arguments.sampled else "docstrings" if measured.network.corpus.label is None else "none"
+    kinds = {"text": more, "moved": "few" if arguments.few else "all"}
     for tokens in (0, *arguments.tokens):
         asked = {"tokens": tokens, "unique_tokens": folds.rows, **kinds}
         if asked in rows:
