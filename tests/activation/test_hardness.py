@@ -10,12 +10,10 @@ from oracle import exact_hardness, exact_value
 
 from hf_lgelu.activation.hardness import (
     DEFAULT_TOLERANCE,
-    INIT_MODES,
     check_init_hardness,
     check_temperature,
     hardness_for_tolerance,
     hardness_from_raw,
-    init_profile,
     raw_from_hardness,
     swap_error_bound,
 )
@@ -78,19 +76,6 @@ def test_swap_error_bound_holds_and_is_attained(hardness):
     assert 0.9999 * bound < max(errors) <= bound
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 12])
-@pytest.mark.parametrize("mode", INIT_MODES)
-def test_init_profile(mode, count):
-    low, high = 1.0067, 2.0
-    steps = [i / max(count - 1, 1) for i in range(count)]
-    wanted = {
-        "uniform": [low] * count,
-        "increasing": [low + (high - low) * step for step in steps],
-        "decreasing": [high - (high - low) * step for step in steps],
-    }[mode]
-    assert init_profile(mode, count, low, high) == pytest.approx(wanted, rel=1e-15)
-
-
 REFUSED = {
     "temperature": (
         [check_temperature, lambda t: raw_from_hardness(2.0, t)],
@@ -99,8 +84,6 @@ REFUSED = {
     "learnable hardness": ([check_init_hardness, raw_from_hardness], [1, 0.5, -2.0, math.nan, math.inf, 1e39]),
     "tolerance": ([hardness_for_tolerance], [0.0, -1.0, 0.8, math.nan, math.inf, 5e-324]),
     "hardness must be at least 1": ([swap_error_bound], [0.999, 0.0, -1.0, math.nan]),
-    "init mode": ([lambda mode: init_profile(mode, 2, 1.1, 2.0)], ["rising"]),
-    "init_hardness must not exceed high_hardness": ([lambda low: init_profile("increasing", 2, low, 1.1)], [2.0]),
 }
 
 

@@ -131,6 +131,11 @@ def equalized(model):
     return model
 
 
+def converted(model):
+    data = {"input_ids": torch.randint(20, (40, 6), generator=torch.Generator().manual_seed(0))}
+    return hf_lgelu.convert_to_relu(model, data).model
+
+
 def changed(model, operate, **options):
     operate(model, **options)
     return model
@@ -144,8 +149,9 @@ def changed(model, operate, **options):
         ("lambda_gelu", partial(changed, operate=substitute_relu)),
         ("lambda_gelu", partial(changed, operate=hf_lgelu.absorb_hardness, inputs=INPUTS)),
         ("relu", equalized),
+        ("gelu", converted),
     ],
-    ids=["gates", "swap", "substituted", "absorbed", "equalized"],
+    ids=["gates", "swap", "substituted", "absorbed", "equalized", "converted"],
 )
 def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(activation, operate, tmp_path):
     """Loaded by that name it would sit on another network, and nothing would say so."""

@@ -10,8 +10,6 @@ from transformers import (
     GemmaConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
     TimmWrapperConfig,
 )
 from transformers.activations import ACT2FN
@@ -132,17 +130,6 @@ def test_a_key_whose_name_a_module_looks_up_when_it_runs_is_none(tmp_path):
     loaded = from_pretrained(LookedUp, tmp_path).eval()
     assert (loaded.activation, len(find_sites(loaded, ("lambda_gelu",)))) == ("gelu", 3)
     assert torch.equal(loaded(x), model(x))
-
-
-def test_the_convolution_of_qwen3_next_is_not_changed_by_the_key_of_its_gates():
-    config = Qwen3NextConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, linear_key_head_dim=8, linear_value_head_dim=8, linear_num_key_heads=1,
-        linear_num_value_heads=2, mlp_only_layers=[0, 1], layer_types=["linear_attention", "full_attention"],
-    )  # fmt: skip
-    model = Qwen3NextForCausalLM(config)
-    with pytest.raises(UnsupportedConfigError, match=r"model\.layers\.0\.linear_attn\.activation would name another"):
-        plan(model, "relu")
 
 
 def test_a_key_that_reaches_too_much_is_not_chosen():

@@ -83,7 +83,7 @@ _IMAGES = {family.name for family in ALL if "input_ids" not in family.inputs()}
 
 def called(family: Family | TimmFamily) -> int:
     """Gates that the family's code calls as functions, which no config can say."""
-    return family.smooth.get("GELUActivation gelu", 0)
+    return sum(count for name, count in family.smooth.items() if name.endswith(" gelu"))
 
 
 def _folder(family: Family | TimmFamily, root: Path) -> Path:

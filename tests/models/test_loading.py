@@ -120,28 +120,11 @@ def test_a_lost_weight_is_still_reported(tmp_path, host_log):
     assert "MISSING" in host_log.text
 
 
-def without_hardness(folder):
-    """A λ-GELU checkpoint as it is saved while ReLU is in its place: the config still says λ-GELU."""
-    model = learn(BERT.build("lambda_gelu"))
-    with TemporaryRelu(model).applied():
-        model.save_pretrained(folder)
-
-
-def test_a_checkpoint_that_lacks_the_hardness_that_its_config_names_is_reported(tmp_path, host_log, caplog):
-    without_hardness(tmp_path)
-    _, info = BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
-    assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
-    assert "MISSING" in host_log.text
-    with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
-        load_checkpoint(tmp_path)
-
-
-def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_reported(tmp_path, caplog):
+@pytest.mark.parametrize("granularity", ["layer", "channel"])
+def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granularity, tmp_path, host_log, caplog):
+    """Those that the config names, and those that its record describes."""
     model = BERT.build()
-    replace_activations(model, granularity="channel", inputs=BERT.inputs())
-    with TemporaryRelu(model).applied(), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
-        model.save_pretrained(tmp_path)
+    replace_activations(model, granularity=granularity, inputs=BERT.inputs())
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     of_gates = ("raw_hardness", "temperature", "hardness_override")
@@ -151,8 +134,16 @@ def test_a_checkpoint_that_lacks_the_hardness_that_its_record_describes_is_repor
     _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
     assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
     assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
+    assert "MISSING" in host_log.text
     with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
         load_checkpoint(tmp_path)
+
+
+def test_gates_that_a_record_describes_are_not_saved_while_relu_is_in_their_place(tmp_path):
+    model = BERT.build()
+    replace_activations(model, granularity="channel", inputs=BERT.inputs())
+    with TemporaryRelu(model).applied(), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
+        model.save_pretrained(tmp_path)
 
 
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):

@@ -215,41 +215,6 @@ def test_substitution_forgets_the_record_and_plain_loading_works(tmp_path):
     assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
 
 
-class EncoderConfig(transformers.PreTrainedConfig):
-    """Of a layer of torch's, which says its activation itself."""
-
-    model_type = "torchs_encoder"
-
-
-class Encoder(transformers.PreTrainedModel):
-    """In eval mode the layer runs a fused kernel that never looks at its activation, if it was built with GELU."""
-
-    config_class = EncoderConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True)
-        self.post_init()
-
-    def _init_weights(self, module):
-        pass
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def test_torchs_encoder_layer_runs_the_gates_that_are_put_back(tmp_path):
-    model, x = Encoder(EncoderConfig()).eval(), torch.randn(2, 3, 8)
-    replace_activations(model, granularity="channel", inputs=x, init_hardness=9.0)
-    model.save_pretrained(tmp_path)
-    loaded = from_pretrained(Encoder, tmp_path).eval()
-    with torch.no_grad():
-        expected = model(x)
-        torch.testing.assert_close(loaded(x), expected)
-        loaded.layer.activation = nn.GELU()
-        assert not torch.allclose(loaded(x), expected, rtol=0, atol=1e-3)
-
-
 @pytest.fixture
 def composite():
     """An encoder-decoder whose encoder had surgery on its own, so that the record is in a sub-config."""
@@ -351,3 +316,23 @@ def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness
     assert len({str(values) for values in raw_values(model).values()}) == 2
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
+
+
+class Encoder(SharedAct):
+    """In eval mode torch's layer runs a fused kernel that never looks at its activation, if it was built with GELU."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.net = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True)
+
+
+def test_torchs_encoder_layer_runs_the_gates_that_are_put_back(tmp_path):
+    model, x = Encoder(SharedActConfig()).eval(), torch.randn(2, 3, 8)
+    replace_activations(model, granularity="channel", inputs=x, init_hardness=9.0)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(Encoder, tmp_path).eval()
+    with torch.no_grad():
+        expected = model(x)
+        torch.testing.assert_close(loaded(x), expected)
+        loaded.net.activation = nn.GELU()
+        assert not torch.allclose(loaded(x), expected, rtol=0, atol=1e-3)

@@ -24,36 +24,6 @@ from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
 
 
-class Convolution(nn.Module):
-    def __init__(self, channels: int, out: int, stride: int, act_layer: type) -> None:
-        super().__init__()
-        self.conv, self.bn = nn.Conv2d(channels, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out)
-        self.act = act_layer()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.act(self.bn(self.conv(x)))
-
-
-class DetectorShaped(nn.Module):
-    """As YOLO's: convolutions with SiLU, a block that splits, adds and joins, and one output map of boxes a scale."""
-
-    def __init__(self, act_layer: type) -> None:
-        super().__init__()
-        self.stem, self.down = Convolution(3, 8, 2, act_layer), Convolution(8, 16, 2, act_layer)
-        self.inner = nn.ModuleList(Convolution(8, 8, 1, act_layer) for _ in range(2))
-        self.join, self.up = Convolution(24, 16, 1, act_layer), nn.Upsample(scale_factor=2)
-        self.neck = Convolution(24, 8, 1, act_layer)
-        self.heads = nn.ModuleList((nn.Conv2d(16, 7, 1), nn.Conv2d(8, 7, 1)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        fine = self.stem(x)
-        first, second = self.down(fine).chunk(2, 1)
-        third = second + self.inner[1](self.inner[0](second))
-        coarse = self.join(torch.cat([first, second, third], 1))
-        neck = self.neck(torch.cat([self.up(coarse), fine], 1))
-        return torch.cat([self.heads[0](coarse).flatten(2), self.heads[1](neck).flatten(2)], 2)
-
-
 @dataclass(frozen=True)
 class SelfGated:
     """`build` makes the network with the activation of a name (or a class), `own`'s λ = 1 form being `gate`."""
@@ -89,7 +59,6 @@ LANGUAGE = {
 NETWORKS = {
     **LANGUAGE,
     "efficientnet": of_images(of_timm("test_efficientnet"), 11),
-    "detector": of_images(DetectorShaped, 6),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 

@@ -7,7 +7,7 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT
 
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card, stated_licence
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, stated_licence
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.convert import convert_to_relu
@@ -74,19 +74,6 @@ def test_a_token_is_not_shown():
     leaking = dataclasses.replace(PROVENANCE, data=f"https://user:hf_{'abcde' * 7}@host/texts")
     with pytest.raises(ValueError, match="access token"):
         card_of(provenance=leaking)
-
-
-def test_the_code_on_the_card_loads_the_folder(tmp_path, monkeypatch):
-    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=4, num_hidden_layers=2, hidden_act="relu"))
-    model.save_pretrained(tmp_path)
-    path = save_card(render_conversion_card(REPORT, PROVENANCE, facts_of_folder(tmp_path)), tmp_path)
-    assert path == tmp_path / "README.md"
-    code = path.read_text().split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    found = {}
-    exec(code, found)
-    rows = torch.randn(6, 5)
-    torch.testing.assert_close(found["model"](rows), model(rows).logits)
 
 
 @pytest.mark.parametrize("target", ["relu", "relu6", "relu2", "leaky_relu:0.1"])

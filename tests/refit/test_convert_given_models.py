@@ -59,20 +59,6 @@ def test_what_is_merged_converts_and_comes_back(tmp_path):
     assert report.held_out.refitted.kl < report.held_out.direct.kl
 
 
-@pytest.mark.parametrize(
-    "effort", [{}, pytest.param({"effort": "place", "width": 1.5}, marks=pytest.mark.slow)], ids=["refit", "wider"]
-)
-def test_an_adapter_trained_on_the_result_does_not_name_the_original_as_its_base(effort, tmp_path):
-    """Loaded by that name it would sit on the smooth network, and nothing would say so."""
-    llama(layers=1).save_pretrained(tmp_path / "smooth")
-    model = LlamaForCausalLM.from_pretrained(tmp_path / "smooth")
-    converted, _ = convert_with(model, tokens(), **effort)
-    adapted = peft.get_peft_model(converted, peft.LoraConfig(r=2, target_modules=["q_proj"]))
-    adapted.save_pretrained(tmp_path / "adapter")
-    assert peft.PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path is None
-    assert model.name_or_path == model.config.name_or_path == str(tmp_path / "smooth")
-
-
 class Subclass(torch.Tensor):
     """A tensor that says float32 and is not, as torchao's are."""
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.refit.folds import SecondSet, deal_folds, evenly
+from hf_lgelu.refit.folds import SecondSet, deal_folds
 
 
 def features(count, width=3, seed=0):
@@ -183,9 +183,3 @@ def test_what_is_given_twice_is_counted_among_pictures_of_several_sizes():
     )
     assert sum(map(len, second)) == 9
     assert second.repeated() == 5
-
-
-def test_some_batches_are_of_all_lengths():
-    """Sequences come with the short ones first."""
-    assert evenly(list(range(160)), 16) == list(range(5, 160, 10))
-    assert evenly(list(range(3)), 16) == [0, 1, 2]
