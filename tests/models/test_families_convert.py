@@ -27,6 +27,7 @@ HERE = Path(__file__).parent
 UNFIT = {
     "bert": {"bert.embeddings.word_embeddings.weight"},
     "distilbert": {"distilbert.embeddings.word_embeddings.weight"},
+    "roberta": {"roberta.embeddings.word_embeddings.weight"},
     "modernbert": {"model.embeddings.tok_embeddings.weight"},
     "mixtral": {f"grouped_mm_fallback in model.layers.{layer}.mlp.experts" for layer in range(2)},
 }
