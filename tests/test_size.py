@@ -19,24 +19,24 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (21_131, 18_500),
-    "package: modules": (106, 110),
-    "refit: lines": (6_099, 5_600),
-    "refit: modules": (27, 28),
-    "package: raise statements": (335, 330),
+    "package: lines": (20_903, 18_500),
+    "package: modules": (105, 110),
+    "refit: lines": (5_840, 5_600),
+    "refit: modules": (25, 28),
+    "package: raise statements": (323, 330),
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (10_520, 10_500),
-    "tests: lines": (30_920, 30_000),
+    "scripts: lines": (10_500, 10_500),
+    "tests: lines": (30_480, 30_000),
     "pages without api and changelog: words": (11_990, 12_000),
-    "README: words": (1_200, 1_200),
+    "README: words": (1_198, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (36, 32),
-    "hf-lgelu convert": (49, 48),
-    "a training of four hardened epochs": (26, 24),
-    "export_relu": (27, 18),
-    "from_pretrained": (7, 12),
+    "convert_to_relu": (33, 32),
+    "hf-lgelu convert": (47, 48),
+    "a training of four hardened epochs": (24, 24),
+    "export_relu": (24, 18),
+    "from_pretrained": (6, 12),
 }
 
 
