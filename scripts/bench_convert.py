@@ -73,18 +73,8 @@ CASES: dict[str, Case] = {
 }
 _KEY = ("case", "threads")
 TIME_COLUMNS = (
-    "case",
-    "units",
-    "rows",
-    "width",
-    "threads",
-    "seconds",
-    "peak_gib",
-    "outcome",
-    "cpu",
-    "torch",
-    "hf_lgelu",
-)
+    "case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu",
+)  # fmt: skip
 """Of the rows of `measure_here`."""
 
 
