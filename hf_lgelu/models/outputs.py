@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -215,8 +216,8 @@ def are_probabilities(output: Tensor) -> bool:
     """Whether an output (..., classes) comes from softmax or a sigmoid; another softmax would make it near uniform."""
     if not has_classes(output) or not output.numel():
         return False
-    first = output.flatten(0, -2)[0]  # of scores one row is enough to tell, however many there are
-    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in (first, output)):
+    least, most = output.aminmax()
+    if not (least >= 0 and most <= 1):
         return False
     add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
     return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
@@ -345,7 +346,7 @@ class OutputComparison:
             change, finite = difference(found, wanted), wanted.nan_to_num(0.0, 0.0, 0.0)
             self.rows += len(owners)
             self._unchanged += int(same_classes(wanted, found).sum())
-            self.largest_change = _larger(self.largest_change, change.abs().max().item())
+            self.largest_change = float(np.maximum(self.largest_change, change.abs().max().item()))
             self.largest_output = max(self.largest_output, finite.abs().max().item())
             self._squares += finite.square().sum().item()
             self._add_columns(len(owners), finite.sum(0).cpu())
@@ -365,7 +366,7 @@ class OutputComparison:
         """Add what another comparison holds: of the same networks in another process, or of another output."""
         for sums in ("rows", "_unchanged", "_rows_of_scores", "_squares", "_kls", "_errors", "_cosines", "_vectors"):
             setattr(self, sums, getattr(self, sums) + getattr(other, sums))
-        self.largest_change = _larger(self.largest_change, other.largest_change)
+        self.largest_change = float(np.maximum(self.largest_change, other.largest_change))  # with NaN, not as max
         self.largest_output = max(self.largest_output, other.largest_output)
         for count, total in other._columns.values():
             self._add_columns(count, total)
@@ -444,10 +445,6 @@ def _vectors(output: Tensor, counted: Tensor | None) -> Tensor:
     return torch.stack(means) if means else torch.empty(0, output.shape[-1])
 
 
-def _larger(one: float, other: float) -> float:
-    return math.nan if math.isnan(one) or math.isnan(other) else max(one, other)  # max keeps what it has before a NaN
-
-
 def difference(output: Tensor, other: Tensor) -> Tensor:
     """`output - other`, with 0 where both are the same infinity, which models give for impossible classes."""
     return torch.where(output == other, 0.0, output - other)
@@ -467,39 +464,31 @@ def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
-    """The change from the first output of `model` to that of `other` (`outputs_of`).
+    """The change from the first output of `model` that counts to that of `other`.
 
-    Raises RuntimeError for outputs of different shapes or none, and ValueError for empty ones or NaN of `model`.
+    Raises ValueError for outputs of different shapes, none or empty ones, and for NaN of `model`.
     """
-    before, after = (predicted_outputs(run_example(network, inputs)) for network in (model, other))
-    shapes = [[tuple(tensor.shape) for tensor in given.values()] for given in (before, after)]
-    if not all(shapes) or shapes[0][0] != shapes[1][0]:
-        raise RuntimeError(
-            "the models' first floating-point outputs must have one shape to be compared; the shapes of all are "
-            f"{shapes[0]} and {shapes[1]}"
+    before, after = (compared_outputs(network, inputs) for network in (model, other))
+    first, second = (next(iter(found.tensors.values())).cpu() for found in (before, after))
+    if first.shape != second.shape:
+        raise ValueError(
+            f"the first outputs of the models, {tuple(first.shape)} and {tuple(second.shape)}, must have one shape to "
+            "be compared"
         )
-    name, given = next(iter(before.items()))
-    first, second = (classes_last(next(iter(found.values())).cpu()) for found in (before, after))
     if not first.numel():
         raise ValueError(f"the outputs on the example inputs, of shape {tuple(first.shape)}, are empty; give a row")
     if first.isnan().any():
         raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
-    are_vectors = are_embeddings(model, name, given)
-    mask = inputs.get("attention_mask") if are_vectors and isinstance(inputs, Mapping) else None
+    mask = inputs.get("attention_mask") if before.are_embeddings and isinstance(inputs, Mapping) else None
     counted = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == first.shape[:-1] else None
-    return OutputComparison().add(first, second, counted, are_embeddings=are_vectors).change
+    return OutputComparison().add(first, second, counted, are_embeddings=before.are_embeddings).change
 
 
 def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    """The floating-point tensors that a model gives in eval mode, without the loss; first those that the task reads."""
-    return list(predicted_outputs(run_example(model, inputs)).values())
-
-
-def predicted_outputs(output: Any) -> dict[str, Tensor]:
-    """The same tensors by name, of an output at hand; first those that the task reads."""
-    found = {name: tensor for name, tensor in _floating(output).items() if not _is_in(name, "loss")}
-    found = {name: tensor for name, tensor in found.items() if tensor.ndim > 0} or found
-    return {name: found[name] for name in (*task_outputs(output), *found) if name in found}
+    """The floating-point tensors that a model gives in eval mode, without the loss."""
+    found = _floating(run_example(model, inputs))
+    kept = [tensor for name, tensor in found.items() if not _is_in(name, "loss")]
+    return [tensor for tensor in kept if tensor.ndim] or kept  # of a tuple the loss has no name
 
 
 def allowed_rounding(output: Tensor) -> float:
