@@ -16,7 +16,7 @@ from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.called import gates_as_modules
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.example_run import random_inputs, run_example
-from hf_lgelu.models.hardening import hardness_profile, is_hardened, smallest_by_site, swap_errors
+from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
 from hf_lgelu.models.sites import (
     LEARNED_KINDS,
@@ -132,10 +132,10 @@ def _swap(examined: Examined) -> Iterator[str]:
     if not examined.sites:
         return
     if examined.learns_hardness:
-        softest = min(smallest_by_site(examined.given.model).values())
+        smallest = smallest_by_site(examined.given.model)
         yield (
-            f"λ of {len(hardness_profile(examined.given.model))} gates from {softest:.4g} on: one unit changes by at "
-            f"most κ/λ = {max(swap_errors(examined.given.model).values()):.3g}"
+            f"λ of {len(smallest)} gates from {min(smallest.values()):.4g} on: one unit changes by at most κ/λ = "
+            f"{max(swap_errors(examined.given.model, smallest).values()):.3g}"
         )
     swapped = copy.deepcopy(network)
     put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)

@@ -20,7 +20,7 @@ def profile(arguments: ProfileArguments) -> None:
     given = read_checkpoint(arguments.model, progress=arguments.progress)
     require_hardness(given)
     hardness, means = smallest_by_site(given.model), mean_of_several(given.model)
-    print(table(hardness, means, swap_errors(given.model)))
+    print(table(hardness, means, swap_errors(given.model, hardness)))
     print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
     if arguments.figure is not None:
         path = Path(arguments.figure)

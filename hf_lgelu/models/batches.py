@@ -352,8 +352,20 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
         if not is_sample and all("." not in name for name in tensors):
             raise _not_read("the labels", labels)
         labels, is_sample = None, True  # a list of targets for a list of graphs
-    batch = Batch(inputs, labels, is_sample)
-    return batch if model is None else _for_decoder(model, batch)
+    make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if (
+        model is None or make is None or labels is None or labels.ndim != 2 or isinstance(inputs, tuple)
+        or "decoder_input_ids" in tensors
+    ):  # fmt: skip
+        return Batch(inputs, labels, is_sample)
+    # An encoder-decoder makes the decoder's inputs of labels.
+    inputs = dict(inputs) if isinstance(inputs, dict) else {model.main_input_name: inputs}
+    inputs["decoder_input_ids"] = make(labels=labels).cpu()
+    if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
+        mask = labels.ne(IGNORED_LABEL).long()
+        mask[:, 0] = 1  # the token that starts them
+        inputs.setdefault("decoder_attention_mask", mask)
+    return Batch(inputs, labels, is_sample)
 
 
 def _prepared(name: str, value: Any) -> Any:
@@ -422,22 +434,6 @@ def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iter
             yield batch[start : start + size]
 
 
-def _for_decoder(model: nn.Module, batch: Batch) -> Batch:
-    """The batch with the decoder's inputs and their mask that an encoder-decoder makes of labels, where it has none."""
-    make, labels = getattr(model, "prepare_decoder_input_ids_from_labels", None), batch.labels
-    if make is None or labels is None or labels.ndim != 2:
-        return batch
-    if isinstance(batch.inputs, tuple) or "decoder_input_ids" in batch.tensors:
-        return batch
-    inputs = dict(batch.inputs) if isinstance(batch.inputs, dict) else {model.main_input_name: batch.inputs}
-    inputs["decoder_input_ids"] = make(labels=labels).cpu()
-    if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
-        mask = labels.ne(IGNORED_LABEL).long()
-        mask[:, 0] = 1  # the token that starts them
-        inputs.setdefault("decoder_attention_mask", mask)
-    return replace(batch, inputs=inputs)
-
-
 def counted_rows(inputs: Mapping[str, Any], values: Tensor, part: str, *, channels_last: bool = False) -> Tensor | None:
     """The mask of the rows of `values` that are no padding, over all axes but the last; None where all rows count.
 
@@ -464,23 +460,18 @@ def mask_over(mask: Tensor, axes: Sequence[int], inputs: Mapping[str, Any]) -> T
     """The mask (B, T) for positions with these axes: (B, T), or (B, frames) of a sound among the inputs; else None."""
     if mask.shape == tuple(axes):
         return mask.bool()
-    return mask_of_frames(mask, axes[1]) if len(axes) == 2 and is_of_sound(mask, inputs) else None
+    if len(axes) != 2 or not is_of_sound(mask, inputs):
+        return None
+    # A frame counts if the last of its steps does. Frames are taken to share the steps evenly; convolutions without
+    # padding may miss the last frame.
+    last = (torch.arange(1, axes[1] + 1, device=mask.device) * mask.shape[1] - 1) // axes[1]
+    return mask[:, last].bool()
 
 
 def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
     """Whether the mask (B, T) belongs to the steps of a sound, (B, T) or (B, T, features)."""
     sounds = (inputs.get(name) for name in _SOUND_INPUTS)
     return any(isinstance(sound, Tensor) and sound.shape[:2] == mask.shape for sound in sounds)
-
-
-def mask_of_frames(mask: Tensor, frames: int) -> Tensor:
-    """The mask (B, frames) made of the mask (B, T) of steps: a frame counts if the last of its steps counts.
-
-    Frames are taken to share the steps evenly; convolutions without padding may miss the last frame.
-    """
-    steps = mask.shape[1]
-    last = (torch.arange(1, frames + 1, device=mask.device) * steps - 1) // frames
-    return mask[:, last].bool()
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:

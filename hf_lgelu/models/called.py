@@ -10,7 +10,7 @@ import itertools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -101,12 +101,12 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
         with search:
             run_example(model, inputs)
     with ExitStack() as routes:
-        for owner, gates in search.found:
+        for owner, gates in search.found.items():
             for handle in _route(owner, gates):
                 routes.callback(handle.remove)
             routes.callback(owner._modules.pop, CALLED)
         if search.found and not _agree(expected, run_example(model, inputs)):
-            lines = "; ".join(call.where for _, gates in search.found for call in gates.calls.values())
+            lines = "; ".join(call.where for gates in search.found.values() for call in gates.calls.values())
             raise ValueError(
                 f"{type(model).__name__} gives other outputs where its activations are modules and not calls ({lines});"
                 " write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
@@ -200,11 +200,11 @@ def _place(code: CodeType, instruction: int) -> tuple[str, int, int]:
 
 
 class _Search(TorchFunctionMode):
-    """Finds the calls of activations while a model runs; `found` has (module, the gates of its calls)."""
+    """Finds the calls of activations while a model runs; `found` is {module: the gates of its calls}."""
 
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
         super().__init__()
-        self.found: list[tuple[nn.Module, CalledGates]] = []
+        self.found: dict[nn.Module, CalledGates] = {}
         self.has_shown = False  # a function of somebody's own file: another search finds its calls
         self._modules, self._kinds = ids_of(model.modules()), kinds
 
@@ -220,7 +220,11 @@ class _Search(TorchFunctionMode):
         ):  # fmt: skip
             gate = Called(func, args[1:], named)
             if self._takes(gate) and (found := running(self._modules)) is not None:
-                self._add(gate, *found)
+                owner, (inner, *_) = found
+                # A module that computes an activation is a gate already.
+                if module_values(owner) is None and not isinstance(owner, _RUN_THEIR_CHILDREN):
+                    call = Call(func, _place(inner.f_code, inner.f_lasti), line_of(inner))
+                    self.found.setdefault(owner, CalledGates()).add(call, gate)
                 return output
         frame = sys._getframe(1)
         own = frame.f_globals.get(frame.f_code.co_name)
@@ -235,16 +239,6 @@ class _Search(TorchFunctionMode):
     def _takes(self, gate: Called) -> bool:
         form = module_form(gate)
         return form is not None and form.kind in self._kinds
-
-    def _add(self, gate: Called, owner: nn.Module, frames: Sequence[FrameType]) -> None:
-        # A module that computes an activation is a gate already.
-        if module_values(owner) is not None or isinstance(owner, _RUN_THEIR_CHILDREN):
-            return
-        gates = next((gates for module, gates in self.found if module is owner), None)
-        if gates is None:
-            gates = CalledGates()
-            self.found.append((owner, gates))
-        gates.add(Call(gate.function, _place(frames[0].f_code, frames[0].f_lasti), line_of(frames[0])), gate)
 
 
 class _Route(TorchFunctionMode):

@@ -40,7 +40,7 @@ class ChannelAxes:
         The last layer counts where its output has as many channels, and with three axes the same shape: sums, norms and
         pooling may stand between. None where neither tells, as behind a transposition that leaves the shape unchanged.
         """
-        if (key := _storage(tensor)) in self._in_memory:
+        if (key := StorageWeakRef(tensor.untyped_storage())) in self._in_memory:
             strides, axis = self._in_memory[key]
             if strides == tensor.stride():
                 return axis
@@ -62,12 +62,8 @@ class ChannelAxes:
         axis = output.dim() - 1 if isinstance(module, _CHANNELS_LAST) else 1
         if isinstance(module, _ConvNd):
             axis = output.dim() - len(module.kernel_size) - 1  # 0 of one picture without an axis of rows
-        self._in_memory[_storage(output)] = output.stride(), axis
+        self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
         self._last[output.dim()] = tuple(output.shape), axis
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())
 
 
 def site_input_shapes(

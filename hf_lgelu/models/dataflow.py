@@ -6,9 +6,9 @@ operation of its own, and `torch.export` records the ATen operations and the par
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, library, nn
@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
+from hf_lgelu.models.called import Called
 from hf_lgelu.models.example_run import (
     NOT_TAKEN,
     Inputs,
@@ -151,9 +152,19 @@ def export_sites(
     sizes = {name: _any_size(value) for name, value in parts.items() if value} if any_size else None
     network = _OutputTensors(model, outputs)
     reached: set[int] = set()
-    markers = [_Marker(index, reached) for index in range(len(sites))]
+
+    def mark(x: Tensor, site: int) -> Tensor:
+        reached.add(site)
+        return _activation_site(x, site)
+
+    markers = [Called(mark, (index,)) for index in range(len(sites))]
+    # torch's transformers apply a mask, and do not ask whether its values are a causal one's.
+    unread = patch.object(
+        transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True
+    )
     try:
-        with exchanged(sites, markers), _masks_unread(), torch.no_grad(), evaluation_mode(model), same_randomness():
+        with exchanged(sites, markers), unread, torch.no_grad(), evaluation_mode(model), same_randomness():
+            reached.clear()  # an exchange may try what a module computes
             program = torch.export.export(network, args, kwargs, strict=False, dynamic_shapes=sizes)
     except NOT_TAKEN as error:
         raise ValueError(
@@ -174,27 +185,6 @@ def read_flow(model: nn.Module, program: ExportedProgram, reached: frozenset[int
 def stored_name(name: str) -> str:
     """The name that the model has for a parameter or buffer of a program of `export_sites`."""
     return name.removeprefix(_WRAPPED)
-
-
-class _Marker(nn.Module):
-    def __init__(self, site: int, reached: set[int]) -> None:
-        super().__init__()
-        self.site, self._reached = site, reached
-
-    def forward(self, x: Tensor) -> Tensor:
-        self._reached.add(self.site)
-        return _activation_site(x, self.site)
-
-
-@contextmanager
-def _masks_unread() -> Iterator[None]:
-    """A block in which torch's transformers apply a mask and do not ask whether its values are a causal one's."""
-    kept = transformer._detect_is_causal_mask
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = kept
 
 
 class _OutputTensors(nn.Module):

@@ -192,31 +192,25 @@ def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
     if key not in _known:
         while len(_known) >= _MOST_KNOWN:
             del _known[next(iter(_known))]
-        channels = max((held.numel() for held in tensors), default=1)
-        values = elementwise_values(_copied_forward(module), channels)
+
+        def forward(x: Tensor) -> Tensor:
+            own = copy.copy(module)  # the module's own attributes stay as they are
+            for name, value in vars(module).items():
+                vars(own)[name] = value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
+            own.training = False
+            for place, (name, weight) in enumerate(own._parameters.items()):
+                if weight is not None:
+                    value = torch.full(weight.shape, 0.25 / (1 + place), device="cpu")
+                    own._parameters[name] = nn.Parameter(value, requires_grad=False)
+            for name, buffer in own._buffers.items():
+                if buffer is not None:
+                    dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
+                    own._buffers[name] = torch.ones(buffer.shape, dtype=dtype, device="cpu")
+            return type(own).forward(own, x)  # without hooks
+
+        values = elementwise_values(forward, max((held.numel() for held in tensors), default=1))
         form = form_of(values)
         if form is not None and form.kind == "leaky_relu" and any(True for _ in module.parameters()):
             form = replace(form, kind="prelu", name="prelu")
         _known[key] = values, form
     return _known[key]
-
-
-def _copied_forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The forward of a copy in eval mode, without hooks, that leaves the module's own attributes as they are."""
-
-    def forward(x: Tensor) -> Tensor:
-        own = copy.copy(module)
-        for name, value in vars(module).items():
-            vars(own)[name] = value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
-        own.training = False
-        for place, (name, weight) in enumerate(own._parameters.items()):
-            if weight is not None:
-                value = torch.full(weight.shape, 0.25 / (1 + place), device="cpu")
-                own._parameters[name] = nn.Parameter(value, requires_grad=False)
-        for name, buffer in own._buffers.items():
-            if buffer is not None:
-                dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
-                own._buffers[name] = torch.ones(buffer.shape, dtype=dtype, device="cpu")
-        return type(own).forward(own, x)
-
-    return forward

@@ -147,7 +147,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
     """Every buffer as before, after the block, whatever the forwards inside wrote into it, such as a count of calls."""
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
-        for module in (model.modules() if isinstance(model, nn.Module) else ())
+        for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_inference()  # those nobody can write outside inference mode
     ]
@@ -167,23 +167,21 @@ def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
     """
-
-    def texts_of(module: nn.Module) -> dict[str, str]:
-        return {name: value for name, value in vars(module).items() if isinstance(value, str)}
-
-    kept = [(module, dict(module._modules), texts_of(module)) for module in model.modules()]
+    texts = ({name: value for name, value in vars(module).items() if isinstance(value, str)}
+             for module in model.modules())  # fmt: skip
+    kept = [(module, dict(module._modules), own) for module, own in zip(model.modules(), texts, strict=True)]
 
     def is_another() -> bool:
-        return any(module._modules != parts or texts_of(module) != texts for module, parts, texts in kept)
+        return any(module._modules != parts or not own.items() <= vars(module).items() for module, parts, own in kept)
 
     try:
         yield is_another
     finally:
         if is_another():
-            for module, parts, texts in kept:
+            for module, parts, own in kept:
                 module._modules.clear()
                 module._modules.update(parts)
-                vars(module).update(texts)
+                vars(module).update(own)
 
 
 @contextmanager
@@ -225,22 +223,15 @@ def looked_at(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _inside(block: Callable[[Any], AbstractContextManager[Any]]) -> Callable[[Function], Function]:
-    """A decorator that runs a function of a model, its first argument, inside `block(model)`."""
+def in_own_forward(function: Function) -> Function:
+    """A function of a model, its first argument, that runs inside `own_forward` of that model."""
 
-    def decorate(function: Function) -> Function:
-        @functools.wraps(function)
-        def called(model: nn.Module, *args: Any, **options: Any) -> Any:
-            with block(model):
-                return function(model, *args, **options)
+    @functools.wraps(function)
+    def called(model: nn.Module, *args: Any, **options: Any) -> Any:
+        with own_forward(model):
+            return function(model, *args, **options)
 
-        return cast(Function, called)
-
-    return decorate
-
-
-in_own_forward = _inside(own_forward)
-keeping_buffers = _inside(buffers_kept)
+    return cast(Function, called)
 
 
 @contextmanager

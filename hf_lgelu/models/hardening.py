@@ -70,16 +70,12 @@ def smallest_by_site(model: nn.Module) -> dict[str, float]:
 
 def mean_of_several(model: nn.Module) -> dict[str, float]:
     """{module name: mean λ} of the λ-gates' sites that have several λ (granularity "channel")."""
-    several = {name for name, gate in _gates_by_site(model).items() if gate.raw_hardness.numel() > 1}
-    return {name: mean for name, mean in hardness_profile(model).items() if name in several}
+    several = {name: gate for name, gate in _gates_by_site(model).items() if gate.raw_hardness.numel() > 1}
+    return {name: known_hardness(gate).mean().item() for name, gate in several.items()}
 
 
-def swap_errors(model: nn.Module, smallest: dict[str, float] | None = None) -> dict[str, float]:
-    """{module name: κ/λ} of every λ-gate's site, by its smallest λ: the most that ReLU in its place changes a unit.
-
-    `smallest` is `smallest_by_site(model)` where that is known.
-    """
-    smallest = smallest_by_site(model) if smallest is None else smallest
+def swap_errors(model: nn.Module, smallest: Mapping[str, float]) -> dict[str, float]:
+    """{module name: κ/λ} of every λ-gate's site, by its `smallest` λ: the most that ReLU there changes a unit."""
     return {name: swap_error_bound(smallest[name], gate.gate) for name, gate in _gates_by_site(model).items()}
 
 
@@ -129,17 +125,13 @@ def initialize_hardness(
         )
     owners = _settable_gates(model)
     if inputs is not None:
-        first_call: dict[int, int] = {}
-
-        def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            first_call.setdefault(id(module), len(first_call))
-
-        with forward_hooks([module for _, module in owners], note):
+        ran: list[nn.Module] = []
+        with forward_hooks([module for _, module in owners], lambda module, given, output: ran.append(module)):
             run_example(model, inputs)
-        silent = [name for name, module in owners if id(module) not in first_call]
+        silent = [name for name, module in owners if module not in ran]
         if silent:
             raise ValueError(f"the inputs never reach {', '.join(silent)}; give inputs that run the whole model")
-        owners.sort(key=lambda item: first_call[id(item[1])])
+        owners.sort(key=lambda owner: ran.index(owner[1]))
     values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, as t is
     temperatures = [float(module.temperature if given is None else given) for _, module in owners]
@@ -177,7 +169,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 DEFAULT_SWITCH_FRACTION = 0.25
 """The paper's share of training in which λ is still learned."""
 
-
 Schedule: TypeAlias = Callable[[Any, Any, float], Any]
 """(start, target, progress) → λ."""
 
@@ -194,20 +185,14 @@ SCHEDULES: dict[str, Schedule] = {
 """The shapes of the way from λ(e_s) to the target, one row each."""
 
 
-def check_schedule(schedule: str) -> Schedule:
-    """The row of SCHEDULES, or a ValueError that names all."""
-    require_known("schedule", schedule, SCHEDULES)
-    return SCHEDULES[schedule]
-
-
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:
     """λ at `progress` ∈ [0, 1] of the way from `start` to `target`; at 1 it is `target` exactly."""
-    on_the_way = check_schedule(schedule)
+    require_known("schedule", schedule, SCHEDULES)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress must lie in [0, 1], got {progress}")
     if progress == 1:
         return start * 0 + target
-    return on_the_way(start, target, float(progress))
+    return SCHEDULES[schedule](start, target, float(progress))
 
 
 def switch_position(total: int, switch_fraction: float) -> int:

@@ -84,7 +84,7 @@ def extend_from_pretrained() -> None:
     """Make transformers' loading and saving know λ-gates. Idempotent; `import hf_lgelu` calls it."""
     for name, extension in (
         ("__init__", _note_construction),
-        ("get_init_context", _rebuild_in_context),
+        ("get_init_context", lambda original, *args, **kwargs: [*original(*args, **kwargs), _gates_rebuilt()]),
         ("_initialize_weights", _initialize_lambda_gelu),
         ("_adjust_missing_and_unexpected_keys", _report_lambda_gelu_keys),
         ("save_pretrained", _keep_records_true),
@@ -141,10 +141,6 @@ def _rebuild_from_config(original: Any, cls: Any, /, config: Any = None, *args: 
     model.register_to_config(**config)
     rebuild_gates(model, record)
     return given
-
-
-def _rebuild_in_context(original: Any, /, *args: Any, **kwargs: Any) -> list[Any]:
-    return [*original(*args, **kwargs), _gates_rebuilt()]
 
 
 @contextmanager
@@ -249,18 +245,15 @@ def _is_of_another_activation(model: PreTrainedModel, missing: set[str], owned: 
         return False
     recorded = any("activation" not in entry for _, record in recorded_models(model) for entry in record)
     written = written_gates(model)
-    start = f"every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was"
-    if recorded or written:
-        logger.warning(
-            f"The checkpoint's config says that it has λ-GELU, and it holds no hardness: {start}. Was it saved while "
-            "ReLU was substituted?"
-        )
-    elif written is None:
-        logger.warning(
-            "The checkpoint holds no hardness, and its config was not found again (subfolder, cache_dir), which would "
-            f"say whether it had λ-GELU: {start}. That is right only for one that was trained with a plain activation"
-        )
-    return not recorded and written is not None and not written
+    if not recorded and written == set():
+        return True
+    said = "is not found again (subfolder, cache_dir), which would say whether it had λ-GELU"
+    logger.warning(
+        f"The checkpoint's config {'says that it has λ-GELU' if recorded or written else said}, and it holds no "
+        f"hardness: every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was. That is right "
+        "only for a network that was trained with a plain activation. Was it saved while ReLU was substituted?"
+    )
+    return False
 
 
 def _tell_other_functions(model: PreTrainedModel) -> None:

@@ -117,6 +117,10 @@ class Compared(NamedTuple):
     are_embeddings: bool = False
 
 
+_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
+"""{model: {output: the axis that counts its classes, where it can be followed}}."""
+
+
 def compared_outputs(
     model: nn.Module,
     inputs: Any,
@@ -125,8 +129,9 @@ def compared_outputs(
 ) -> Compared:
     """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
 
-    The classes of maps are moved there from the axis on which the layer before has them (`class_axes`). One number a
-    sample (N,) becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
+    The classes of maps are moved there from the axis on which the layer before has them: 1 behind a convolution, as in
+    torch's losses, the last behind a linear layer. Named outputs of three axes have them last. One number a sample (N,)
+    becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
     """
     whole = call(model, inputs)
     found = task_outputs(whole, outputs)
@@ -138,8 +143,15 @@ def compared_outputs(
             "another output (outputs=)"
         )
     are_vectors = are_embeddings(model, name, found[name])
-    axes = class_axes(model, inputs, found)
-    tensors = {name: classes_last(value, axes.get(name)) for name, value in found.items() if value.ndim}
+    maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}
+    axes = _CLASS_AXES.setdefault(model, {})
+    if not maps <= axes.keys():  # each model is followed once
+        followed = ChannelAxes(model)
+        with followed.watching():
+            seen = task_outputs(run_example(model, inputs), list(found))
+        axes |= {name: followed.followed(seen[name]) for name in maps}
+    tensors = {name: classes_last(value, (name in maps and axes[name]) or None)
+               for name, value in found.items() if value.ndim}  # fmt: skip
     are_logits = (
         not are_vectors
         and found[name].ndim > 1
@@ -179,25 +191,6 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
         for name, value in other.tensors.items()
     }
     return other._replace(tensors=tensors)
-
-
-def class_axes(model: nn.Module, inputs: Any, outputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """{name: the axis that counts classes} of outputs that are maps, where it can be followed to the layer before.
-
-    It is axis 1 behind a convolution, as in torch's losses, and the last axis behind a linear layer. Named outputs of
-    three axes have their classes last. Each model is followed once.
-    """
-    maps = {name for name, value in outputs.items() if value.ndim > (2 if name == "" else 3)}
-    known = _CLASS_AXES.setdefault(model, {})
-    if not maps <= known.keys():
-        axes = ChannelAxes(model)
-        with axes.watching():
-            found = task_outputs(run_example(model, inputs), list(outputs))
-        known |= {name: axes.followed(found[name]) for name in maps}
-    return {name: axis for name in maps if (axis := known[name])}
-
-
-_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
 
 
 def are_class_scores(name: str) -> bool:

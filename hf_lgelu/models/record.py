@@ -10,6 +10,7 @@ the values without the guard beside the record.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,12 +86,10 @@ def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[Co
     Without such keys, those that decide about another activation; none where no key does.
     """
     for sites in (places, {uncompiled_name(site.name) for site in find_sites(model)}):
-        found = changes_at(model, config, sites, NEEDS_THE_PACKAGE)
-        if not found:  # a family with a table of its own knows ReLU, but not our names
-            keys = [change for change in changes_at(model, config, sites, "relu") if isinstance(change.old, str)]
-            found = [ConfigChange(change.path, change.old, NEEDS_THE_PACKAGE) for change in keys]
-        if found:
-            return found
+        # A family with a table of its own knows ReLU, but not our names.
+        found = changes_at(model, config, sites, NEEDS_THE_PACKAGE) or changes_at(model, config, sites, "relu")
+        if guards := [replace(change, new=NEEDS_THE_PACKAGE) for change in found if not isinstance(change.old, bool)]:
+            return guards
     return []
 
 

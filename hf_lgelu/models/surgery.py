@@ -241,19 +241,18 @@ def put_relu(
     rewrite_config: bool = True,
 ) -> SurgeryReport:
     """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
+
+    def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+        try:
+            return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
+        except UnsupportedConfigError as error:
+            raise UnsupportedConfigError(
+                f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
+            ) from error
+
     model = operable_module(model)
     sites = found_sites(model, kinds, swap=True)
-    plan = _plan_relu if rewrite_config else None
-    return exchange_activations(model, sites, [relu_for(site) for site in sites], plan)
-
-
-def _plan_relu(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-    try:
-        return plan_config_changes(root, set(planned), "relu") + forget_sites(root.config)
-    except UnsupportedConfigError as error:
-        raise UnsupportedConfigError(
-            f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
-        ) from error
+    return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:
@@ -342,11 +341,8 @@ def plan_configs(
     plans: ConfigPlans = []
     for name, root in pretrained_roots(model):
         prefix = f"{name}." if name else ""
-        inside = {
-            uncompiled_name(site.removeprefix(prefix)): content
-            for site, content in at_sites.items()
-            if site.startswith(prefix)
-        }
+        inside = {uncompiled_name(site.removeprefix(prefix)): content
+                  for site, content in at_sites.items() if site.startswith(prefix)}  # fmt: skip
         if inside:
             plans.append((root, plan(root, inside)))
     return plans
@@ -403,25 +399,17 @@ def _channel_shapes(
 
 
 def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
-    """Raise ValueError where the model gives other outputs once its in-place activations leave their inputs alone."""
+    """Raise ValueError where the model gives other outputs once an in-place activation leaves its input alone."""
     in_place = [site for site in sites if getattr(site.module, "inplace", False)]
-    if not in_place:
-        return
-    expected = outputs_of(model, inputs)
-
-    def matters(some: Sequence[ActivationSite]) -> bool:
+    expected = outputs_of(model, inputs) if in_place else []
+    for site in in_place:
+        site.module.inplace = False
         try:
-            for site in some:
-                site.module.inplace = False
             found = outputs_of(model, inputs)
         finally:
-            for site in some:
-                site.module.inplace = True
-        return not agree(expected, found)
-
-    if matters(in_place):
-        names = [site.name for site in in_place if matters([site])] or [site.name for site in in_place]
-        raise ValueError(
-            f"{', '.join(names)} works in place, and its input is used again, which would be another tensor behind a "
-            "λ-gate. Have the model's code take the output where it means it, or leave out these sites (include=)"
-        )
+            site.module.inplace = True
+        if not agree(expected, found):
+            raise ValueError(
+                f"{site.name} works in place, and its input is used again, which would be another tensor behind a "
+                "λ-gate. Have the model's code take the output where it means it, or leave out this site (include=)"
+            )

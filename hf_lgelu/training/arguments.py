@@ -12,7 +12,6 @@ from hf_lgelu.models.hardening import (
     DEFAULT_SWITCH_FRACTION,
     SCHEDULES,
     Target,
-    check_schedule,
     switch_position,
     target_hardnesses,
 )
@@ -45,7 +44,7 @@ class HardeningConfig:
     def __post_init__(self) -> None:
         require_known("hardening_strategy", self.hardening_strategy, STRATEGIES)
         switch_position(1, self.switch_fraction)
-        check_schedule(self.hardening_schedule)
+        require_known("schedule", self.hardening_schedule, SCHEDULES)
         _ = self.targets  # each of the three raises where its option is out of range
 
     @cached_property

@@ -14,7 +14,7 @@ from transformers import (
     Wav2Vec2Model,
 )
 
-from hf_lgelu.models.batches import counted_rows, mask_of_frames, pad_tokens
+from hf_lgelu.models.batches import counted_rows, mask_over, pad_tokens
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 20}
 
@@ -61,7 +61,7 @@ def test_a_frame_has_what_the_last_of_its_steps_has(steps, frames):
     lengths = torch.arange(1, steps + 1)
     mask = (torch.arange(steps) < lengths[:, None]).long()
     expected = [[(frame + 1) * steps <= length * frames for frame in range(frames)] for length in lengths.tolist()]
-    assert mask_of_frames(mask, frames).tolist() == expected
+    assert mask_over(mask, (len(mask), frames), {"input_values": mask}).tolist() == expected
 
 
 @pytest.mark.parametrize("samples", [4_000, 16_000, 160_000])
@@ -73,7 +73,7 @@ def test_frames_are_those_of_wav2vec2_but_for_one_at_the_end(samples):
     mask = (torch.arange(samples) < lengths[:, None]).long()
     frames = int(model._get_feat_extract_output_lengths(torch.tensor(samples)))
     expected = model._get_feature_vector_attention_mask(frames, mask).sum(1)
-    found = mask_of_frames(mask, frames).sum(1)
+    found = mask_over(mask, (len(mask), frames), {"input_values": mask}).sum(1)
     assert (found - expected).abs().max() <= 1
     assert 1 < expected.min() < expected.max() == frames
 

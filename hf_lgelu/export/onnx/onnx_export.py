@@ -25,10 +25,10 @@ from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import (
     NOT_TAKEN,
     Inputs,
+    buffers_kept,
     evaluation_mode,
     in_dtype,
     in_own_forward,
-    keeping_buffers,
     random_inputs,
     require_plain,
 )
@@ -82,7 +82,6 @@ class OnnxReport:
 
 
 @in_own_forward
-@keeping_buffers
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike,
@@ -153,7 +152,8 @@ def export_onnx(
     axes = _choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in tensors):
         model = independent_copy(model).cpu()
-    with evaluation_mode(model), torch.no_grad(), whole_file(path, overwrite=overwrite) as file:
+    whole = whole_file(path, overwrite=overwrite)
+    with evaluation_mode(model), buffers_kept(model), torch.no_grad(), whole as file:
         network = _NamedOutputs(model, tuple(inputs))
         network.train(False)
         sizes = {axis: inputs[name].shape[i] for name, named in axes.items() for i, axis in named.items()}
