@@ -8,7 +8,7 @@ sees modules alone.
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, cast
@@ -19,7 +19,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function, has_torch_function
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.elementwise import CONVERTED_KINDS, is_piecewise_linear, module_form, module_values
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, is_piecewise_linear, values_at
 from hf_lgelu.models.example_run import LIBRARIES, Inputs, ids_of, line_of, run_example, running
 
 CALLED = "called"
@@ -29,21 +30,7 @@ CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus"
 """The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
 called, and clamp(x, min=0.01) bends, too."""
 
-_RUN_THEIR_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # one after the other
-
-
-class Called(nn.Module):
-    """A module that computes what the call of a function does, with the other arguments of that call."""
-
-    def __init__(self, function: Callable[..., Tensor], args: Sequence[Any] = (), kwargs: Any = None) -> None:
-        super().__init__()
-        self.function, self.args, self.kwargs = function, tuple(args), dict(kwargs or {})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.args, **self.kwargs)
-
-    def _get_name(self) -> str:
-        return getattr(self.function, "__name__", type(self.function).__name__)
+_NO_CALLERS = (LambdaGate, nn.Sequential, nn.ModuleList, nn.ModuleDict)  # containers run their children
 
 
 class Call(NamedTuple):
@@ -123,8 +110,9 @@ def settle(model: nn.Module) -> list[str]:
     for module in model.modules():
         gates = module._modules.get(CALLED)
         if isinstance(gates, CalledGates):
-            values = [found for each in module.modules() if (found := module_values(each)) is not None]
-            gates.are_alone = all(map(is_piecewise_linear, values))
+            smooth = [each for each in module.modules() if isinstance(each, LambdaGate)
+                      or ((values := values_at(each)) is not None and not is_piecewise_linear(values))]  # fmt: skip
+            gates.are_alone = not smooth
             lines += [f"{gates.calls[number].where}: {gates.calls[number].function.__name__}"
                       for number, gate in gates.named_children() if not isinstance(gate, Called)]  # fmt: skip
     return list(dict.fromkeys(lines))
@@ -222,7 +210,7 @@ class _Search(TorchFunctionMode):
             if self._takes(gate) and (found := running(self._modules)) is not None:
                 owner, (inner, *_) = found
                 # A module that computes an activation is a gate already.
-                if module_values(owner) is None and not isinstance(owner, _RUN_THEIR_CHILDREN):
+                if values_at(owner) is None and not isinstance(owner, _NO_CALLERS):
                     call = Call(func, _place(inner.f_code, inner.f_lasti), line_of(inner))
                     self.found.setdefault(owner, CalledGates()).add(call, gate)
                 return output
@@ -230,14 +218,14 @@ class _Search(TorchFunctionMode):
         own = frame.f_globals.get(frame.f_code.co_name)
         if (
             isinstance(own, FunctionType) and own.__code__ is frame.f_code and not own.__module__.startswith(LIBRARIES)
-            and self._takes(Called(own))
+            and self._takes(own)
         ):  # fmt: skip
             _shown(own)
             self.has_shown = True
         return output
 
-    def _takes(self, gate: Called) -> bool:
-        form = module_form(gate)
+    def _takes(self, held: Any) -> bool:
+        form = form_at(held)
         return form is not None and form.kind in self._kinds
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
-from hf_lgelu.files import require_inside
+from hf_lgelu.files import require_inside, require_there
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.outputs import agree, outputs_of
@@ -50,7 +50,12 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedMod
     names no class of transformers or of this package, and where the tensors are not those of the model, but for a head
     that this class does not have; OSError where there is no checkpoint in safetensors.
     """
-    _check_folder(name_or_path)
+    require_there(str(name_or_path))
+    path = Path(name_or_path)
+    if path.is_file():
+        raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
+    if path.is_dir() and not (path / CONFIG_NAME).is_file():
+        raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
     try:
         # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
@@ -88,23 +93,6 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedMod
     if hasattr(model.config, "auto_map"):
         del model.config.auto_map
     return model
-
-
-def _check_folder(name_or_path: str | os.PathLike) -> None:
-    """Raise OSError for a path that is no folder of a checkpoint: transformers would take it for a Hub id."""
-    path = Path(name_or_path)
-    if path.is_dir():
-        if not (path / CONFIG_NAME).is_file():
-            raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
-        if any(path.glob("pytorch_model*.bin")) and not any(path.glob("*.safetensors")):
-            raise OSError(
-                f"{path} holds its weights as pytorch_model.bin, and only safetensors are read: load it with "
-                "from_pretrained and save it again with save_pretrained"
-            )
-    elif path.exists():
-        raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
-    elif path.is_absolute() or len(path.parts) > 2 or str(name_or_path).startswith((".", "~")):
-        raise FileNotFoundError(f"there is no folder {path}; give the folder of a checkpoint, or a Hub id, user/model")
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -25,14 +25,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
+from hf_lgelu.models.example_run import NOT_TAKEN
 from hf_lgelu.models.sites import computes_same, find_sites, is_activation, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
-
-CONFIG_REFUSALS = (
-    *(AssertionError, AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError),
-    ZeroDivisionError,
-)
-"""The errors of a model or config that does not know an activation, argument or width."""
 
 Config: TypeAlias = Any
 """What a model is built from: a PreTrainedConfig, or of diffusers a mapping, the arguments of the model's class."""
@@ -108,11 +103,7 @@ def plan_config_changes(
 
     def reached(changes: list[ConfigChange]) -> set[str]:
         """The wanted sites that these changes reach; none if they change another site."""
-        try:
-            skeleton = _build(model, apply_changes(config, changes))
-        except CONFIG_REFUSALS as refusal:
-            refusals.append(refusal)
-            return set()
+        skeleton = _built(model, config, changes, refusals)
         if not changes:
             unchanged.update(skeleton)
         if not all(computes_same(_at(skeleton, name), gate) for name, gate in others.items()):
@@ -142,7 +133,7 @@ def plan_config_changes(
 
 def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, nn.Module]) -> bool:
     """Whether the model that the config builds has one module at several of these places, which hold several here."""
-    skeleton, places = _build(model, config), dict[int, set[int]]()
+    skeleton, places = _built(model, config), dict[int, set[int]]()
     for name, module in modules.items():
         places.setdefault(id(_at(skeleton, name)), set()).add(id(module))
     return any(len(held) > 1 for held in places.values())
@@ -152,10 +143,8 @@ def built_otherwise(
     model: PreTrainedModel, config: Config, planned: Mapping[str, nn.Module] | None = None
 ) -> dict[str, nn.Module]:
     """{name: activation or λ-gate} of a model that this config alone would not build, with what is `planned`."""
-    planned = planned or {}
-    try:
-        skeleton = _build(model, config)
-    except CONFIG_REFUSALS:
+    planned, skeleton = planned or {}, _built(model, config)
+    if not skeleton:
         return dict(planned)
     return {name: module for name, module in {**modules_of(model), **planned}.items()
             if (name in planned or is_activation(module))
@@ -176,10 +165,7 @@ def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activati
     candidates = _candidates(config, activation)
     chosen = []
     for change in candidates:
-        try:
-            skeleton = _build(model, apply_changes(config, [change]))
-        except CONFIG_REFUSALS:
-            continue
+        skeleton = _built(model, config, [change])
         if any(computes_same(_at(skeleton, name), ACT2FN[activation]) for name in sites):
             chosen.append(change)
     return chosen + _coupled(candidates, chosen)
@@ -192,7 +178,7 @@ def combined(config: Config, *steps: list[ConfigChange]) -> list[ConfigChange]:
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
 
 
-def apply_changes(config: Config, changes: list[ConfigChange]) -> Config:
+def apply_changes(config: Config, changes: Sequence[ConfigChange]) -> Config:
     """A copy of `config` with the changes made, as after save and load."""
     if isinstance(config, Mapping):
         # Without the names of keys at their defaults, which diffusers does not read.
@@ -232,7 +218,7 @@ def forget_checkpoint(model: nn.Module) -> None:
             module.name_or_path = module.config._name_or_path = ""
 
 
-def write_changes(config: Config, changes: list[ConfigChange]) -> None:
+def write_changes(config: Config, changes: Sequence[ConfigChange]) -> None:
     """Make the changes in this config object."""
     for change in changes:
         holder: Any = config
@@ -246,14 +232,25 @@ def write_changes(config: Config, changes: list[ConfigChange]) -> None:
             setattr(holder, change.path[-1], change.new)
 
 
-def _build(model: PreTrainedModel, config: Config) -> dict[str, nn.Module]:
-    """The modules by name of the model that the config builds, without memory; the model itself is at ""."""
-    with torch.device("meta"):
-        if isinstance(config, Mapping):
-            arguments = inspect.signature(type(model).__init__).parameters
-            built = type(model)(**{key: value for key, value in config.items() if key in arguments})
-        else:
-            built = type(model)(config)
+def _built(
+    model: PreTrainedModel, config: Config, changes: Sequence[ConfigChange] = (), refused: list[Exception] | None = None
+) -> dict[str, nn.Module]:
+    """The modules by name of the model that the changed config builds, without memory; the model itself is at "".
+
+    Empty where the config or the model refuses; the error is added to `refused`.
+    """
+    try:
+        config = apply_changes(config, changes)
+        with torch.device("meta"):
+            if isinstance(config, Mapping):
+                arguments = inspect.signature(type(model).__init__).parameters
+                built = type(model)(**{key: value for key, value in config.items() if key in arguments})
+            else:
+                built = type(model)(config)
+    except (*NOT_TAKEN, StrictDataclassError, ZeroDivisionError) as refusal:
+        if refused is not None:
+            refused.append(refusal)
+        return {}
     return dict(built.named_modules(remove_duplicate=False))
 
 
@@ -373,10 +370,8 @@ def plan_width_changes(
     """
 
     def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
-        try:
-            return _shapes(_build(model, apply_changes(model.config, list(changes)))[""])
-        except CONFIG_REFUSALS:  # a key that is no part of this model's shape, or cannot hold this width
-            return None
+        built = _built(model, model.config, changes)
+        return _shapes(built[""]) if built else None  # a key that is no part of the shape, or cannot hold this width
 
     # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
     shapes = (built_shapes([]) or {}) | _shapes(model)

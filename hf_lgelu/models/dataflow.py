@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.called import Called
+from hf_lgelu.models.elementwise import Called
 from hf_lgelu.models.example_run import (
     NOT_TAKEN,
     Inputs,

@@ -7,7 +7,7 @@ import copy
 import math
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.example_run import same_randomness
 
 _NEAR = torch.linspace(-8, 8, 129, device="cpu")
@@ -109,6 +110,20 @@ def _alone() -> Iterator[None]:
         yield
 
 
+class Called(nn.Module):
+    """A module that computes what the call of a function does, with the other arguments of that call."""
+
+    def __init__(self, function: Callable[..., Tensor], args: Sequence[Any] = (), kwargs: Any = None) -> None:
+        super().__init__()
+        self.function, self.args, self.kwargs = function, tuple(args), dict(kwargs or {})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, *self.args, **self.kwargs)
+
+    def _get_name(self) -> str:
+        return getattr(self.function, "__name__", type(self.function).__name__)
+
+
 @_alone()
 def form_of(values: Tensor | None) -> Form | None:
     """The row whose values these are, or the row "other".
@@ -164,29 +179,32 @@ _known: dict[Any, tuple[Tensor | None, Form | None]] = {}
 _MOST_KNOWN = 2048
 
 
-def module_form(module: nn.Module) -> Form | None:
-    """`form_of` a module's values."""
-    return _read(module)[1]
+def form_at(held: Any) -> Form | None:
+    """What a plain activation, a module or a function, computes, or None; of a λ-gate None."""
+    return _read(held)[1]
 
 
-def module_values(module: nn.Module) -> Tensor | None:
-    """`elementwise_values` of a module without children, in eval mode; None for another.
+def values_at(held: Any) -> Tensor | None:
+    """`elementwise_values` of a function, or of a module without children in eval mode; None for another, and a λ-gate.
 
     A copy is tried, with a constant for each of its weights: what is read is the form, whatever the weights are, and
     wherever. What was read is remembered by the module's class, its attributes, and the shapes of its weights.
     """
-    return _read(module)[0]
+    return _read(held)[0]
 
 
-def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
-    tensors = [held for held in (*module._parameters.values(), *module._buffers.values()) if held is not None]
-    if module._modules or any(isinstance(held, nn.parameter.UninitializedTensorMixin) for held in tensors):
+def _read(held: Any) -> tuple[Tensor | None, Form | None]:
+    if held is None or isinstance(held, LambdaGate):
         return None, None
-    if any(sum(size > 1 for size in held.shape) > 1 for held in tensors):
+    module = held if isinstance(held, nn.Module) else Called(held)
+    tensors = [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+    if module._modules or any(isinstance(each, nn.parameter.UninitializedTensorMixin) for each in tensors):
+        return None, None
+    if any(sum(size > 1 for size in each.shape) > 1 for each in tensors):
         return None, None
     key = (
         type(module),
-        tuple(held.shape for held in tensors),
+        tuple(each.shape for each in tensors),
         *((name, _as_key(value)) for name, value in vars(module).items() if name not in _MODULE_ATTRIBUTES),
     )
     if key not in _known:
@@ -208,7 +226,7 @@ def _read(module: nn.Module) -> tuple[Tensor | None, Form | None]:
                     own._buffers[name] = torch.ones(buffer.shape, dtype=dtype, device="cpu")
             return type(own).forward(own, x)  # without hooks
 
-        values = elementwise_values(forward, max((held.numel() for held in tensors), default=1))
+        values = elementwise_values(forward, max((each.numel() for each in tensors), default=1))
         form = form_of(values)
         if form is not None and form.kind == "leaky_relu" and any(True for _ in module.parameters()):
             form = replace(form, kind="prelu", name="prelu")

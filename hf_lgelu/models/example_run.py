@@ -27,8 +27,8 @@ Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
 
 NOT_TAKEN = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError)
-"""The errors of a model that does not take its inputs: timm asserts the size of images, and an input that is missing is
-looked up, or None."""
+"""The errors of a model that does not take its inputs or its config: timm asserts the size of images, and an input that
+is missing is looked up, or None."""
 
 
 def run_example(model: nn.Module, inputs: Inputs) -> Any:

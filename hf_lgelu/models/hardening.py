@@ -75,8 +75,9 @@ def mean_of_several(model: nn.Module) -> dict[str, float]:
 
 
 def swap_errors(model: nn.Module, smallest: Mapping[str, float]) -> dict[str, float]:
-    """{module name: κ/λ} of every λ-gate's site, by its `smallest` λ: the most that ReLU there changes a unit."""
-    return {name: swap_error_bound(smallest[name], gate.gate) for name, gate in _gates_by_site(model).items()}
+    """{module name: κ/λ} of λ-gates' sites, by the `smallest` λ of each: the most that ReLU there changes a unit."""
+    gates = _gates_by_site(model)
+    return {name: swap_error_bound(hardness, gates[name].gate) for name, hardness in smallest.items()}
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:

@@ -36,7 +36,8 @@ from hf_lgelu.models.config_keys import (
     modules_of,
     plan_config_changes,
 )
-from hf_lgelu.models.sites import find_sites, form_at, is_activation, place, uncompiled_name
+from hf_lgelu.models.elementwise import form_at
+from hf_lgelu.models.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""

@@ -10,12 +10,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.called import Called
-from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Form, is_linear, module_form, module_values
+from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Called, form_at, is_linear, values_at
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
@@ -77,40 +76,26 @@ def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..
         setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))
 
 
-def form_at(held: Any) -> Form | None:
-    """What a plain activation, a module or a function, computes, or None; of a λ-gate None."""
-    if isinstance(held, LambdaGate):
-        return None
-    return module_form(held if isinstance(held, nn.Module) else Called(held))
-
-
 def kind_of(module: nn.Module) -> str | None:
     """The row of `KINDS` that `module` is, or None; a λ-gate's is its row of GATES."""
     if isinstance(module, LambdaGate):
         return module.gate
-    form = module_form(module)
+    form = form_at(module)
     return form.kind if form is not None and form.kind in KINDS else None
 
 
 def is_activation(held: Any) -> bool:
     """Whether a module or function is elementwise and not linear, as λ-gates and ReLU are."""
-    values = _values(held)
+    values = values_at(held)
     return isinstance(held, LambdaGate) or (values is not None and not is_linear(values))
 
 
 def computes_same(one: Any, other: Any) -> bool:
     """Whether two activations, modules or functions, compute the same; λ-gates and other modules of one class do."""
-    mine, others = _values(one), _values(other)
+    mine, others = values_at(one), values_at(other)
     if mine is None or others is None:
         return type(one) is type(other)
     return torch.allclose(mine, others, rtol=2e-5, atol=2e-5, equal_nan=True)
-
-
-def _values(held: Any) -> Tensor | None:
-    """What a plain activation gives for a grid; None for a λ-gate and for what is no activation."""
-    if held is None or isinstance(held, LambdaGate):
-        return None
-    return module_values(held if isinstance(held, nn.Module) else Called(held))
 
 
 def gate_of(module: nn.Module) -> str:

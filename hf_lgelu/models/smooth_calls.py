@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.called import Called
-from hf_lgelu.models.elementwise import is_piecewise_linear, module_values
+from hf_lgelu.models.elementwise import Called, is_piecewise_linear, values_at
 from hf_lgelu.models.example_run import (
     Inputs,
     call_alike,
@@ -100,8 +99,8 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 
     def note_formula(module: nn.Module, args: Any) -> None:
         # The hook is of the whole process.
-        if get_ident() == own and id(vars(module)) in watch.registered and not isinstance(module, LambdaGate):
-            values = module_values(module)
+        if get_ident() == own and id(vars(module)) in watch.registered:
+            values = values_at(module)
             if values is not None and not is_piecewise_linear(values):
                 watch.note(module, _OWN_FORMULA)
 
@@ -174,6 +173,6 @@ class _Watch(TorchDispatchMode):
             if inner is not None and not (operation == "softplus" and isinstance(inner[0], LambdaGate)):
                 is_called = isinstance(inner[0], Called)
                 module = found[0] if is_called and found is not None else inner[0]
-                is_gate = id(vars(module)) in self.registered and module_values(module) is not None
+                is_gate = id(vars(module)) in self.registered and is_activation(module)
                 self.note(module, operation, is_called, None if is_gate or found is None else line_of(found[1][0]))
         return func(*args, **(kwargs or {}))

@@ -5,8 +5,8 @@ is unchanged then.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
@@ -216,13 +216,11 @@ def substitute_relu(
     gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
     on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
     are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
-    hardness = smallest_by_site(model) if are_known else {}
-    swap_error = swap_errors(model, hardness) if are_known else {}
-    report = replace(
-        put_relu(model, kinds=kinds, rewrite_config=rewrite_config),
-        hardness={name: value for name, value in hardness.items() if name in gates},
-        swap_error={name: value for name, value in swap_error.items() if name in gates},
-    )
+    smallest = smallest_by_site(model) if are_known else {}
+    hardness = {name: value for name, value in smallest.items() if name in gates}
+    swap_error = swap_errors(model, hardness)
+    report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
+    report = replace(report, hardness=hardness, swap_error=swap_error)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
     if soft:
         logger.warning(
@@ -287,11 +285,9 @@ class TemporaryRelu:
         self._sites = found_sites(operable_module(model, temporarily=True), kinds, include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]
 
-    @contextmanager
-    def applied(self) -> Iterator[SurgeryReport]:
+    def applied(self) -> AbstractContextManager[None]:
         """ReLU inside the block; after it, also after an error, the former activations."""
-        with exchanged(self._sites, self._relus):
-            yield SurgeryReport(_replaced(self._sites, self._relus))
+        return exchanged(self._sites, self._relus)
 
 
 def found_sites(
@@ -371,12 +367,9 @@ def exchange_activations(
     forget_checkpoint(model)
     for mixin in (module for module in model.modules() if isinstance(module, ModelHubMixin)):
         setattr(mixin, EXCHANGED, True)
-    return SurgeryReport(_replaced(sites, modules), write_configs(plans))
-
-
-def _replaced(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> tuple[ReplacedSite, ...]:
-    return tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
-                 for site, module in zip(sites, modules, strict=True))  # fmt: skip
+    replaced = tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
+                     for site, module in zip(sites, modules, strict=True))  # fmt: skip
+    return SurgeryReport(replaced, write_configs(plans))
 
 
 def _channel_shapes(
