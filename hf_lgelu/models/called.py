@@ -92,7 +92,10 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             for handle in _route(owner, gates):
                 routes.callback(handle.remove)
             routes.callback(owner._modules.pop, CALLED)
-        if search.found and not _agree(expected, run_example(model, inputs)):
+        found = run_example(model, inputs) if search.found else expected
+        pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+        if not all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
+                   if isinstance(one, Tensor)):  # fmt: skip
             lines = "; ".join(call.where for gates in search.found.values() for call in gates.calls.values())
             raise ValueError(
                 f"{type(model).__name__} gives other outputs where its activations are modules and not calls ({lines});"
@@ -265,9 +268,3 @@ def _enter(module: nn.Module, args: Any) -> None:
 @torch.compiler.disable
 def _leave(module: nn.Module, args: Any, output: Any) -> None:
     _pop_mode()
-
-
-def _agree(expected: Any, found: Any) -> bool:
-    pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
-    return all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
-               if isinstance(one, Tensor))  # fmt: skip

@@ -325,9 +325,25 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
             return _layer(node, flow, right, left, None, channel_axis=-2, output_axis=0, input_axis=1)
         return None
     if name in CONVOLUTIONS or name in _TRANSPOSED or name == "convolution":
-        return _convolution(node, flow, name)
+        data, weight, bias = _padded(node, 3)
+        if name == "convolution":
+            transposed, groups = bool(node.args[6]), node.args[8]
+        else:
+            transposed, groups = name in _TRANSPOSED, node.args[6] if len(node.args) > 6 else 1
+        axes = {"output_axis": int(transposed), "input_axis": int(not transposed), "groups": groups}
+        operation = _layer(node, flow, data, weight, bias, channel_axis=1 - len(shape_of(weight)), **axes)
+        # A group of a transposed convolution has no simple order of channels in the weight.
+        return replace(operation, is_direct=False) if operation and transposed and groups > 1 else operation
     if name in ("mul", "add", "sub"):
-        return _elementwise(node, flow, name)
+        left, right = node.args[:2]
+        named = [operand for operand in (left, right) if flow.parameter(operand) is not None]
+        if len(named) != 1 or not (isinstance(left, Node) and isinstance(right, Node)):
+            return None
+        data = right if named[0] is left else left
+        if shape_of(node) != shape_of(data):
+            return None
+        weight, bias = (flow.parameter(named[0]), None) if name == "mul" else (None, flow.parameter(named[0]))
+        return AffineOperation(node, data, weight, bias, is_direct=flow.is_direct(named[0]))
     if name in ("batch_norm", "group_norm"):
         data, *parameters = _padded(node, 4)
         weight, bias = parameters[:2] if name == "batch_norm" else parameters[1:]
@@ -348,32 +364,3 @@ def _layer(node: Node, flow: DataFlow, data: Any, weight: Any, bias: Any, **axes
     if name is None or flow.parameter(data) is not None or (bias is not None and bias_name is None):
         return None
     return AffineOperation(node, data, name, bias_name, is_direct=flow.is_direct(weight), **axes)
-
-
-def _convolution(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
-    data, weight, bias = _padded(node, 3)
-    if name == "convolution":
-        transposed, groups = bool(node.args[6]), node.args[8]
-    else:
-        transposed = name in _TRANSPOSED
-        groups = node.args[6] if len(node.args) > 6 else 1
-    output_axis, input_axis = (1, 0) if transposed else (0, 1)
-    operation = _layer(
-        node, flow, data, weight, bias,
-        channel_axis=1 - len(shape_of(weight)), output_axis=output_axis, input_axis=input_axis, groups=groups,
-    )  # fmt: skip
-    # A group of a transposed convolution has no simple order of channels in the weight.
-    return replace(operation, is_direct=False) if operation and transposed and groups > 1 else operation
-
-
-def _elementwise(node: Node, flow: DataFlow, name: str) -> AffineOperation | None:
-    left, right = node.args[:2]
-    named = [operand for operand in (left, right) if flow.parameter(operand) is not None]
-    if len(named) != 1 or not (isinstance(left, Node) and isinstance(right, Node)):
-        return None
-    parameter = named[0]
-    data = right if parameter is left else left
-    if shape_of(node) != shape_of(data):
-        return None
-    weight, bias = (flow.parameter(parameter), None) if name == "mul" else (None, flow.parameter(parameter))
-    return AffineOperation(node, data, weight, bias, is_direct=flow.is_direct(parameter))

@@ -196,7 +196,7 @@ def values_at(held: Any) -> Tensor | None:
 def _read(held: Any) -> tuple[Tensor | None, Form | None]:
     if held is None or isinstance(held, LambdaGate):
         return None, None
-    module = held if isinstance(held, nn.Module) else Called(held)
+    module: nn.Module = held if isinstance(held, nn.Module) else Called(held)
     tensors = [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
     if module._modules or any(isinstance(each, nn.parameter.UninitializedTensorMixin) for each in tensors):
         return None, None

@@ -109,25 +109,10 @@ def independent_copy(model: Model) -> Model:
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
-        known_to = _shared_function(model, twin)
-    if known_to is not None:
-        raise RuntimeError(
-            f"{type(model).__name__} cannot be copied: {known_to} holds a function that knows a module or tensor of "
-            "the model from elsewhere (a closure, torch.compile or a decorator of a bound method, a hook), and a copy "
-            "would go on running the original. Make it a method, decorate or compile it in the class, or remove the "
-            "hook; after model.forward = torch.compile(model.forward), `del model.forward`"
-        )
-    return twin
-
-
-def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
-    """The place in a deep copy, as "block.step", of a function or weak reference that knows a part of the original.
-
-    Python copies no function, so `self.step = torch.compile(self._step)` goes on running the original's modules.
-    """
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 
     def is_known_to(value: Any) -> bool:
+        # Python copies no function, so `self.step = torch.compile(self._step)` goes on running the original's modules.
         seen: set[int] = set()
         left = [value]
         while left:
@@ -147,13 +132,17 @@ def _shared_function(model: nn.Module, twin: nn.Module) -> str | None:
                 left += gc.get_referents(value)
         return False
 
-    found = (
-        f"{name}.{attribute}".lstrip(".")
-        for name, module in twin.named_modules()
-        for attribute, value in vars(module).items()
-        if attribute not in _OWN and is_known_to(value)
-    )
-    return next(found, None)
+    for name, module in twin.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in _OWN and is_known_to(value):
+                raise RuntimeError(
+                    f"{type(model).__name__} cannot be copied: {f'{name}.{attribute}'.lstrip('.')} holds a function "
+                    "that knows a module or tensor of the model from elsewhere (a closure, torch.compile or a "
+                    "decorator of a bound method, a hook), and a copy would go on running the original. Make it a "
+                    "method, decorate or compile it in the class, or remove the hook; after model.forward = "
+                    "torch.compile(model.forward), `del model.forward`"
+                )
+    return twin
 
 
 def hardness_modules_to_save(model: nn.Module) -> list[str]:

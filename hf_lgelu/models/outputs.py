@@ -66,7 +66,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     if not isinstance(output, Mapping):
         return found
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
-    return read or {given: value for given, value in found.items() if not _is_inner(given)}
+    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
 
 
 def uncounted_outputs(output: Any) -> dict[str, Tensor]:
@@ -74,15 +74,12 @@ def uncounted_outputs(output: Any) -> dict[str, Tensor]:
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
     counted = task_outputs(output)
-    return {given: value for given, value in _floating(output).items() if given not in counted and not _is_inner(given)}
+    return {given: value for given, value in _floating(output).items()
+            if given not in counted and given.partition(".")[0] not in _NOT_READ}  # fmt: skip
 
 
 def _is_in(given: str, name: str) -> bool:
     return given == name or given.startswith(f"{name}.")
-
-
-def _is_inner(given: str) -> bool:
-    return given.partition(".")[0] in _NOT_READ
 
 
 def _floating(output: Any) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ about these activations are guarded: their values name this package, which is no
 the values without the guard beside the record.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -72,26 +73,20 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
                 return keys + forget_sites(config)
         except UnsupportedConfigError:
             pass  # then the config remembers the sites themselves
-    guards = _guards(model, unguarded, places)
+    # The keys of these places, or without such keys those of another activation. A family with a table of its own knows
+    # ReLU, but not our names.
+    every = {uncompiled_name(site.name) for site in find_sites(model)}
+    guards: list[ConfigChange] = []
+    for sites, known in itertools.product((places, every), (NEEDS_THE_PACKAGE, "relu")):
+        guards = guards or [replace(change, new=NEEDS_THE_PACKAGE)
+                            for change in changes_at(model, unguarded, sites, known)
+                            if not isinstance(change.old, bool)]  # fmt: skip
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
     kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
     remembered = [ConfigChange((key,), _value(config, (key,)), new)
                   for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))]  # fmt: skip
     remembered = [change for change in remembered if change.old is not None or change.new is not None]
     return [*combined(config, plain, guards), *inner, *remembered]
-
-
-def _guards(model: PreTrainedModel, config: Config, places: set[str]) -> list[ConfigChange]:
-    """The changes after which the keys that decide about these places name this package.
-
-    Without such keys, those that decide about another activation; none where no key does.
-    """
-    for sites in (places, {uncompiled_name(site.name) for site in find_sites(model)}):
-        # A family with a table of its own knows ReLU, but not our names.
-        found = changes_at(model, config, sites, NEEDS_THE_PACKAGE) or changes_at(model, config, sites, "relu")
-        if guards := [replace(change, new=NEEDS_THE_PACKAGE) for change in found if not isinstance(change.old, bool)]:
-            return guards
-    return []
 
 
 def is_guarded(model: nn.Module) -> bool:

@@ -155,7 +155,16 @@ def replace_activations(
     if granularity == "channel":
         if inputs is None:
             raise ValueError(f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, a batch")
-        shapes = _channel_shapes(model, sites, inputs, channel_axis)
+        for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
+            axis = found if channel_axis is None else channel_axis
+            if axis is None:
+                raise ValueError(
+                    f"{name}: which axis of its input, of shape {shape}, counts channels is not known: it comes from "
+                    "no convolution and no linear layer. Give channel_axis, with include= for the sites where it holds"
+                )
+            if not -len(shape) <= axis < len(shape):
+                raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
+            shapes[name] = (shape[axis], *[1] * (len(shape) - axis % len(shape) - 1))
     if inputs is not None:
         _refuse_reused_inputs(model, sites, inputs)
     modules: list[nn.Module] = []
@@ -370,25 +379,6 @@ def exchange_activations(
     replaced = tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
                      for site, module in zip(sites, modules, strict=True))  # fmt: skip
     return SurgeryReport(replaced, write_configs(plans))
-
-
-def _channel_shapes(
-    model: nn.Module, sites: list[ActivationSite], inputs: Inputs, channel_axis: int | None
-) -> dict[str, tuple[int, ...]]:
-    """{site: the shape of one λ for each channel}."""
-    shapes = {}
-    for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
-        axis = found if channel_axis is None else channel_axis
-        if axis is None:
-            raise ValueError(
-                f"{name}: which axis of its input, of shape {shape}, counts channels is not known: it comes from no "
-                "convolution and no linear layer. Give channel_axis, with include= for the sites where it holds"
-            )
-        if not -len(shape) <= axis < len(shape):
-            raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
-        axis %= len(shape)
-        shapes[name] = (shape[axis], *[1] * (len(shape) - axis - 1))
-    return shapes
 
 
 def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
