@@ -22,7 +22,7 @@ from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, score, significant
 from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.models.example_run import call_by_name, evaluation_mode, in_dtype, require_taken, run_example
+from hf_lgelu.models.example_run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.refit.compare import compare_networks_on
@@ -209,9 +209,7 @@ class _Form:
         if isinstance(self.runner, OnnxModel):
             given = inputs if isinstance(inputs, dict) else {self.runner.input_names[0]: inputs}
             return self.runner({name: given[name] for name in self.runner.input_names})
-        if isinstance(inputs, dict):
-            return call_by_name(self.runner, inputs)
-        return self.runner(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+        return call_with(self.runner, inputs)
 
     def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
         """What the form gives, with torch's names."""

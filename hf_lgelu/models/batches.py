@@ -190,9 +190,31 @@ def read_batches(
     Raises TypeError for what is neither a tensor nor a plain constant, nor an object that holds tensors, and ValueError
     for a first batch that the model does not take, with what the model said, and for batches of several forms.
     """
+    if hasattr(data, "iloc"):  # of pandas: its items are columns
+        raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
     is_all = isinstance(data, Tensor | np.ndarray | Mapping)
+    # A generator of its own keeps the DataLoader from drawing from torch's global one.
+    options = {
+        "batch_size": batch_size or _READ_AT_ONCE, "collate_fn": data_collator or _collate,
+        "generator": torch.Generator(),
+    }  # fmt: skip
+    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_all
+    if isinstance(data, IterableDataset):
+        every: Iterable = DataLoader(data, **options)
+    # A plain list holds batches, unless data_collator says that it holds items.
+    elif indexable and (data_collator is not None or not isinstance(data, Sequence)):
+        every = DataLoader(data, sampler=_evenly_spaced(len(data), max_samples), **options)
+    elif data_collator is not None:
+        raise ValueError(
+            f"data_collator makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
+            "batches; leave data_collator out or pass a dataset"
+        )
+    elif isinstance(data, str | bytes) or not isinstance(data, Iterable):
+        raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
+    else:
+        every = [data] if is_all else data
     form, is_sample, left = None, False, max_samples
-    for raw in _raw_batches(data, batch_size, data_collator, max_samples):
+    for raw in every:
         if form is None:
             form, is_sample = _form_of(raw, model, what)
         if form not in _forms(raw):
@@ -256,34 +278,6 @@ def nothing_given(what: str) -> ValueError:
         f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
         "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
     )
-
-
-def _raw_batches(
-    data: Any, batch_size: int | None, data_collator: Callable | None, max_samples: int | None
-) -> Iterable:
-    """Batches as the user's objects give them."""
-    if hasattr(data, "iloc"):  # of pandas: its items are columns
-        raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
-    is_all = isinstance(data, Tensor | np.ndarray | Mapping)
-    # A generator of its own keeps the DataLoader from drawing from torch's global one.
-    options = {
-        "batch_size": batch_size or _READ_AT_ONCE, "collate_fn": data_collator or _collate,
-        "generator": torch.Generator(),
-    }  # fmt: skip
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, **options)
-    indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_all
-    # A plain list holds batches, unless data_collator says that it holds items.
-    if indexable and (data_collator is not None or not isinstance(data, Sequence)):
-        return DataLoader(data, sampler=_evenly_spaced(len(data), max_samples), **options)
-    if data_collator is not None:
-        raise ValueError(
-            f"data_collator makes batches of a dataset's items, but the data are a {type(data).__name__}, which holds "
-            "batches; leave data_collator out or pass a dataset"
-        )
-    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
-        raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
-    return [data] if is_all else data
 
 
 def _evenly_spaced(available: int, wanted: int | None) -> range | list[int]:

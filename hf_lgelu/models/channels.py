@@ -6,7 +6,7 @@ The channels of a linear layer's output lie on the last axis, those of a convolu
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -49,11 +49,9 @@ class ChannelAxes:
             return axis if shape == tensor.shape and shape[1] != shape[2] else None
         return axis if shape and shape[axis] == tensor.shape[axis] else None
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """A block whose forward pass is watched."""
-        with forward_hooks(self._layers, self._see):
-            yield
+        return forward_hooks(self._layers, self._see)
 
     def _see(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         output = output[0] if isinstance(output, tuple) and output else output

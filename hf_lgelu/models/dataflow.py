@@ -22,9 +22,8 @@ from hf_lgelu.models.elementwise import Called
 from hf_lgelu.models.example_run import (
     NOT_TAKEN,
     Inputs,
-    call_by_name,
+    call_with,
     evaluation_mode,
-    outputs_by_name,
     placed,
     run_example,
     same_randomness,
@@ -193,11 +192,9 @@ class _OutputTensors(nn.Module):
         self.model, self._outputs = model, outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        if "use_cache" in inspect.signature(self.model.forward).parameters:  # a language model of transformers
-            kwargs.setdefault("use_cache", False)
-        if args:
-            return self._outputs(self.model(*args, **(outputs_by_name(self.model) | kwargs)))
-        return self._outputs(call_by_name(self.model, kwargs))
+        # A language model of transformers has a cache.
+        options = {"use_cache": False} if "use_cache" in inspect.signature(self.model.forward).parameters else {}
+        return self._outputs(call_with(self.model, args or kwargs, **options))
 
 
 def _any_size(value: Any) -> Any:

@@ -41,9 +41,7 @@ def call_alike(model: nn.Module, inputs: Inputs) -> Any:
     """The output of `model` in its own mode for the inputs `placed` for it, with the same random numbers every time."""
     given = placed(inputs, model)
     with same_randomness():
-        if isinstance(given, dict):
-            return call_by_name(model, given)
-        return model(*((given,) if isinstance(given, Tensor) else given), **outputs_by_name(model))
+        return call_with(model, given)
 
 
 def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
@@ -107,24 +105,21 @@ def in_words(value: Any) -> str:
     return name
 
 
-def call_by_name(model: nn.Module, inputs: dict[str, Any]) -> Any:
-    """The output of `model` for keyword arguments, or for the mapping as the one argument that it needs."""
-    needed = [
-        parameter.name
-        for parameter in inspect.signature(model.forward).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
+def call_with(model: nn.Module, inputs: Tensor | dict[str, Any] | tuple[Any, ...], **options: Any) -> Any:
+    """The output of `model` for arguments by position or name, or for a mapping as the one argument that it needs.
+
+    A network of transformers names its outputs, though its config wants a tuple.
+    """
+    is_unnamed = isinstance(model, PreTrainedModel) and not getattr(model.config, "return_dict", True)
+    needs_names = is_unnamed or isinstance(inputs, dict)
+    taken = inspect.signature(model.forward).parameters.values() if needs_names else ()
+    if is_unnamed and any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in taken):
+        options["return_dict"] = True
+    if not isinstance(inputs, dict):
+        return model(*((inputs,) if isinstance(inputs, Tensor) else inputs), **options)
+    needed = [each.name for each in taken if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     whole = len(needed) == 1 and needed[0] not in inputs  # as a SentenceTransformer's `input`
-    return model(inputs) if whole else model(**(outputs_by_name(model) | inputs))
-
-
-def outputs_by_name(model: nn.Module) -> dict[str, Any]:
-    """The argument that makes a network of transformers name its outputs though its config wants a tuple."""
-    if not isinstance(model, PreTrainedModel) or getattr(model.config, "return_dict", True):
-        return {}
-    taken = inspect.signature(model.forward).parameters.values()
-    takes = any(parameter.name == "return_dict" or parameter.kind is parameter.VAR_KEYWORD for parameter in taken)
-    return {"return_dict": True} if takes else {}
+    return model(inputs) if whole else model(**(options | inputs))
 
 
 @contextmanager
@@ -281,14 +276,10 @@ def forward_hooks(
 def forward_pre_hooks(
     modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...]], Any]
 ) -> AbstractContextManager[None]:
-    """A block in which `hook(module, arguments)` is called before each forward, and may give other arguments."""
+    """A block in which `hook(module, arguments)` is called before each forward of `modules`."""
 
-    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        others = hook(module, args or tuple(named.values()))
-        if others is None:
-            return None
-        others = others if isinstance(others, tuple) else (others,)
-        return (others, named) if args else ((), dict(zip(named, others, strict=True)))
+    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hook(module, args or tuple(named.values()))
 
     return _removed_behind([module.register_forward_pre_hook(call, with_kwargs=True) for module in modules])
 
