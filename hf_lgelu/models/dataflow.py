@@ -71,8 +71,9 @@ class DataFlow:
     """One traced forward pass.
 
     `calls` maps the index of a site to its calls, in order. A site that no output depends on is missing there, though
-    it may be among those `reached`. Names of parameters are those of `model.named_parameters()`; a tied parameter has
-    the first of its names.
+    it may be among those `reached`. `stored` maps the graph's placeholders to names of `model.named_parameters()`; a
+    tied parameter has the first of its names. Several modules hold a parameter in `tied`, or hold its memory, and one
+    of these may not have run.
     """
 
     def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str], reached: frozenset[int]) -> None:
@@ -84,8 +85,8 @@ class DataFlow:
             for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
                 name = first.setdefault(id(parameter), f"{module_name}.{attribute}" if module_name else attribute)
                 holders.setdefault(name, set()).add(id(module))
-        self._tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
-        self._stored = {
+        self.tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
+        self.stored = {
             node: first[id(model.get_parameter(names[node.name]))]
             for node in graph.nodes
             if node.op == "placeholder" and node.name in names
@@ -97,25 +98,17 @@ class DataFlow:
 
     def parameter(self, node: Any) -> str | None:
         """The name of the parameter that `node` is, or is a view of; None for anything else, buffers included."""
-        while isinstance(node, Node) and node not in self._stored and operation_name(node) in _WEIGHT_VIEWS:
+        while isinstance(node, Node) and node not in self.stored and operation_name(node) in _WEIGHT_VIEWS:
             node = node.args[0]
-        return self._stored.get(node) if isinstance(node, Node) else None
-
-    def is_tied(self, name: str) -> bool:
-        """Whether several modules hold the parameter or its memory, one of which may not have run."""
-        return name in self._tied
-
-    def is_direct(self, node: Node) -> bool:
-        """Whether `node` is a parameter itself and not a view of it, which may have other axes."""
-        return node in self._stored
+        return self.stored.get(node) if isinstance(node, Node) else None
 
     def parameter_users(self, name: str) -> list[Node]:
         """Every operation that takes the parameter, itself or through a view."""
-        return [user for node, stored in self._stored.items() if stored == name for user in self._through_views(node)]
+        return [user for node, stored in self.stored.items() if stored == name for user in self._through_views(node)]
 
     def are_used_once(self, *names: str) -> bool:
         """Whether one operation takes each of these parameters, and one module holds it."""
-        return all(len(self.parameter_users(name)) == 1 and not self.is_tied(name) for name in names)
+        return all(len(self.parameter_users(name)) == 1 and name not in self.tied for name in names)
 
     def _through_views(self, node: Node) -> Iterator[Node]:
         for user in users(node):
@@ -340,7 +333,7 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
         if shape_of(node) != shape_of(data):
             return None
         weight, bias = (flow.parameter(named[0]), None) if name == "mul" else (None, flow.parameter(named[0]))
-        return AffineOperation(node, data, weight, bias, is_direct=flow.is_direct(named[0]))
+        return AffineOperation(node, data, weight, bias, is_direct=named[0] in flow.stored)
     if name in ("batch_norm", "group_norm"):
         data, *parameters = _padded(node, 4)
         weight, bias = parameters[:2] if name == "batch_norm" else parameters[1:]
@@ -360,4 +353,4 @@ def _layer(node: Node, flow: DataFlow, data: Any, weight: Any, bias: Any, **axes
     bias_name = flow.parameter(bias)
     if name is None or flow.parameter(data) is not None or (bias is not None and bias_name is None):
         return None
-    return AffineOperation(node, data, name, bias_name, is_direct=flow.is_direct(weight), **axes)
+    return AffineOperation(node, data, name, bias_name, is_direct=weight in flow.stored, **axes)

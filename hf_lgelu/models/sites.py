@@ -19,6 +19,8 @@ from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Called, 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
 
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
+
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
@@ -173,42 +175,30 @@ def _walk(
     seen.add(id(module))
     fused = getattr(module, _FUSED_KERNEL, None)
     for attribute, value in list(vars(module).items()):
-        if _may_be_activation(attribute, value):
+        if attribute == "forward" or attribute.startswith("_"):  # nearly all: a training looks at them in each step
+            continue
+        # A function that can be tried: no method of an object, none of Python's.
+        is_function = isinstance(value, _FUNCTIONS) or isinstance(getattr(value, "__self__", None), type)
+        if is_function and getattr(value, "__module__", None) != "builtins":
             called = Called(value).train(module.training)
             kind = read_kind(called)
             if kind is not None:
                 yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)
-    for step, parent, attribute, child in _live_children(module):
+    children = [(name, module, name, child) for name, child in module._modules.items() if child is not None]
+    copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
+    if original is not None and isinstance(copies, nn.ModuleDict):  # of a module that PEFT saves, the copy that runs
+        active = () if module.disable_adapters else module.active_adapters
+        if active and active[0] in copies:
+            children = [(f"modules_to_save.{active[0]}", copies, active[0], copies[active[0]])]
+        else:
+            children = [("original_module", module, "original_module", original)]
+    for step, parent, attribute, child in children:
         name = f"{prefix}{step}"
         kind = read_kind(child)
         if kind is None:
             yield from _walk(child, f"{name}.", seen, read_kind)
         else:
             yield ActivationSite(name, parent, attribute, child, kind, getattr(parent, _FUSED_KERNEL, None))
-
-
-def _may_be_activation(attribute: str, value: Any) -> bool:
-    """Whether an attribute of a module holds a function that can be tried: no method of an object, none of Python's."""
-    if attribute == "forward" or attribute.startswith("_"):  # nearly all: a training looks at them in each step
-        return False
-    functions = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
-    is_function = isinstance(value, functions) or isinstance(getattr(value, "__self__", None), type)
-    return is_function and getattr(value, "__module__", None) != "builtins"
-
-
-def _live_children(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Module]]:
-    """(name, parent, attribute, child) of the children that a module runs: of a module that PEFT saves, one copy."""
-    copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
-    if original is not None and isinstance(copies, nn.ModuleDict):
-        active = () if module.disable_adapters else module.active_adapters
-        if active and active[0] in copies:
-            yield f"modules_to_save.{active[0]}", copies, active[0], copies[active[0]]
-        else:
-            yield "original_module", module, "original_module", original
-        return
-    for attribute, child in module._modules.items():
-        if child is not None:
-            yield attribute, module, attribute, child
 
 
 def uncompiled_name(name: str) -> str:

@@ -186,7 +186,7 @@ def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> 
     biases = (
         Bias(name, scale)
         for name, scale in ((operation.bias, aim.scale), (behind, aim.scale_behind_norm))
-        if name is not None and len(flow.parameter_users(name)) == times and not flow.is_tied(name)
+        if name is not None and len(flow.parameter_users(name)) == times and name not in flow.tied
     )
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
@@ -286,7 +286,7 @@ def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
         or (name == "permute" and [axis % 2 for axis in view.args[1]] == [1, 0])
         or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
     )
-    if not is_turned or not flow.is_direct(view.args[0]):
+    if not is_turned or view.args[0] not in flow.stored:
         return operation
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
@@ -299,7 +299,7 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation) -> 
             f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
             "to experts): the two networks may route others"
         )
-    if flow.is_tied(weight):
+    if weight in flow.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     takers = flow.parameter_users(weight)
     own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)

@@ -179,7 +179,7 @@ def _common_factor(
         raise NotAbsorbableError(
             f"{name} is used {len(factors)} times and would have to be scaled differently each time"
         )
-    if flow.is_tied(name):
+    if name in flow.tied:
         raise NotAbsorbableError(
             f"{name}, which would have to be scaled, belongs to several modules, or its memory does"
         )
