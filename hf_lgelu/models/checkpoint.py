@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
-from hf_lgelu.files import require_inside, require_there
+from hf_lgelu.files import local, require_inside, require_there
 from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.outputs import agree, outputs_of
@@ -51,6 +51,7 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedMod
     that this class does not have; OSError where there is no checkpoint in safetensors.
     """
     require_there(str(name_or_path))
+    name_or_path = local(str(name_or_path)) or name_or_path
     path = Path(name_or_path)
     if path.is_file():
         raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
