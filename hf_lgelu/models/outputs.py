@@ -113,6 +113,16 @@ class Compared(NamedTuple):
     queries_are_chosen: bool = False
     are_embeddings: bool = False
 
+    def certainty(self) -> Tensor | None:
+        """(samples, boxes) how sure a detector is that something is in each box, from 0 to 1; None of another network.
+
+        A softmax has its last score for a place where nothing is; scores without one are read by a sigmoid each.
+        """
+        if next(iter(self.tensors)) != "logits" or "pred_boxes" not in self.tensors:
+            return None
+        scores = self.tensors["logits"].float()
+        return 1 - scores.softmax(-1)[..., -1] if self.are_logits else scores.sigmoid().amax(-1)
+
 
 _CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
 """{model: {output: the axis that counts its classes, where it can be followed}}."""

@@ -21,7 +21,7 @@ from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
 from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.refit.linear_map import LinearMap, choose_positions
-from hf_lgelu.refit.moments import WAITING, BufferedMoments, Moments, Rows, widened
+from hf_lgelu.refit.moments import Moments, Rows, widened
 from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
 from hf_lgelu.refit.ridge import held_out_once
@@ -102,18 +102,15 @@ class Carrier:
         kinks = KINKS if layer.unit is not None and len(self._batches) > 1 else KINKS[:1]
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
-            totals = [
-                BufferedMoments(Moments.zeros(groups, layer.width, channels, self._device), WAITING // len(kinks))
-                for _ in kinks
-            ]
+            totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
             for batch, trace, values in self._carried(index, fold):
                 for maps in trace.layers.layers[index].uses:
                     given = _of_original(trace, maps[0], values) if layer.is_used_in_turn else values
                     rows = self._rows(index, maps, batch, trace, given, kinks)
                     for total, each in zip(totals, rows, strict=True):
-                        total.add(each)
+                        total.add(*each)
             for total, parts in zip(totals, sums, strict=True):
-                found = total.sums().reduce_over_processes()
+                found = total.reduce_over_processes()
                 if len(parts) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in parts)):
                     parts[-1] += found
                 else:

@@ -12,6 +12,7 @@ Several processes take every step together: each runs its part of the batch, and
 up. So the steps are those of a single process, up to rounding.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,8 +38,8 @@ from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at
-_RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
-_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
+_RATES, _LOW_RATE = (0.003, 0.01, 0.03), 0.0003  # the low one where the first rate leads to nothing nearer
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # where a tried rate leaves less of the loss, so many times the steps
 _KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
@@ -129,9 +130,7 @@ def distill(
         run = _Descent(original, moved, folds, outputs, parameters, bf16, is_narrow)
         best = run.start
         try:
-            for rate in _RATES:
-                if best is run.start:
-                    best = run.nearest(rate, steps, time_share)
+            best = run.nearest(steps, time_share)
         finally:
             run.put(best)
             with torch.no_grad():
@@ -205,6 +204,7 @@ class _Descent:
         self._room = _KEPT_VALUES
         watched = evenly(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
+        self._order = _order(len(self._batches))
         self._parameters = list(parameters.values())
         with self._judging():
             loads = ((batch, batch.part.load()) for batch in self._watched)
@@ -221,28 +221,42 @@ class _Descent:
         for parameter, value in zip(self._parameters, seen.values, strict=True):
             parameter.copy_(value)
 
-    def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
-        """The best state of so many steps from the start, the start included; `steps` as in `distill`.
+    def nearest(self, steps: int | None, time_share: Callable[[], float]) -> _Seen:
+        """The best state of so many steps in all, the start included; `steps` as in `distill`.
 
-        The steps end where a quarter of them led to nothing nearer, and when `time_share`, the share of the time limit
-        that has passed, is 1.
+        Rates are tried from the start, the higher while it leads nearer, on an eighth of the steps each. The rest
+        begins where the best of them led.
         """
-        self.put(self.start)
-        optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
-        count, begun = steps or _STEPS, time_share()
-        every = max(1, count // _LOOKS)
-        for step, number in enumerate(_order(len(self._batches))):
+        count = steps or _STEPS
+        few, taken = max(1, count // _LOOKS), 0
+        best, chosen = self.start, _LOW_RATE
+        for rate in _RATES[: count // few]:
+            seen, taken = self._descend(self.start, rate, few, 1, time_share), taken + few
+            if seen.loss >= best.loss:
+                break
+            best, chosen = seen, rate
+        if steps is None and best.loss < _FAR_FROM_DONE * self.start.loss:
+            count *= _LONGER
+        return self._descend(best, chosen, count - taken, _LOOKS, time_share)
+
+    def _descend(self, begin: _Seen, rate: float, count: int, looks: int, time_share: Callable[[], float]) -> _Seen:
+        """The best state of `count` steps from `begin`, looked at so often, `begin` included.
+
+        The steps end where a quarter of them led to nothing nearer than the start, and when `time_share`, the share of
+        the time limit that has passed, is 1.
+        """
+        self.put(begin)
+        optimizer, best, begun = CentredAdam(self._parameters, rate, self._centred), begin, time_share()
+        for step in itertools.count():
             share = time_share()
-            is_over = share >= 1 or step == count
-            if step and (is_over or step % every == 0):
+            is_over = share >= 1 or step >= count
+            if step and (is_over or step % max(1, count // looks) == 0):
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
                 is_over |= best is self.start and 4 * step >= count
-                if steps is None and step == _STEPS // _LOOKS and best.loss < _FAR_FROM_DONE * self.start.loss:
-                    count, every = _LONGER * count, _LONGER * every
             if is_over:
                 break
             with torch.enable_grad(), self._stepping():
-                loss = self._loss(self._batches[number])
+                loss = self._loss(self._batches[next(self._order)])
             loss.backward()
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
@@ -373,12 +387,15 @@ def output_loss(
 
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
     columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings,
-    1 − cos of each sample's mean over positions is added. With several processes it is this process's part of the mean
-    over all rows, in which its rows count with its `weight`.
+    1 − cos of each sample's mean over positions is added. Of a detector's scores it is the sum of all KLs, one a class
+    where a sigmoid reads each, and a box's error counts as much as the original is sure of it: both over the sum of
+    what it is sure of. With several processes it is this process's part of the mean over all rows, in which its rows
+    count with its `weight`.
     """
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
     total = torch.zeros((), device=next(converted.parameters()).device)
+    certainty = reference.certainty()
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])
         if number == 0 and reference.are_embeddings:
@@ -386,12 +403,17 @@ def output_loss(
             cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
         wanted, found = (batch.without_padding(value, name, -1).float() for value in pair)
-        rows = summed(total.new_tensor(weight * len(wanted)))
-        if number == 0 and reference.are_logits:
+        shares = wanted.new_ones(len(wanted))
+        if certainty is not None and name in ("logits", "pred_boxes"):
+            shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
+        rows = summed(weight * shares.sum()).clamp(min=1)
+        if number == 0 and (reference.are_logits or certainty is not None):
+            if not reference.are_logits:  # a sigmoid of z is a softmax of z and 0
+                wanted, found = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (wanted, found))
             total = total + kl_terms(wanted, found).sum() / rows
         else:
             varies = variances[name] > 0
-            error = (found - wanted).square().sum(0)[varies] / variances[name][varies].to(found.dtype)
+            error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
             total = total + error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 

@@ -12,7 +12,6 @@ from hf_lgelu.refit.processes import summed
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
-WAITING = 4096  # rows, until they are summed
 
 
 @dataclass(eq=False)
@@ -171,30 +170,3 @@ class Rows(NamedTuple):
     residuals: Tensor
     targets: Tensor
     counted: Tensor | None
-
-
-class BufferedMoments:
-    """Moments that collect rows before adding them: products of a few hundred rows waste memory traffic."""
-
-    def __init__(self, moments: Moments, most: int = WAITING) -> None:
-        """At most about `most` rows wait."""
-        self._moments, self._count, self._most = moments, 0, most
-        self._waiting: list[Rows] = []
-
-    def add(self, rows: Rows) -> None:
-        """Add the rows of a batch."""
-        self._waiting.append(rows)
-        self._count += len(rows.features)
-        if self._count >= self._most:
-            self._empty()
-
-    def sums(self) -> Moments:
-        """The sums over all rows added."""
-        self._empty()
-        return self._moments
-
-    def _empty(self) -> None:
-        if self._waiting:
-            parts = zip(*self._waiting, strict=True)
-            self._moments.add(*(None if part[0] is None else torch.cat(part) for part in parts))
-        self._waiting, self._count = [], 0

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import types
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 
+import hf_lgelu.refit.distill as distillation
 from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.refit.distill import (
@@ -105,6 +107,39 @@ def test_a_column_is_measured_by_its_variance_over_all_batches():
     assert loss.item() == pytest.approx(total, rel=1e-4)
     faint = parts[0][0]._replace(tensors={"boxes": torch.cat([x, 1e-30 * x], 1)}, are_logits=False)
     assert (column_variances([(faint, Batch(x, None), 1.0)])["boxes"] > 0).tolist() == [True] * 4 + [False] * 4
+
+
+class Boxes(nn.Module):
+    """As a detector's interface: class scores and a box of each of five places."""
+
+    def __init__(self, columns, scale):
+        super().__init__()
+        torch.manual_seed(5)
+        self.config, self.last = types.SimpleNamespace(num_labels=3), nn.Linear(4, columns + 4)
+        self.columns, self.scale = columns, scale
+
+    def forward(self, pixel_values):
+        found = self.last(pixel_values) * self.scale
+        return {"logits": found[..., : self.columns], "pred_boxes": found[..., self.columns :]}
+
+
+@pytest.mark.parametrize("has_nothing", [False, True])
+def test_a_box_counts_as_much_as_a_detector_is_sure_that_something_is_in_it(has_nothing):
+    """Of three classes, read by a sigmoid each, or by a softmax with a fourth score for nothing."""
+    x = torch.randn(30, 5, 4, generator=torch.Generator().manual_seed(6))
+    original, other = Boxes(3 + has_nothing, 1.0), Boxes(3 + has_nothing, 1.1)
+    batch = Batch({"pixel_values": x}, None)
+    loss = output_loss(compared_outputs(original, batch.inputs), other, batch)
+    (z, boxes), (found, moved) = ([part.detach().double().flatten(0, 1) for part in net(x).values()]
+                                  for net in (original, other))  # fmt: skip
+    if has_nothing:
+        p, q = z.softmax(-1), found.softmax(-1)
+        sure, far = 1 - p[:, -1], (p * (p / q).log()).sum()
+    else:
+        p, q = z.sigmoid(), found.sigmoid()
+        sure, far = p.max(-1).values, (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).sum()
+    off = ((moved - boxes) ** 2 / boxes.var(0, correction=0)).mean(-1)
+    assert loss.item() == pytest.approx(float((far + (sure * off).sum()) / sure.sum()), rel=1e-4)
 
 
 class Encoder(nn.Module):
@@ -218,6 +253,26 @@ def test_a_descent_that_goes_well_takes_three_times_the_steps_once(monkeypatch, 
     monkeypatch.setattr("hf_lgelu.refit.distill._FAR_FROM_DONE", 1.0)
     distill(model, converted, folds, names=["2.weight"], steps=steps)
     assert len(taken) == expected
+
+
+@pytest.mark.parametrize(("rates", "expected"), [((1e-6, 0.01, 1e5), 0.01), ((0.003, 1e-6, 0.01), 0.003)])
+def test_steps_take_the_rate_that_leads_nearest_on_a_few(monkeypatch, rates, expected):
+    """Higher rates are tried from the start while each leads nearer; the rest begins where the best of them led."""
+    model, converted, folds = loud_and_swapped(8)
+    begun, descend = [], distillation._Descent._descend
+
+    def noted(descent, begin, rate, count, *more):
+        begun.append((begin, rate, count))
+        return descend(descent, begin, rate, count, *more)
+
+    monkeypatch.setattr(distillation._Descent, "_descend", noted)
+    monkeypatch.setattr(distillation, "_RATES", rates)
+    before, after = distill(model, converted, folds, names=["0.weight", "2.weight"], steps=80)
+    *tried, (begin, rate, count) = begun
+    assert ([tried_rate for _, tried_rate, _ in tried], rate) == (list(rates[: len(tried)]), expected)
+    assert (len(tried), count) == (3 - (expected == 0.003), 80 - 10 * len(tried))
+    assert after <= begin.loss < before
+    assert {seen.loss for seen, *_ in tried} == {before}
 
 
 def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):

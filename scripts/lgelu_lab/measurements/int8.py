@@ -76,6 +76,7 @@ class Int8Settings:
         seed: of the calibration rows and of the order in each round.
         efforts: rungs of `convert_to_relu`; the network gelu is measured converted by each, too.
         converted_rows: training rows that the conversions are fitted on.
+        distill_steps: of the effort distill; None for its default.
     """
 
     calibration_rows: int = 256
@@ -88,6 +89,7 @@ class Int8Settings:
     seed: int = 0
     efforts: tuple[str, ...] = ()
     converted_rows: int = 1024
+    distill_steps: int | None = None
 
 
 @dataclass
@@ -132,8 +134,9 @@ def _converted(
     """(effort, the network gelu converted by it)."""
     rows = draw_calibration(data, settings.converted_rows, settings.seed) if settings.efforts else None
     for effort in settings.efforts:
-        options = ConversionConfig(data_collator=benchmark.collate)
-        yield effort, convert_to_relu(models["gelu"].load(), rows, effort=effort, options=options).model
+        steps = settings.distill_steps if effort == "distill" else None
+        options = ConversionConfig(effort=effort, distill_steps=steps, data_collator=benchmark.collate)
+        yield effort, convert_to_relu(models["gelu"].load(), rows, options=options).model
 
 
 def _variants(
