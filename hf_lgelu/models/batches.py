@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -255,21 +256,17 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
         except ValueError as error:
             refusals.append(error)
             continue
-        if is_sample or _are_counted(model, batch):
-            return form, is_sample
+        if is_sample:
+            return form, True
+        sizes = []
+        # More samples make the leading axis of some output longer. A model may take no other number of them.
+        with suppress(*NOT_TAKEN):
+            for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
+                tensors = named_tensors(run_example(model, batch[:number].inputs))
+                sizes.append([len(value) for _, value in tensors if value.ndim])
+        if len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]:
+            return form, False
     raise refusals[0]
-
-
-def _are_counted(model: nn.Module, batch: Batch) -> bool:
-    """Whether more samples make the leading axis of some output longer; True where the model takes no other number."""
-    sizes = []
-    for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
-        try:
-            output = run_example(model, batch[:number].inputs)
-        except NOT_TAKEN:
-            return True
-        sizes.append([len(value) for _, value in named_tensors(output) if value.ndim])
-    return len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]
 
 
 def nothing_given(what: str) -> ValueError:
