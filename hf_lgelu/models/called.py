@@ -92,8 +92,8 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             for handle in _route(owner, gates):
                 routes.callback(handle.remove)
             routes.callback(owner._modules.pop, CALLED)
-        found = run_example(model, inputs) if search.found else expected
-        pairs = zip(pytree.tree_leaves(expected), pytree.tree_leaves(found), strict=True)
+        outputs = (expected, run_example(model, inputs)) if search.found else ()
+        pairs = zip(*map(pytree.tree_leaves, outputs), strict=True)
         if not all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
                    if isinstance(one, Tensor)):  # fmt: skip
             lines = "; ".join(call.where for gates in search.found.values() for call in gates.calls.values())
