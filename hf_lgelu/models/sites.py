@@ -21,11 +21,7 @@ _FUSED_CODES = {"relu": 1, "gelu": 2}
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.ScriptFunction)
 
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-    *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
-)
+_HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name and "state_dict" not in name)
 
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
 """The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
