@@ -1,13 +1,12 @@
-"""What each command of `hf-lgelu` takes: one dataclass a command, and the tables EXPORT_TARGETS and COMMANDS.
+"""What each command of `hf-lgelu` takes: one dataclass a command, and the tables EXPORT_FORMS and COMMANDS.
 
-A new command is a dataclass, a row and a module with its function. An option without a default is required; of these
-the command's words are given without a name. Nothing here imports torch.
+A new command is a dataclass, a row, and a module with a function, both of its name. An option without a default is
+required; of these the command's words are given without a name. Nothing here imports torch.
 """
 
 import dataclasses
 import inspect
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Sequence
@@ -22,58 +21,15 @@ _DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSO
 _AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
 
 
-_OF_A_CARD = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
-
-
-@dataclass(frozen=True)
-class ExportTarget:
-    """A form that `hf-lgelu export --to` writes.
-
-    Args:
-        name: after `hf-lgelu export --to`.
-        description: for that command's help.
-        run: "module:function", called with the model and a folder that is there; `source` is where a tokenizer or
-            processor is that goes along, `inputs` are rows to compare on, None for random ones. Gives a dataclass
-            that can be printed, with the `folder` of a checkpoint or the `path` of a file.
-        is_checkpoint: what is written is again a checkpoint, of one with λ-GELU: it is scored, and has a card. Other
-            forms are files, of any network as it is.
-        options: those of the command's options that not every form takes; `run` has "allow_soft" and "opset".
-    """
-
-    name: str
-    description: str
-    run: str
-    is_checkpoint: bool = True
-    options: Sequence[str] = _OF_A_CARD
-
-    def export(self, *arguments: Any, **options: Any) -> Any:
-        """The report of `run`."""
-        return pkgutil.resolve_name(self.run)(*arguments, **options)
-
-
-EXPORT_TARGETS: dict[str, ExportTarget] = {
-    target.name: target
-    for target in (
-        ExportTarget(
-            "relu",
-            "ReLU in the place of hard gates",
-            "hf_lgelu.export.plain:save_relu",
-            options=("allow_soft", *_OF_A_CARD),
-        ),
-        ExportTarget("gelu", "GELU, with λ absorbed by the weights, exactly", "hf_lgelu.export.plain:save_gelu"),
-        ExportTarget(
-            "onnx",
-            "the model as it is, whatever its gates, for onnxruntime",
-            "hf_lgelu.export.onnx.onnx_export:save_onnx",
-            is_checkpoint=False,
-            options=("opset",),
-        ),
-    )
+EXPORT_FORMS = {
+    "relu": "ReLU in the place of hard gates",
+    "gelu": "GELU, with λ absorbed by the weights, exactly",
+    "onnx": "the model as it is, whatever its gates, for onnxruntime",
 }
+"""What `hf-lgelu export --to` writes. The first two are again checkpoints, of one with λ-GELU, and have a card."""
 
-
-_TARGETS = "; ".join(f"{target.name}: {target.description}" for target in EXPORT_TARGETS.values())
-
+_OF_A_CARD = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
+_OF_A_FORM = {"allow_soft": ("relu",), "opset": ("onnx",), **dict.fromkeys(_OF_A_CARD, ("relu", "gelu"))}
 
 GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's options, in the order of its help
 
@@ -270,14 +226,15 @@ class ConvertArguments(OutputArguments):
 class ExportArguments(OutputArguments):
     """Of `hf-lgelu export`."""
 
-    to: str = _method(f"{_TARGETS}. Default: relu.", "relu", choices=tuple(EXPORT_TARGETS))
+    to: str = _method(
+        f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
+    )
     allow_soft: bool = _method("Put ReLU in even where gates are soft. Default: refused.", False)
     opset: int | None = _method("Version of ONNX's operations, 11 to 25. Default: 20.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        others = ("allow_soft", "opset", *_OF_A_CARD)
-        given = [f"--{name}" for name in others if getattr(self, name) and name not in EXPORT_TARGETS[self.to].options]
+        given = [f"--{name}" for name, forms in _OF_A_FORM.items() if getattr(self, name) and self.to not in forms]
         if given:
             raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
 
@@ -326,11 +283,10 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One word after `hf-lgelu`: `run` is "module:function", called with the `arguments`; `examples` are two calls."""
+    """One word after `hf-lgelu`: in a module of that name a function of that name is called with the `arguments`."""
 
     name: str
     summary: str
-    run: str
     arguments: type[Arguments]
     examples: tuple[str, str]
 
@@ -341,7 +297,6 @@ COMMANDS: dict[str, Command] = {
         Command(
             "convert",
             "a trained smooth network (GELU, SiLU, Mish, λ-GELU) to ReLU without training, on unlabelled inputs",
-            "hf_lgelu.cli.convert:convert",
             ConvertArguments,
             (
                 "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
@@ -351,7 +306,6 @@ COMMANDS: dict[str, Command] = {
         Command(
             "export",
             "a hardened λ-GELU checkpoint to a plain ReLU, GELU or ONNX one",
-            "hf_lgelu.cli.export:export",
             ExportArguments,
             (
                 "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
@@ -361,7 +315,6 @@ COMMANDS: dict[str, Command] = {
         Command(
             "compare",
             "two checkpoints beside each other: score, distance, milliseconds, megabytes; nothing is written",
-            "hf_lgelu.cli.compare:compare",
             CompareArguments,
             (
                 "hf-lgelu compare runs/tabular out/relu --data test.csv",
@@ -371,21 +324,18 @@ COMMANDS: dict[str, Command] = {
         Command(
             "demo",
             "the whole road in half a minute: train on digits that are here, convert, save, reload, measure",
-            "hf_lgelu.cli.demo:demo",
             DemoArguments,
             ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits"),
         ),
         Command(
             "check",
             "is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written",
-            "hf_lgelu.cli.check:check",
             CheckArguments,
             ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv"),
         ),
         Command(
             "profile",
             "the hardness λ of every gate of a λ-GELU checkpoint, as text and as a picture",
-            "hf_lgelu.cli.profile:profile",
             ProfileArguments,
             ("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png"),
         ),

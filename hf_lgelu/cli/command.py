@@ -144,7 +144,6 @@ def _arguments(command: Command, words: Sequence[str]) -> Arguments | None:
 
 
 def _answer(command: Command, arguments: Arguments) -> int:
-    module, _, function = command.run.partition(":")
     ended_by = [signal.SIGINT]
 
     def leave(number: int, frame: Any) -> NoReturn:
@@ -162,7 +161,7 @@ def _answer(command: Command, arguments: Arguments) -> int:
         require_paths(arguments)
         if arguments.progress:
             print(f"hf-lgelu {command.name}: loading torch and transformers ...", file=sys.stderr, flush=True)
-        getattr(importlib.import_module(module), function)(arguments)
+        getattr(importlib.import_module(f"hf_lgelu.cli.{command.name}"), command.name)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         _stop_saying()
         return 128 + signal.SIGPIPE

@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -243,9 +242,6 @@ def save_plain(
     return CheckpointExport(
         form, str(folder), hardness, swap_error, config_changes, change, warnings, smooth_calls, unreached, sites
     )
-
-
-save_relu, save_gelu = partial(save_plain, form="relu"), partial(save_plain, form="gelu")
 
 
 def _change_after_reload(

@@ -6,6 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -141,11 +142,9 @@ signal_to_send = signal.SIGTERM
 @pytest.fixture
 def fake_command(monkeypatch):
     def add(function):
-        row = Command(
-            "fake", "a command of this test", f"{__name__}:{function.__name__}", COMMANDS["check"].arguments, ("", "")
-        )
+        row = Command("fake", "a command of this test", COMMANDS["check"].arguments, ("", ""))
         monkeypatch.setitem(COMMANDS, "fake", row)
-        monkeypatch.setitem(sys.modules, __name__, sys.modules[function.__module__])
+        monkeypatch.setitem(sys.modules, "hf_lgelu.cli.fake", types.SimpleNamespace(fake=function))
 
     return add
 
