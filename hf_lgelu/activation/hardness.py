@@ -1,11 +1,10 @@
-"""The hardness λ: its reparameterization, its target and its initial profiles.
+"""The hardness λ: its reparameterization, its target and the names of its initial profiles.
 
 Notation follows the paper (arXiv:2603.21991): λ ≥ 1 is the hardness, s the raw hardness that an
 optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 """
 
 import math
-from collections.abc import Collection
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -130,29 +129,6 @@ def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
 
 INIT_MODES = ("uniform", "increasing", "decreasing")
 """How initial hardness runs over depth: every λ = init_hardness, or linear to or from high_hardness."""
-
-
-def init_profile(init_mode: str, count: int, init_hardness: float, high_hardness: float) -> list[float]:
-    """One initial λ for each of `count` activations in depth order (the paper's three init modes).
-
-    Raises ValueError if `init_mode` is unknown, `init_hardness` ≤ 1 or `init_hardness` > `high_hardness`.
-    """
-    require_known("init mode", init_mode, INIT_MODES)
-    low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
-    if init_mode == "uniform":
-        return [low] * count
-    if low > high:
-        raise ValueError(
-            f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
-        )
-    first, last = (low, high) if init_mode == "increasing" else (high, low)
-    return [first + (last - first) * i / max(count - 1, 1) for i in range(count)]
-
-
-def require_known(what: str, name: Any, known: Collection[str]) -> None:
-    """Raise ValueError that lists the `known` names, unless `name` is one."""
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(known)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TEMPERATURE,
@@ -166,17 +165,7 @@ class LambdaSiLU(LambdaGate):
     gate = "lambda_silu"
 
 
-_WRITTEN = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
-
-
-def _made(gate: str) -> type[LambdaGate]:
-    """The class of a row that has none above, named after the row; an attribute of this file, so that it pickles."""
-    name, doc = gate.title().replace("_", ""), f"f(x; λ) = {GATES[gate].formula}; the rest is as in `LambdaGate`."
-    cls = type(name, (LambdaGate,), {"__module__": __name__, "__doc__": doc, "gate": gate})
-    return globals().setdefault(name, cls)
-
-
-GATE_MODULES: dict[str, type[LambdaGate]] = {gate: _WRITTEN.get(gate) or _made(gate) for gate in GATES}
+GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGELU, LambdaGELUTanh, LambdaSiLU)}
 """The module of each row of GATES."""
 
 

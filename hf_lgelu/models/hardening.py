@@ -15,17 +15,18 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import (
     DEFAULT_INIT_HARDNESS,
     DEFAULT_TOLERANCE,
+    INIT_MODES,
     LARGEST_HARDNESS,
+    check_init_hardness,
     check_temperature,
     effective_hardness,
     hardness_for_tolerance,
     hardness_from_raw,
-    init_profile,
     raw_from_hardness,
-    require_known,
     swap_error_bound,
 )
 from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.formats import require_known
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.operable import require_unflattened, require_values_here
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
@@ -124,6 +125,14 @@ def initialize_hardness(
             f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
             f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
         )
+    require_known("init mode", init_mode, INIT_MODES)
+    low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
+    if init_mode == "uniform":
+        high = low
+    elif low > high:
+        raise ValueError(
+            f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
+        )
     owners = _settable_gates(model)
     if inputs is not None:
         ran: list[nn.Module] = []
@@ -133,7 +142,8 @@ def initialize_hardness(
         if silent:
             raise ValueError(f"the inputs never reach {', '.join(silent)}; give inputs that run the whole model")
         owners.sort(key=lambda owner: ran.index(owner[1]))
-    values = init_profile(init_mode, len(owners), init_hardness, high_hardness)
+    first, last = (high, low) if init_mode == "decreasing" else (low, high)
+    values = [first + (last - first) * i / max(len(owners) - 1, 1) for i in range(len(owners))]
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, as t is
     temperatures = [float(module.temperature if given is None else given) for _, module in owners]
     raw = [raw_from_hardness(value, t) for value, t in zip(values, temperatures, strict=True)]
