@@ -162,25 +162,18 @@ def metrics_of_module(
 
 
 @contextmanager
-def random_state_kept(model: nn.Module) -> Iterator[None]:
-    """A block after which torch's random state is as before, so that a second pass draws what the first drew."""
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    is_cpu = device.type in ("cpu", "meta")
-    with torch.random.fork_rng([] if is_cpu else [device], device_type="cuda" if is_cpu else device.type):
-        yield
+def pass_undone(trainer: Any) -> Iterator[None]:
+    """A block after which torch's random state, and the numbers that a trainer's loss collects, are as before.
 
-
-@contextmanager
-def collected_kept(trainer: Any) -> Iterator[None]:
-    """A block after which the numbers that a trainer's loss collects are as before, so that a second pass adds nothing.
-
-    The trainers of TRL and sentence-transformers average these numbers at the end of an evaluation.
+    A second pass then draws what the first drew, and adds nothing to these numbers, which the trainers of TRL and
+    sentence-transformers average at the end of an evaluation.
     """
+    device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
+    is_cpu = device.type in ("cpu", "meta")
     kept = {name: vars(trainer)[name] for name in _COLLECTED if name in vars(trainer)}
-    for name, value in kept.items():
-        setattr(trainer, name, copy.deepcopy(value))
-    try:
-        yield
-    finally:
-        for name, value in kept.items():
-            setattr(trainer, name, value)
+    vars(trainer).update(copy.deepcopy(kept))
+    with torch.random.fork_rng([] if is_cpu else [device], device_type="cuda" if is_cpu else device.type):
+        try:
+            yield
+        finally:
+            vars(trainer).update(kept)

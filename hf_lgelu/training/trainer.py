@@ -32,12 +32,11 @@ from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import (
-    collected_kept,
     compare_samples,
     comparison_metrics,
     metrics_of_both,
     metrics_of_module,
-    random_state_kept,
+    pass_undone,
 )
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed, whole_checkpoint
@@ -201,9 +200,7 @@ class LambdaGELUTrainer(Trainer):
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
         copies: Any = {name: tree_map_only(torch.Tensor, torch.Tensor.clone, value) for name, value in inputs.items()}
         copies = type(inputs)(copies)  # a dict, or a BatchEncoding
-        with (
-            random_state_kept(self.model), buffers_kept(self.model), collected_kept(self), self._substitution.applied()
-        ):  # fmt: skip
+        with pass_undone(self), buffers_kept(self.model), self._substitution.applied():
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
 
         def look(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -277,7 +274,7 @@ class LambdaGELUTrainer(Trainer):
         """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
         prefix = args[-1]
         substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
-        with random_state_kept(self.model), collected_kept(self), substitution.applied():
+        with pass_undone(self), substitution.applied():
             found = super().evaluation_loop(*args).metrics
         relu_metrics = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in found.items()}
         output = super().evaluation_loop(*args)
