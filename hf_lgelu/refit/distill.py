@@ -1,8 +1,8 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
 All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
-not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The result is
-the best state on the inputs that choose. Where no state is better than the start, a lower rate is tried.
+not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The rate is the
+one that leads nearest on an eighth of the steps. The result is the best state on the inputs that choose.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -112,8 +112,8 @@ def distill(
         folds: the data; steps use every fold, the held-out part only judges.
         outputs: names of the outputs that count.
         names: the parameters that are moved.
-        steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
-            tenth of the loss away.
+        steps: the number of steps, of one batch each; by default 200, or 600 where an eighth of them takes a tenth of
+            the loss away.
         bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
             moved and judged under autocast.
         max_seconds: a limit on the time.
