@@ -24,7 +24,7 @@ from hf_lgelu.files import is_hub_id, save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, require_known, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.models.outputs import OutputChange
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, sites_in_words
+from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 
@@ -154,6 +154,7 @@ def write_card(
         ...     write_card(model, folder, license="mit").name
         'README.md'
     """
+    require_lambda_gelu(model)
     source = str(model.name_or_path)
     if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
