@@ -1,19 +1,13 @@
-"""Numbers, names and tables as reports, cards, pages and errors show them."""
+"""Numbers and tables as reports, cards and pages show them."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NONE = "–"
 """Where a number does not apply, or was not measured. Never a zero."""
 
 _DIGITS = {"accuracy": 4, "perplexity": 2}
-
-
-def require_known(what: str, name: Any, known: Collection[str]) -> None:
-    """Raise ValueError that lists the `known` names, unless `name` is one."""
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(known)}")
 
 
 def score(metric: str, value: float | None) -> str:

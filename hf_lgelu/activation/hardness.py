@@ -5,6 +5,7 @@ optimizer moves, t the temperature, and λ(s) = 1 + softplus(s / t).
 """
 
 import math
+from collections.abc import Collection
 from numbers import Real
 from typing import Any, TypeGuard
 
@@ -129,6 +130,12 @@ def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
 
 INIT_MODES = ("uniform", "increasing", "decreasing")
 """How initial hardness runs over depth: every λ = init_hardness, or linear to or from high_hardness."""
+
+
+def require_known(what: str, name: Any, known: Collection[str]) -> None:
+    """Raise ValueError that lists the `known` names, unless `name` is one."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(known)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:

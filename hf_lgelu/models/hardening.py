@@ -23,10 +23,10 @@ from hf_lgelu.activation.hardness import (
     hardness_for_tolerance,
     hardness_from_raw,
     raw_from_hardness,
+    require_known,
     swap_error_bound,
 )
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.formats import require_known
 from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
 from hf_lgelu.models.operable import require_unflattened, require_values_here
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu

@@ -18,9 +18,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known
 from hf_lgelu.activation.module import GATE_MODULES
-from hf_lgelu.formats import require_known
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
     EXCHANGED,

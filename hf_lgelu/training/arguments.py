@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
-from hf_lgelu.formats import require_known
+from hf_lgelu.activation.hardness import require_known
 from hf_lgelu.models.hardening import (
     DEFAULT_SWITCH_FRACTION,
     SCHEDULES,

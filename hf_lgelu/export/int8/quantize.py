@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_lgelu.activation.hardness import require_known
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
@@ -34,7 +35,6 @@ from hf_lgelu.export.onnx.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.formats import require_known
 from hf_lgelu.models.batches import counted_rows, nothing_given, read_batches
 from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
 
