@@ -59,9 +59,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_sessionstart():
-    gc.set_threshold(
-        100_000, 20
-    )  # a trace makes many objects that stay; to look for garbage took a seventh of all time
+    gc.set_threshold(100_000, 20)  # a trace makes many objects that stay: looking for it took a seventh of all time
 
 
 def pytest_sessionfinish():
@@ -79,7 +77,7 @@ class _NoTraceback:
 
 @pytest.fixture(autouse=True, scope="session")
 def torch_does_what_tests_need():
-    """At each export to ONNX torch reads the sources of its operators anew, for most of a small network's time."""
+    """One thread, quicker for small networks; and sources that torch reads at each export to ONNX are read once."""
     if "torch" not in sys.modules:  # of what was collected nothing needs it
         yield
         return
@@ -88,6 +86,7 @@ def torch_does_what_tests_need():
     from torch._export import utils
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+    torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
         patch.setattr(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops))

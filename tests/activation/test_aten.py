@@ -22,10 +22,6 @@ INF, NAN = math.inf, math.nan
 def small_chunks(monkeypatch):
     """Pieces of CHUNK elements."""
     monkeypatch.setattr(chunked, "CHUNK", CHUNK)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -6,14 +6,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
