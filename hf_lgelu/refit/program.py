@@ -3,7 +3,7 @@
 import operator
 import tempfile
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,30 +209,21 @@ def plan_stages(
     parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
     for maps, aims in stops:
         needed_for = set().union(*map(upstream, aims))
-        weights = [node for each in maps for node in _with_weights(each, program)]
-        changing = program.downstream(weights, needed_for | done)  # a map that is used early and late
+        starts = set(maps)  # and the views through which they take their weights
+        for view in (operand for each in maps for operand in each.all_input_nodes):
+            while view.op != "placeholder" and program.flow.parameter(view) is not None:
+                starts.add(view)
+                view = view.args[0]
+        changing = program.downstream(starts, needed_for | done)  # a map that is used early and late
         parts.append((program.in_order(needed_for - done - changing), program.in_order(changing)))
         done |= needed_for
     later = set(kept)
     stages: list[Stage] = []
     for before, behind in reversed(parts):
-        again = _operands(behind)
+        first, again = ({operand for node in nodes for operand in node.all_input_nodes} for nodes in (before, behind))
         stages.append(Stage(before, behind, frozenset(later), frozenset((later | again) - {*behind})))
-        later |= again | _operands(before)
+        later |= first | again
     return stages[::-1]
-
-
-def _with_weights(consumer: Node, program: Program) -> Iterator[Node]:
-    """A map, and the views through which it takes its weights."""
-    yield consumer
-    for operand in consumer.all_input_nodes:
-        while operand.op != "placeholder" and program.flow.parameter(operand) is not None:
-            yield operand
-            operand = operand.args[0]
-
-
-def _operands(nodes: Iterable[Node]) -> set[Node]:
-    return {operand for node in nodes for operand in node.all_input_nodes}
 
 
 class KeptValues:

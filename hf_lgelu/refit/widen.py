@@ -166,9 +166,13 @@ def padded(
             _pad(wide, operation, operation.output_axis, extra[block.unit.site])
         _pad(wide, block.down.operation, block.down.operation.input_axis, extra[block.unit.site])
         if biases and block.unit.before.bias is None:  # families have biases in all maps of a block, or in none
-            for operation in block.maps:
-                if operation.bias is None:
-                    _add_bias(wide, operation)
+            for operation in (each for each in block.maps if each.bias is None):
+                weight, module = wide.get_parameter(operation.weight_name), owner_of(wide, operation)
+                if getattr(module, "bias", False) is not None:
+                    raise UnsupportedConfigError(
+                        f"{type(module).__name__} at {operation.weight} cannot be given a bias"
+                    )
+                module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
     widths = {block.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
     return wide, write_configs(plan_configs(wide, widths, lambda root, inside: _plan(root, dict(inside.values()))))
 
@@ -193,14 +197,6 @@ def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
     shape[axis] = extra
     longer = torch.cat([old.detach(), old.new_zeros(shape)], axis)
     setattr(model.get_submodule(owner), attribute, nn.Parameter(longer, old.requires_grad))
-
-
-def _add_bias(wide: nn.Module, operation: AffineOperation) -> None:
-    weight = wide.get_parameter(operation.weight)
-    module = owner_of(wide, operation)
-    if getattr(module, "bias", False) is not None:
-        raise UnsupportedConfigError(f"{type(module).__name__} at {operation.weight} cannot be given a bias")
-    module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
 
 
 def _sizes(module: nn.Module) -> tuple[str, ...]:
