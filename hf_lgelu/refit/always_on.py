@@ -127,14 +127,12 @@ def write_always_on(
     rows, columns = oriented(converted, carrier)[new], oriented(converted, down)[:, new]
     rows.copy_(up_rows.view_as(rows))
     columns.copy_(down_columns.reshape(columns.shape))
-    if unit.other is not None:
-        add_constant(converted, unit.before, new, up_rows.new_ones(len(up_rows)), direction)
-        return
-    bias = converted.get_parameter(unit.before.bias)
-    offsets = ALWAYS_ON * size - up_rows @ linear.mean
-    bias[new] = offsets.to(bias.dtype)
-    if down.bias is not None:
-        converted.get_parameter(down.bias).sub_((down_columns @ offsets).to(bias.dtype))
+    is_gated = unit.other is not None
+    offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean
+    add_constant(converted, unit.before, new, offsets, direction)
+    if not is_gated and down.bias is not None:
+        bias = converted.get_parameter(down.bias)
+        bias.sub_((down_columns @ offsets).to(bias.dtype))
 
 
 @torch.no_grad()

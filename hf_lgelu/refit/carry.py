@@ -34,9 +34,6 @@ larger with 8 than with 32."""
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
 
-PADDING_COUNTS = "padding may count: its rows are not those of the attention mask"
-"""A note on a layer."""
-
 _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
@@ -124,7 +121,8 @@ class Carrier:
 
     def note(self, index: int) -> str | None:
         """The report's note on the rows of a layer whose moments were taken, or None."""
-        return PADDING_COUNTS if index in self._with_padding else None
+        padding = "padding may count: its rows are not those of the attention mask"
+        return padding if index in self._with_padding else None
 
     @torch.no_grad()
     def pass_by(self, index: int) -> None:
