@@ -180,23 +180,18 @@ def padded(
 def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
     """Add `extra` zeros along an axis of the weight, and to the bias where that axis counts outputs."""
     module, is_output = owner_of(wide, operation), axis == operation.output_axis
-    _append_zeros(wide, operation.weight_name, axis, extra)
-    if operation.bias is not None and is_output:
-        _append_zeros(wide, operation.bias, 0, extra)
+    axes = {operation.weight_name: axis} | ({operation.bias: 0} if operation.bias is not None and is_output else {})
+    for parameter, along in axes.items():
+        owner, _, attribute = parameter.rpartition(".")
+        old = wide.get_parameter(parameter)
+        zeros = old.new_zeros([*old.shape[:along], extra, *old.shape[along + 1 :]])
+        longer = nn.Parameter(torch.cat([old.detach(), zeros], along), old.requires_grad)
+        setattr(wide.get_submodule(owner), attribute, longer)
     name = _sizes(module)[0 if is_output else 1]
     setattr(module, name, getattr(module, name) + extra)
     for statistic, old in module.named_buffers(recurse=False) if isinstance(module, _BatchNorm) else ():
         if old.ndim:
             setattr(module, statistic, torch.cat([old, old.new_zeros(extra)]))
-
-
-def _append_zeros(model: nn.Module, name: str, axis: int, extra: int) -> None:
-    owner, _, attribute = name.rpartition(".")
-    old = model.get_parameter(name)
-    shape = list(old.shape)
-    shape[axis] = extra
-    longer = torch.cat([old.detach(), old.new_zeros(shape)], axis)
-    setattr(model.get_submodule(owner), attribute, nn.Parameter(longer, old.requires_grad))
 
 
 def _sizes(module: nn.Module) -> tuple[str, ...]:
