@@ -1,8 +1,8 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
 All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
-not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The rate is the
-one that leads nearest on an eighth of the steps. The result is the best state on the inputs that choose.
+not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The result is
+the best state on the inputs that choose. Where no state is better than the start, a lower rate is tried.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
@@ -12,7 +12,6 @@ Several processes take every step together: each runs its part of the batch, and
 up. So the steps are those of a single process, up to rounding.
 """
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +37,8 @@ from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at
-_RATES, _LOW_RATE = (0.003, 0.01, 0.03), 0.0003  # the low one where the first rate leads to nothing nearer
-_FAR_FROM_DONE, _LONGER = 0.9, 3  # where a tried rate leaves less of the loss, so many times the steps
+_RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
 _KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them
@@ -112,8 +111,8 @@ def distill(
         folds: the data; steps use every fold, the held-out part only judges.
         outputs: names of the outputs that count.
         names: the parameters that are moved.
-        steps: the number of steps, of one batch each; by default 200, or 600 where an eighth of them takes a tenth of
-            the loss away.
+        steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
+            tenth of the loss away.
         bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
             moved and judged under autocast.
         max_seconds: a limit on the time.
@@ -130,7 +129,9 @@ def distill(
         run = _Descent(original, moved, folds, outputs, parameters, bf16, is_narrow)
         best = run.start
         try:
-            best = run.nearest(steps, time_share)
+            for rate in _RATES:
+                if best is run.start:
+                    best = run.nearest(rate, steps, time_share)
         finally:
             run.put(best)
             with torch.no_grad():
@@ -204,7 +205,6 @@ class _Descent:
         self._room = _KEPT_VALUES
         watched = evenly(folds.choosing_together, _MOST_WATCHED)
         self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
-        self._order = _order(len(self._batches))
         self._parameters = list(parameters.values())
         with self._judging():
             loads = ((batch, batch.part.load()) for batch in self._watched)
@@ -221,42 +221,28 @@ class _Descent:
         for parameter, value in zip(self._parameters, seen.values, strict=True):
             parameter.copy_(value)
 
-    def nearest(self, steps: int | None, time_share: Callable[[], float]) -> _Seen:
-        """The best state of so many steps in all, the start included; `steps` as in `distill`.
+    def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
+        """The best state of so many steps from the start, the start included; `steps` as in `distill`.
 
-        Rates are tried from the start, the higher while it leads nearer, on an eighth of the steps each. The rest
-        begins where the best of them led.
+        The steps end where a quarter of them led to nothing nearer, and when `time_share`, the share of the time limit
+        that has passed, is 1.
         """
-        count = steps or _STEPS
-        few, taken = max(1, count // _LOOKS), 0
-        best, chosen = self.start, _LOW_RATE
-        for rate in _RATES[: count // few]:
-            seen, taken = self._descend(self.start, rate, few, 1, time_share), taken + few
-            if seen.loss >= best.loss:
-                break
-            best, chosen = seen, rate
-        if steps is None and best.loss < _FAR_FROM_DONE * self.start.loss:
-            count *= _LONGER
-        return self._descend(best, chosen, count - taken, _LOOKS, time_share)
-
-    def _descend(self, begin: _Seen, rate: float, count: int, looks: int, time_share: Callable[[], float]) -> _Seen:
-        """The best state of `count` steps from `begin`, looked at so often, `begin` included.
-
-        The steps end where a quarter of them led to nothing nearer than the start, and when `time_share`, the share of
-        the time limit that has passed, is 1.
-        """
-        self.put(begin)
-        optimizer, best, begun = CentredAdam(self._parameters, rate, self._centred), begin, time_share()
-        for step in itertools.count():
+        self.put(self.start)
+        optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
+        count, begun = steps or _STEPS, time_share()
+        every = max(1, count // _LOOKS)
+        for step, number in enumerate(_order(len(self._batches))):
             share = time_share()
-            is_over = share >= 1 or step >= count
-            if step and (is_over or step % max(1, count // looks) == 0):
+            is_over = share >= 1 or step == count
+            if step and (is_over or step % every == 0):
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
                 is_over |= best is self.start and 4 * step >= count
+                if steps is None and step == _STEPS // _LOOKS and best.loss < _FAR_FROM_DONE * self.start.loss:
+                    count, every = _LONGER * count, _LONGER * every
             if is_over:
                 break
             with torch.enable_grad(), self._stepping():
-                loss = self._loss(self._batches[next(self._order)])
+                loss = self._loss(self._batches[number])
             loss.backward()
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
@@ -315,12 +301,13 @@ class CentredAdam:
     def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
         """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value.
 
-        Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is √(32/n) times that.
+        Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is √(32/n) times that;
+        of a convolution its channels count, whatever the kernel.
         """
         transposed = {id(centred.weight) for centred in maps if centred.transposed}
         self._rates = []
         for value in parameters:
-            inputs = 1 if value.ndim < 2 else len(value) if id(value) in transposed else value[0].numel()
+            inputs = 1 if value.ndim < 2 else len(value) if id(value) in transposed else value.shape[1]
             size = max(value.detach().abs().mean().item(), _LEAST_SIZE)
             self._rates.append(rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))

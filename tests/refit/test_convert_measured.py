@@ -93,12 +93,11 @@ def test_steps_end_early_where_none_comes_nearer(monkeypatch):
         return output_loss(*given, **options)
 
     monkeypatch.setattr(distill, "output_loss", counted)
-    monkeypatch.setattr(distill, "_RATES", (1e5, 1e3))  # far too high, as the low one is
-    monkeypatch.setattr(distill, "_LOW_RATE", 1e3)
+    monkeypatch.setattr(distill, "_RATES", (1e5, 1e3))  # far too high
     other = copy.deepcopy(original)
     other[2].bias.data[0] += 0.01
     distill.distill(original, other, deal_folds([Batch(torch.randn(200, 4))]), names=["2.weight"])
-    assert len(steps) == 25 + 63  # the rest are 175, looked at every 21
+    assert len(steps) == 2 * 50
 
 
 def test_threads_convert_one_model_and_two_as_each_alone(model, monkeypatch):
