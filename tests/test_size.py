@@ -19,15 +19,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_554, 18_500),
+    "package: lines": (20_541, 18_500),
     "package: modules": (105, 110),
-    "refit: lines": (5_809, 5_600),
+    "refit: lines": (5_796, 5_600),
     "refit: modules": (25, 28),
     "package: raise statements": (320, 330),
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
-    "tests: lines": (30_480, 30_000),
+    "tests: lines": (30_459, 30_000),
     "pages without api and changelog: words": (11_988, 12_000),
     "README: words": (1_198, 1_200),
 }
