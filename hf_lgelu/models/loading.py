@@ -247,11 +247,12 @@ def _is_of_another_activation(model: PreTrainedModel, missing: set[str], owned: 
     written = written_gates(model)
     if not recorded and written == set():
         return True
-    said = "is not found again (subfolder, cache_dir), which would say whether it had λ-GELU"
+    known = ("says that it has λ-GELU", "Was it saved while ReLU was substituted?")
+    unknown = ("is not found again (subfolder, cache_dir)", "That is right only after training with a plain activation")
+    said, advice = known if recorded or written else unknown
     logger.warning(
-        f"The checkpoint's config {'says that it has λ-GELU' if recorded or written else said}, and it holds no "
-        f"hardness: every λ starts at {lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was. That is right "
-        "only for a network that was trained with a plain activation. Was it saved while ReLU was substituted?"
+        f"The checkpoint's config {said}, and it holds no hardness: every λ starts at "
+        f"{lambda_gelu_modules(model)[0][1].init_hardness}, whatever it was. {advice}"
     )
     return False
 

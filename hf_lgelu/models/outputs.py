@@ -39,7 +39,7 @@ _NOT_READ = frozenset(
 _EMBEDDINGS = frozenset(
     ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
-_QUERIES = ("logits", "pred_boxes")
+QUERIES = ("logits", "pred_boxes")  # of a detector: the scores and the box of each place
 _OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
 _TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
 
@@ -118,7 +118,7 @@ class Compared(NamedTuple):
 
         A softmax has its last score for a place where nothing is; scores without one are read by a sigmoid each.
         """
-        if next(iter(self.tensors)) != "logits" or "pred_boxes" not in self.tensors:
+        if next(iter(self.tensors)) != "logits" or not {*QUERIES} <= self.tensors.keys():
             return None
         scores = self.tensors["logits"].float()
         return 1 - scores.softmax(-1)[..., -1] if self.are_logits else scores.sigmoid().amax(-1)
@@ -166,7 +166,7 @@ def compared_outputs(
         and _exclude_each_other(getattr(model, "config", None), name, found)
         and not are_probabilities(tensors[name].detach())
     )
-    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*_QUERIES} <= found.keys()
+    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
     return Compared(tensors, are_logits, chosen, are_vectors)
 
 
@@ -175,7 +175,7 @@ def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> 
     if config is None or name != "logits":
         return are_class_scores(name)
     labels = getattr(config, "num_labels", None)
-    if {*_QUERIES} <= found.keys() and labels is not None:
+    if {*QUERIES} <= found.keys() and labels is not None:
         return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
     one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
     return not one_each and labels != 1
@@ -194,7 +194,7 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
     ]
     nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
     tensors = {
-        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in _QUERIES else value
+        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in QUERIES else value
         for name, value in other.tensors.items()
     }
     return other._replace(tensors=tensors)

@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.models.outputs import Compared, compared_outputs, in_order_of, kl_terms
+from hf_lgelu.models.outputs import QUERIES, Compared, compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
@@ -373,11 +373,10 @@ def output_loss(
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
-    columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings,
-    1 − cos of each sample's mean over positions is added. Of a detector's scores it is the sum of all KLs, one a class
-    where a sigmoid reads each, and a box's error counts as much as the original is sure of it: both over the sum of
-    what it is sure of. With several processes it is this process's part of the mean over all rows, in which its rows
-    count with its `weight`.
+    columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings, 1 −
+    cos of each sample's mean over positions is added. A detector's scores that a sigmoid reads have a KL for each
+    class. A box's error counts with the original's certainty. Both are divided by the sum of the certainties. With
+    several processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
     """
     given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
@@ -391,7 +390,7 @@ def output_loss(
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
         wanted, found = (batch.without_padding(value, name, -1).float() for value in pair)
         shares = wanted.new_ones(len(wanted))
-        if certainty is not None and name in ("logits", "pred_boxes"):
+        if certainty is not None and name in QUERIES:
             shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
         rows = summed(weight * shares.sum()).clamp(min=1)
         if number == 0 and (reference.are_logits or certainty is not None):
