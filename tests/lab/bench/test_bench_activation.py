@@ -3,12 +3,6 @@
 import sys
 
 import bench_activation
-import pytest
-
-
-def test_a_wrong_size_is_named():
-    with pytest.raises(ValueError, match="a size is positive numbers"):
-        bench_activation.check(bench_activation.BenchArguments(sizes=["big"]))
 
 
 def command(monkeypatch, *words):

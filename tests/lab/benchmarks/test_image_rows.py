@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from lgelu_lab.benchmarks.data import collate_rows
 from lgelu_lab.benchmarks.images import Augmentation, ImageRows
 from PIL import Image
-from torch.utils.data import DataLoader
 
 MEAN, DEVIATION = (0.5, 0.25, 0.125), (0.25, 0.5, 1.0)
 
@@ -101,13 +99,3 @@ def test_the_accelerator_makes_the_same_batch():
     batch = moved.__getitems__(range(40))
     assert batch["pixel_values"].device.type == batch["labels"].device.type == "cuda"
     torch.testing.assert_close(batch["pixel_values"].cpu(), data.__getitems__(range(40))["pixel_values"])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_takes_a_batch_at_once_in_any_process(workers):
-    data = rows(count=10, augmentation=Augmentation(padding=3))
-    data.set_epoch(1, seed=3)
-    batches = list(DataLoader(data, batch_size=4, collate_fn=collate_rows, num_workers=workers))
-    assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
-    pixels = torch.cat([batch["pixel_values"] for batch in batches])
-    assert torch.equal(pixels, data.__getitems__(range(10))["pixel_values"])

@@ -15,24 +15,13 @@ pytestmark = pytest.mark.slow  # the study itself, cut short
 SHORT = {"num_train_epochs": 2, "max_eval_samples": 100, "per_device_train_batch_size": 32, "switch_fraction": 0.5}
 
 
-@pytest.fixture(scope="module")
-def smooth(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    assert run_study(STUDIES["gates"].build(["mlp-digits"], [1])[:1], folder, overrides=SHORT) == []
-    return find_models(folder, "mlp-digits", 1, ("smooth",))
-
-
-@pytest.fixture(scope="module")
-def rows(smooth):
-    data = load_data(smooth["smooth"].record)
-    return measure_gates(smooth, DIGITS, data, GATE_OPTIONS.settings(rows=256))
-
-
-def test_the_converted_network_is_scored_and_compared_as_by_hand(smooth, rows):
+def test_the_converted_network_is_scored_and_compared_as_by_hand(tmp_path):
+    assert run_study(STUDIES["gates"].build(["mlp-digits"], [1])[:1], tmp_path, overrides=SHORT) == []
+    smooth = find_models(tmp_path, "mlp-digits", 1, ("smooth",))
     data, original = load_data(smooth["smooth"].record), smooth["smooth"].load()
     order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1))[:256]
     converted, _ = hf_lgelu.convert_to_relu(original, {"features": data.train.features[order]})
-    (row,) = rows
+    (row,) = measure_gates(smooth, DIGITS, data, GATE_OPTIONS.settings(rows=256))
     assert row.keys() == GATE_COLUMNS.keys()
     with torch.no_grad():
         before, after = (model(features=data.eval.features).logits for model in (original, converted))

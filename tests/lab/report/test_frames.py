@@ -6,7 +6,6 @@ import math
 import pytest
 from lgelu_lab.report.frames import (
     hardness_path,
-    last_evaluations,
     measured_benchmarks,
     of_measurement,
     paired,
@@ -15,8 +14,6 @@ from lgelu_lab.report.frames import (
 )
 from lgelu_lab.report.run_tables import correlation_curve
 from scipy.stats import spearmanr
-
-HARD = [{"a": 2.0, "b": 9.0}, {"a": 70.0, "b": 90.0}, {"a": 160.0, "b": 160.0}]
 
 
 def with_config(record, **config):
@@ -77,22 +74,6 @@ def test_only_runs_that_trained_alike_on_as_much_data_are_compared(record_of):
     copied = record_of()
     copied.data.update(copy_of=copied.data["source"], folder="copy")
     assert pairs(record_of(), copied) == 0
-
-
-def evaluated(data_of, record):
-    ((_, row),) = last_evaluations(data_of([record])).iterrows()
-    return row
-
-
-def test_the_last_evaluation_is_the_one_shown(data_of, record_of):
-    run = record_of(activation="lambda_gelu", harden=True, hardness=HARD, relu_scores=(0.75, 0.6, 0.7))
-    row = evaluated(data_of, run)
-    assert (row["epoch"], row["score"], row["relu"]) == (3, 0.85, 0.7)
-
-
-def test_a_run_that_swapped_early_is_its_own_relu_network_after_the_switch(data_of, relufied):
-    last = evaluated(data_of, relufied(scores=(0.95, 0.8, 0.85)))
-    assert (last["score"], last["relu"], last["logit_change"], last["unchanged"]) == (0.85, 0.85, 0.0, 1.0)
 
 
 # Hardness over depth and epochs

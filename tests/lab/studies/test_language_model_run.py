@@ -71,30 +71,6 @@ def test_loss_and_perplexity_are_those_of_the_predicted_tokens(tiny, tmp_path):
     assert len({epoch.score for epoch in record.epochs}) == 4
 
 
-def test_a_training_loss_is_the_mean_over_the_tokens_of_its_update(tiny, tmp_path, monkeypatch):
-    """At a rate of 0 the network stays; 13 rows are an update of two batches of 4, and of what is left."""
-    logs = []
-    monkeypatch.setattr("lgelu_lab.studies.run._save", lambda *args: logs.extend(args[2].state.log_history))
-    run(
-        tiny,
-        tmp_path,
-        activation="gelu_new",
-        learning_rate=0.0,
-        num_train_epochs=1,
-        gradient_accumulation_steps=2,
-        logging_strategy="steps",
-        logging_steps=1,
-        max_grad_norm=1e9,
-    )
-    model, rows = GPT2LMHeadModel.from_pretrained(tiny["pretrained"]), rows_of(tiny)
-    losses = [entry["loss"] for entry in logs if "loss" in entry]
-    sizes = [8, 5]
-    assert len(losses) == len(sizes)
-    of_rows = sum(loss * size for loss, size in zip(losses, sizes, strict=True)) / ROWS
-    # Trainer rounds what it logs to four digits.
-    assert of_rows == pytest.approx(token_mean(model, rows.train), abs=1e-4)
-
-
 def test_the_epoch_with_the_lowest_perplexity_comes_back(tiny, tmp_path):
     """At this rate 13 rows are soon known by heart, and perplexity on others rises again."""
     record = run(
