@@ -4,16 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
+import networks
 import torch
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedTokenizerFast
 
 import hf_lgelu
 
@@ -25,13 +20,9 @@ def build_world(folder: Path) -> None:
     """Everything that a first line of a block loads, below `folder`."""
     torch.manual_seed(0)
     tokenizer = _tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 32}
     for name, activation in (("bert", "gelu"), ("soft", "lambda_gelu"), ("hardened", "lambda_gelu")):
-        model = BertForSequenceClassification(
-            BertConfig(
-                vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                intermediate_size=32, max_position_embeddings=32, hidden_act=activation,
-            )
-        )  # fmt: skip
+        model = networks.bert(**sizes, hidden_act=activation, num_labels=2)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.ndim == 2:
@@ -40,12 +31,7 @@ def build_world(folder: Path) -> None:
             hf_lgelu.anneal_hardness(model, 1.0)
         model.save_pretrained(folder / "your" / name)
         tokenizer.save_pretrained(folder / "your" / name)
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-            num_key_value_heads=2, max_position_embeddings=32,
-        )
-    ).save_pretrained(folder / "your" / "llama")  # fmt: skip
+    networks.llama(**sizes).save_pretrained(folder / "your" / "llama")
     _encoder(folder / "your" / "bert", folder / "your" / "encoder")
     texts = _texts(160)
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")

@@ -17,6 +17,8 @@ from hf_lgelu.refit.convert import Conversion
 VOCABULARY = 40
 TEXT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 TEXT |= {"intermediate_size": 24, "max_position_embeddings": 16, "pad_token_id": 0}
+GPT2 = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 24}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
 
 
 class _Swish(torch.autograd.Function):
@@ -41,33 +43,22 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 10), nn.SiLU(), nn.Linear(10, 4))
 
 
-def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=16,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_inner=24,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return transformers.GPT2LMHeadModel(config)
+def gpt2(**more: Any) -> nn.Module:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | more))
 
 
-def llama() -> nn.Module:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT, num_key_value_heads=1))
+def llama(**more: Any) -> nn.Module:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**TEXT | {"num_key_value_heads": 1} | more))
 
 
-def bert() -> nn.Module:
-    return transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT, num_labels=3))
+def bert(**more: Any) -> nn.Module:
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**TEXT | {"num_labels": 3} | more))
 
 
-def t5() -> nn.Module:
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, feed_forward_proj="gated-gelu",
-        pad_token_id=0, eos_token_id=2, decoder_start_token_id=2,
-    )  # fmt: skip
+def t5(**more: Any) -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    tokens = {"pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2}
+    config = transformers.T5Config(**sizes | tokens | {"feed_forward_proj": "gated-gelu"} | more)
     return transformers.T5ForConditionalGeneration(config)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from networks import NETWORKS
+from word_tokenizer import word_tokenizer
 
 import hf_lgelu
 
@@ -109,8 +110,7 @@ class Road:
 
 @pytest.fixture(scope="module")
 def roads(tmp_path_factory):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+    from transformers import BertForSequenceClassification
 
     from hf_lgelu.cli.command import main
 
@@ -121,12 +121,7 @@ def roads(tmp_path_factory):
     model.config.num_hidden_layers = 1
     texts = [" ".join(f"w{token}" for token in row) for row in inputs["input_ids"].tolist()]
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
-    vocabulary = {name: index for index, name in enumerate(["[PAD]", "[UNK]", *(f"w{i}" for i in range(30))])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=16
-    ).save_pretrained(folder / "model")
+    word_tokenizer([f"w{number}" for number in range(1, 30)], 16).save_pretrained(folder / "model")
     model.save_pretrained(folder / "model")
     rows = [{"input_ids": ids, "labels": int(ids[0] % 2)} for ids in inputs["input_ids"]]
     found = {}

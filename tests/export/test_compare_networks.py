@@ -3,10 +3,10 @@
 import itertools
 import math
 
+import networks
 import numpy as np
 import pytest
 import torch
-import transformers
 from scipy.special import log_softmax, softmax
 from torch import nn
 
@@ -106,10 +106,8 @@ RELU_OF_FIVE = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
 
 @pytest.mark.parametrize("int8", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_language_model_has_its_perplexity_and_attention_asks_for_layers(int8):
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 30, "n_positions": 12}
     torch.manual_seed(0)
-    smooth = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    relu = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, activation_function="relu")).eval()
+    smooth, relu = (networks.gpt2(n_layer=1, activation_function=name).eval() for name in ("gelu_new", "relu"))
     relu.load_state_dict(smooth.state_dict())
     tokens = torch.randint(30, (16, 12), generator=torch.Generator().manual_seed(3))
     found = compare_networks(smooth, relu, {"input_ids": tokens, "labels": tokens}, int8=int8)

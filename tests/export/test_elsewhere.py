@@ -3,15 +3,13 @@
 import json
 from pathlib import Path
 
+import networks
 import pytest
 import torch
 from fresh_process import run_fresh
 from gelu_models import MODELS, build, logits_of
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from word_tokenizer import word_tokenizer
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.export.hub.loading import CheckpointFacts, without_hf_lgelu
@@ -31,15 +29,9 @@ def gelu_checkpoint(name, folder):
 def relu_checkpoint(folder):
     """A GPT-2 with its tokenizer."""
     torch.manual_seed(0)
-    config = GPT2Config(
-        n_layer=2, n_embd=16, n_head=2, vocab_size=30, n_positions=32, activation_function="lambda_gelu",
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    model = networks.gpt2(vocab_size=30, activation_function="lambda_gelu")
     anneal_hardness(model, 1.0)
-    splitting = Tokenizer(WordLevel({f"w{i}": i for i in range(30)}, unk_token="w0"))
-    splitting.pre_tokenizer = WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=splitting, unk_token="w0")
+    tokenizer = word_tokenizer([f"w{number}" for number in range(1, 30)], 16)
     export = export_relu(model, folder, processor=tokenizer, inputs={"input_ids": IDS})
     example = {"auto": "AutoModelForCausalLM", "inputs": {"input_ids": IDS}, "text": "w3 w4"}
     torch.save(example, folder / "inputs.pt")

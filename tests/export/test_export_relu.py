@@ -2,11 +2,11 @@
 
 import json
 
+import networks
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness, replace_activations
 from hf_lgelu.export.plain import export_relu
@@ -105,11 +105,7 @@ def test_one_soft_channel_counts(tmp_path):
 def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     anneal_hardness(mlp, 1.0)
     assert export_relu(mlp, tmp_path / "mlp").warnings == ()
-    config = GPT2Config(
-        vocab_size=8, n_positions=8, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0,
-        activation_function="lambda_gelu",
-    )  # fmt: skip
-    gpt2 = GPT2LMHeadModel(config)
+    gpt2 = networks.gpt2(n_layer=1, activation_function="lambda_gelu")
     for export in (export_relu(gpt2, tmp_path / "relu", allow_soft=True), export_gelu(gpt2, tmp_path / "gelu")):
         assert [warning.split()[:2] for warning in export.warnings] == [["llama.cpp", "ignores"]]
         assert "  warning: llama.cpp ignores the activation" in str(export)

@@ -3,6 +3,7 @@
 import os
 import sys
 
+import networks
 import numpy as np
 import onnx
 import pytest
@@ -13,8 +14,6 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
-    GPT2Config,
-    GPT2LMHeadModel,
 )
 
 import hf_lgelu  # noqa: F401  registers lambda_gelu
@@ -50,11 +49,7 @@ def exported_mlp(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def gpt2():
     torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=31, n_positions=16, n_embd=8, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
-        activation_function="lambda_gelu",
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config)
+    model = networks.gpt2(n_embd=8, n_layer=1, vocab_size=31, activation_function="lambda_gelu")
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn_like(parameter)
     return model

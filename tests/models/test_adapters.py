@@ -3,11 +3,12 @@
 from functools import partial
 
 import huggingface_hub
+import networks
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from torch import nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import hf_lgelu
 from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, replace_activations, substitute_relu
@@ -23,11 +24,7 @@ SITES = ["transformer.h.0.mlp.act", "transformer.h.1.mlp.act"]
 
 def gpt2(activation="lambda_gelu"):
     torch.manual_seed(0)
-    config = GPT2Config(
-        activation_function=activation, n_layer=2, n_embd=8, n_head=2, vocab_size=20, bos_token_id=0, eos_token_id=0,
-        initializer_range=0.5,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config).eval()
+    return networks.gpt2(activation_function=activation, n_embd=8, initializer_range=0.5).eval()
 
 
 def lora(model, **options):

@@ -1,21 +1,13 @@
 """Small transformers with weights so large that the form of their gates matters, and tokens for them."""
 
+import networks
 import torch
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from networks import VOCABULARY
 
 from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import find_blocks
-
-VOCABULARY = 40
 
 
 def tokens(count=60, length=12, seed=0):
@@ -36,32 +28,16 @@ def loud(model, factor=3.0):
 
 
 def llama(layers=2, **more):
-    return loud(
-        LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=layers,
-                num_attention_heads=2, max_position_embeddings=16, **more,
-            )
-        ),
-        1.0,
-    )  # fmt: skip
+    sizes = {"num_hidden_layers": layers, "intermediate_size": 40, "num_key_value_heads": 2, "pad_token_id": None}
+    return loud(networks.llama(**sizes | more), 1.0)
 
 
 def gpt2(layers=2):
-    sizes = {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
-    return loud(GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)), 1.0)
+    return loud(networks.gpt2(n_layer=layers, n_inner=None), 1.0)
 
 
 def bert(layers=2):
-    return loud(
-        BertForSequenceClassification(
-            BertConfig(
-                vocab_size=VOCABULARY, hidden_size=16, intermediate_size=40, num_hidden_layers=layers,
-                num_attention_heads=2, max_position_embeddings=16, num_labels=3,
-            )
-        ),
-        1.0,
-    )  # fmt: skip
+    return loud(networks.bert(num_hidden_layers=layers, intermediate_size=40), 1.0)
 
 
 def traced(model, inputs):

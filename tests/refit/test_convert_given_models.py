@@ -2,25 +2,22 @@
 
 from contextlib import nullcontext
 
+import networks
 import peft
 import pytest
 import torch
 from networks import convert_with
 from refit_nets import BY_NAME, drawn
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
 
-def llama(layers=2):
+def llama():
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=layers, num_attention_heads=2, vocab_size=30,
-        max_position_embeddings=16, initializer_range=0.3, bos_token_id=1, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return networks.llama(initializer_range=0.3).eval()
 
 
 def tokens(count=40, length=8, seed=0):

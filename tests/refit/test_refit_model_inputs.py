@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from networks import convert_with
+from networks import convert_with, t5
 from refit_nets import BY_NAME
 from torch import nn
-from transformers import T5Config, T5ForConditionalGeneration
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.models.batches import read_batches
@@ -93,11 +92,8 @@ def test_a_network_with_one_number_for_all_inputs(no_work):
 
 def encoder_decoder():
     torch.manual_seed(0)
-    config = T5Config(
-        d_model=8, d_ff=12, d_kv=4, num_layers=1, num_heads=2, vocab_size=30, feed_forward_proj="gelu",
-        decoder_start_token_id=0, pad_token_id=0, tie_word_embeddings=False, dropout_rate=0.0,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config).eval()
+    options = {"feed_forward_proj": "gelu", "decoder_start_token_id": 0, "tie_word_embeddings": False}
+    return t5(num_layers=1, **options).eval()
 
 
 def targets(count, longest, seed=0):

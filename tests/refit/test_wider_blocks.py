@@ -5,13 +5,9 @@ from functools import cache
 
 import pytest
 import torch
-from loud_nets import VOCABULARY, bert, gpt2, llama, loud, tokens, traced
+from loud_nets import bert, gpt2, llama, loud, tokens, traced
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.refit.always_on import low_rank, write_always_on
@@ -54,11 +50,8 @@ def test_room_changes_no_output(build):
 
 
 def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_sizes():
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=24, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4,
-        max_position_embeddings=16,
-    )  # fmt: skip
-    model, inputs = loud(LlamaForCausalLM(config), 1.0), tokens(4)
+    sizes = {"hidden_size": 24, "intermediate_size": 24, "num_attention_heads": 4, "num_key_value_heads": 4}
+    model, inputs = llama(layers=1, **sizes), tokens(4)
     _, program, layers, _ = traced(model, inputs)
     room = widen_original(model, program, layers, 1.25)  # no hidden size of 30 is shared by 4 heads
     assert room.extra == {0: 6}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import networks
 import pytest
 import torch
 from plain_evaluation import SAMPLES, by_hand, substituted
@@ -17,7 +18,6 @@ from transformers import (
     GPT2LMHeadModel,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    T5Config,
     T5ForConditionalGeneration,
 )
 from transformers.modeling_outputs import ModelOutput
@@ -47,8 +47,7 @@ def test_of_a_language_model_the_positions_count_that_predict_a_label(tmp_path):
     Among its outputs is a cache.
     """
     torch.manual_seed(0)
-    config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
-    model = widened(GPT2LMHeadModel(config))
+    model = widened(networks.gpt2(activation_function="lambda_gelu", n_embd=8, vocab_size=11))
     tokens = torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(0))
     samples = [{"input_ids": row, "labels": torch.cat([torch.full((4,), -100), row[4:]])} for row in tokens]
     metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
@@ -227,9 +226,7 @@ class GenerationTrainer(LambdaGELUTrainer, Seq2SeqTrainer):
 
 def t5():
     torch.manual_seed(1)
-    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
-    tokens = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-    model = T5ForConditionalGeneration(T5Config(feed_forward_proj="lambda_gelu", **sizes, **tokens))
+    model = networks.t5(feed_forward_proj="lambda_gelu", num_layers=1, d_model=8, eos_token_id=1)
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter)

@@ -2,12 +2,13 @@
 
 import itertools
 
+import networks
 import pytest
 import torch
 from hardening_runs import check_path, epochs, run
 from tiny_training import assert_same_state, rows, state_of, tiny_model, watched
 from torch.utils.data import IterableDataset
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers import TrainerCallback
 
 
 @pytest.mark.parametrize("strategy", ["epoch", "steps"])
@@ -62,13 +63,12 @@ def test_evaluation_in_the_middle_of_an_epoch_sees_the_current_hardness(tmp_path
 def test_gradient_checkpointing_with_accumulation(tmp_path):
     """Recomputing the forward pass must recompute it at the same λ: the weights end bit-identical."""
     tokens = torch.randint(0, 11, (10, 6), generator=torch.Generator().manual_seed(0))
-    config = GPT2Config(activation_function="lambda_gelu", n_layer=2, n_embd=8, n_head=2, vocab_size=11)
     ends = []
     for reentrant in (None, False):
         torch.manual_seed(0)
         trainer, seen = run(
             tmp_path,
-            model=GPT2LMHeadModel(config),
+            model=networks.gpt2(activation_function="lambda_gelu"),
             train=[{"input_ids": row, "labels": row} for row in tokens],
             per_device_train_batch_size=2,
             num_train_epochs=4,

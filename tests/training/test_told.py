@@ -2,11 +2,12 @@
 
 import logging
 
+import networks
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_lgelu import (
     HardeningCallback,
@@ -174,9 +175,7 @@ def test_an_adapter_without_its_gates_is_told(tmp_path, said, named):
 
 
 def llama():
-    config = LlamaConfig(hidden_size=8, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-                         vocab_size=11, hidden_act="lambda_silu")  # fmt: skip
-    return LlamaForCausalLM(config)
+    return networks.llama(hidden_act="lambda_silu")
 
 
 TOKENS = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
