@@ -118,7 +118,7 @@ def test_a_language_model_has_its_perplexity_and_attention_asks_for_layers(int8)
         chances = np.take_along_axis(log_softmax(logits, -1), tokens[judged, 1:, None].numpy(), -1)
         assert row.metrics["perplexity"] == pytest.approx(math.exp(-chances.mean()), rel=1e-4)
     assert [row.operations for row in found.rows] == [None, None, "layers", "layers"][: len(found.rows)]
-    assert ("layers: only matrix products and convolutions in int8" in str(found)) == (len(found.rows) == 4)
+    assert ("layers (only matrix products and convolutions in int8)" in str(found)) == (len(found.rows) == 4)
 
 
 def test_calls_that_cannot_be_compared_are_refused():
