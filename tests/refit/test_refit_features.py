@@ -72,15 +72,6 @@ def test_only_the_chosen_windows_are_laid_out():
     assert torch.equal(rows[1, 0], x[0, 0, 2901:, :99].flatten())
 
 
-def test_rows_of_a_linear_map_are_all_axes_but_the_last():
-    x = torch.arange(24.0).reshape(2, 3, 4)
-    assert torch.equal(
-        Geometry("linear").feature_rows(x), torch.stack([x[b, t] for b in range(2) for t in range(3)])[:, None]
-    )
-    assert Geometry("linear").feature_rows(x[0]).shape == (3, 1, 4)
-    assert Geometry("linear").feature_rows(x[0, 0]).shape == (1, 1, 4)
-
-
 def test_an_image_has_the_same_positions_in_any_batch():
     seeds = [3, 2**63 - 1, 0, 77]
     together = choose_positions(seeds, 50, 20)

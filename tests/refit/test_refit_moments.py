@@ -39,16 +39,6 @@ def assert_equal(moments, expected, rtol=1e-12):
         torch.testing.assert_close(given, value, rtol=rtol, atol=rtol * float(value.abs().max()), msg=name)
 
 
-@pytest.mark.parametrize("chunks", [(40,), (1, 39), (13, 13, 14)])
-def test_chunks_add_up_to_the_sums_over_all_rows(chunks):
-    rows = drawn(40)
-    moments = Moments.zeros(GROUPS, WIDTH, OUTPUTS)
-    for part in zip(*(values.split(chunks) for values in rows), strict=True):
-        moments.add(*part)
-    assert moments.count == 40
-    assert_equal(moments, sums(*rows))
-
-
 def test_more_rows_than_one_product_takes(monkeypatch):
     monkeypatch.setattr(module, "_ROWS", 16)
     rows = drawn(45)
@@ -145,19 +135,6 @@ def test_products_stay_float32_under_autocast_and_a_lower_precision(choose):
         _forget_precisions()
     assert torch.equal(moments.gram, expected.gram)
     assert torch.equal(moments.cross, expected.cross)
-
-
-def test_sum_and_complement_are_those_of_the_rows():
-    first, second = drawn(20, seed=1), drawn(33, seed=2)
-    both = tuple(torch.cat(pair) for pair in zip(first, second, strict=True))
-    total = of(*first) + of(*second)
-    assert total.count == 53
-    assert_equal(total, sums(*both))
-    rest = total - of(*second)
-    assert rest.count == 20
-    assert_equal(rest, sums(*first), rtol=1e-11)
-    kept = of(*first)
-    assert_equal(kept, sums(*first))  # neither operand was changed
 
 
 def test_what_is_not_finite_is_noticed():

@@ -81,16 +81,6 @@ def test_tensorboard_receives_the_hardness(tmp_path, monkeypatch, plain):
     check(series, truth.steps)
 
 
-class Reporter(TrainerCallback):
-    """As those of wandb and others: sends what `logs` holds when it is called, each once."""
-
-    def __init__(self):
-        self.received = []
-
-    def on_log(self, args, state, control, logs, **kwargs):
-        self.received.append(dict(logs))
-
-
 # The history
 
 
@@ -200,7 +190,7 @@ def place(trainer):
     ],
 )
 def test_it_is_in_front_of_the_reporters_however_it_came(tmp_path, given, log_hardness):
-    callbacks = [Reporter(), *given()]
+    callbacks = [TrainerCallback(), *given()]
     trainer = tiny_trainer(tmp_path, report_to=["tensorboard"], callbacks=callbacks, log_hardness=log_hardness)
     trainer.add_callback(TensorBoardCallback)
     assert place(trainer) == 0

@@ -21,7 +21,7 @@ from hf_lgelu.models.optimizer_groups import (
 def test_groups_of_a_model(network):
     model = NETWORKS[network].model()
     replace_activations(model)
-    groups = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, 9.0, weight_decay=0.1)).param_groups
+    groups = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, weight_decay=0.1)).param_groups
     every = {name for name, _ in model.named_parameters()}
     hardness = {name for name in every if name.endswith("raw_hardness")}
     assert len(hardness) == len(hardness_profile(model)) > 1
@@ -34,12 +34,6 @@ def test_groups_of_a_model(network):
     assert [(group["lr"], group["weight_decay"]) for group in groups] == [(1e-3, 0.1), (1e-3, 0), (9 * 1e-3, 0)]
 
 
-def test_defaults_are_the_papers_multiplier_and_no_decay():
-    groups = hardness_parameter_groups(tiny_model(), 0.1)
-    assert [group["weight_decay"] for group in groups] == [0, 0, 0]
-    assert groups[2]["lr"] == pytest.approx(0.9)
-
-
 def test_frozen_parameters_are_left_out():
     model = tiny_model()
     model.classifier.requires_grad_(False)
@@ -48,6 +42,7 @@ def test_frozen_parameters_are_left_out():
     assert names_in(model, decayed) == ["linears.0.weight", "linears.1.weight"]
     assert names_in(model, undecayed) == ["linears.0.bias", "linears.1.bias", "norm.bias", "norm.weight"]
     assert names_in(model, hardness) == ["activations.1.raw_hardness"]
+    assert decayed["weight_decay"] == 0
 
 
 @pytest.mark.parametrize("all_frozen", [False, True])

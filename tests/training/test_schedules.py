@@ -7,7 +7,6 @@ import pytest
 from closed_forms import SCHEDULE_FORMS, progress_at
 
 from hf_lgelu.models.hardening import (
-    DEFAULT_SWITCH_FRACTION,
     SCHEDULES,
     hardening_progress,
     scheduled_hardness,
@@ -44,11 +43,6 @@ def test_the_end_is_the_target_to_the_last_bit_from_anywhere(schedule):
 
 
 # Algorithm 1's counting
-
-
-def test_default_switch_is_the_papers_quarter():
-    assert DEFAULT_SWITCH_FRACTION == 0.25
-    assert [switch_position(total, 0.25) for total in range(1, 13)] == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]
 
 
 @pytest.mark.parametrize("denominator", [100, 1000, 3, 7, 64])
