@@ -39,13 +39,6 @@ def test_only_x_and_hardness_are_kept_for_backward(function, dtype, shape):
     assert saved_bytes(function, x, hardness) == x.numel() * dtype.itemsize + 4 * hardness.numel()
 
 
-def test_nothing_is_kept_without_a_gradient_to_compute(function):
-    value = function(torch.randn(4), torch.tensor([2.0]))
-    assert not value.requires_grad
-    with torch.no_grad():
-        assert not function(torch.randn(4, requires_grad=True), torch.tensor([2.0], requires_grad=True)).requires_grad
-
-
 # Higher orders and torch.func
 
 

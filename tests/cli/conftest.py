@@ -1,6 +1,8 @@
 """Small trained networks with their rows in CSV files, and the command called in this process."""
 
 import csv
+import json
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -8,6 +10,8 @@ import torch
 from transformers.utils import logging
 
 from hf_lgelu.cli.command import main
+from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -34,6 +38,19 @@ def call(capsys):
     yield run
     logging.enable_progress_bar()
     datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """(files, repository, whether it is private) of each push, of which none reaches the Hub."""
+    found = []
+
+    def push(folder, repo_id, *, private):
+        found.append((files_to_push(folder), repo_id, private))
+        return SimpleNamespace(commit_url="http://hub/commit/1")
+
+    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
+    return found
 
 
 def trained(activation, rows, labels):
@@ -104,3 +121,17 @@ def sentence_folder(tmp_path_factory):
              for d in words[6:] for e in words[2:4]]  # fmt: skip
     (place / "texts.txt").write_text("\n".join(texts) + "\n")
     return place / "folder", place / "texts.txt"
+
+
+@pytest.fixture
+def folder_of_old(sentence_folder, tmp_path):
+    """The same as sentence-transformers wrote it before version 3: modules.json beside 0_Transformer."""
+    old = tmp_path / "old"
+    find_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
+    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
+        (old / "0_Transformer" / name).rename(old / name)
+    modules = json.loads((old / "modules.json").read_text())
+    modules[0]["path"] = "0_Transformer"
+    (old / "modules.json").write_text(json.dumps(modules))
+    find_sentence_folder(str(sentence_folder[0])).load().encoder.save_pretrained(old / "0_Transformer")
+    return old

@@ -48,15 +48,9 @@ def test_the_length_is_read_under_every_name_that_it_has(sentence_folder, name, 
     assert find_sentence_folder(str(folder)).longest == longest
 
 
-def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(sentence_folder, tmp_path):
+def test_other_networks_in_a_folder_of_sentence_transformers_do_not_go_along(folder_of_old, tmp_path):
     """They would still be the smooth one, or what was made of it before."""
-    folder = tmp_path / "folder"
-    shutil.copytree(sentence_folder[0], folder / "0_Transformer")
-    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
-        (folder / "0_Transformer" / name).rename(folder / name)
-    modules = json.loads((folder / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (folder / "modules.json").write_text(json.dumps(modules))
+    folder = folder_of_old
     for place in (
         "0_Transformer/onnx/model.onnx",
         "0_Transformer/tf_model.h5",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
+from transformers import BertModel, LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
@@ -131,14 +131,7 @@ def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
     assert [card.data.license for card in cards] == ["cc-by-4.0", "mit"]
 
 
-def test_push_sends_the_folder_with_its_card(place, tmp_path, monkeypatch, call):
-    pushed = []
-
-    def push(folder, repo_id, *, private):
-        pushed.append((files_to_push(folder), repo_id, private))
-        return type("Commit", (), {"commit_url": "http://hub/commit/1"})
-
-    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
+def test_push_sends_the_folder_with_its_card(place, tmp_path, pushed, call):
     words = ("export", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
     _, said, _ = call(*words)
     assert pushed == [(["README.md", "config.json", "model.safetensors"], "me/rows", True)]
@@ -195,22 +188,13 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert (tmp_path / "onnx" / "tokenizer.json").exists()
 
 
-def test_an_encoder_in_a_folder_of_its_own_stays_there(sentence_folder, tmp_path, call):
-    """As sentence-transformers wrote them before version 3: modules.json beside 0_Transformer."""
+def test_an_encoder_in_a_folder_of_its_own_stays_there(folder_of_old, tmp_path, call):
     import sentence_transformers
 
-    model, _ = sentence_folder
-    old = tmp_path / "old"
-    find_sentence_folder(str(model)).copy_rest(old / "0_Transformer")
-    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
-        (old / "0_Transformer" / name).rename(old / name)
-    modules = json.loads((old / "modules.json").read_text())
-    modules[0]["path"] = "0_Transformer"
-    (old / "modules.json").write_text(json.dumps(modules))
-    encoder = type(find_sentence_folder(str(model)).load().encoder).from_pretrained(model, hidden_act="lambda_gelu")
+    encoder = BertModel.from_pretrained(folder_of_old / "0_Transformer", hidden_act="lambda_gelu")
     anneal_hardness(encoder, 1.0)
-    encoder.save_pretrained(old / "0_Transformer")
-    status, _, errors = call("export", old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
+    encoder.save_pretrained(folder_of_old / "0_Transformer")
+    status, _, errors = call("export", folder_of_old, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
     assert json.loads((tmp_path / "relu" / "0_Transformer" / "config.json").read_text())["hidden_act"] == "relu"
     assert ModelCard.load(tmp_path / "relu" / "README.md").text.startswith("\n# old-relu\n")

@@ -7,10 +7,7 @@ from gelu_models import GPT2, IMAGES, TOKENS, logits_of, timm, trained
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from scipy.special import ndtr
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
 from hf_lgelu.export.absorption import absorb as absorption
@@ -62,15 +59,6 @@ def test_weights_keep_their_dtype_and_the_change_is_measured_in_float32(mlp, tmp
     assert export.change.max_change == pytest.approx(
         (logits_of(loaded, FEATURES) - expected).abs().max().item(), rel=1e-3
     )
-
-
-def test_processor_and_source_files_are_beside_the_weights(mlp, tmp_path):
-    words = WordLevel({"a": 0, "b": 1}, unk_token="a")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words))
-    export_gelu(mlp, tmp_path / "one", processor=tokenizer, inputs=FEATURES)
-    assert (tmp_path / "one" / "tokenizer.json").exists()
-    export_gelu(mlp, tmp_path / "two", source=tmp_path / "one", inputs=FEATURES)
-    assert (tmp_path / "two" / "tokenizer.json").read_bytes() == (tmp_path / "one" / "tokenizer.json").read_bytes()
 
 
 def resnet():

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import two_processes_run as run
-from refit_nets import BY_NAME
 from two_processes import run_in_two_processes
-from two_processes_run import CONVERSIONS, PLANS, WAYS
+from two_processes_run import PLANS, WAYS
 
 from hf_lgelu.refit.folds import deal_folds
 
@@ -87,10 +86,9 @@ def assert_like(actual, expected):
         assert actual == expected
 
 
-@pytest.mark.parametrize(("name", "way"), CONVERSIONS)
-def test_two_processes_convert_as_one_does(found, name, way):
-    weights, report = run.converted(name, run.given(name, way, 0) + run.given(name, way, 1))
-    (first, first_report), (second, second_report) = (each[name, way] for each in found)
+def test_two_processes_convert_as_one_does(found):
+    weights, report = run.converted([part for process in range(2) for part in run.given(*run.CONVERSION, process)])
+    (first, first_report), (second, second_report) = (each["converted"] for each in found)
     assert first.keys() == second.keys() == weights.keys()
     for key, value in weights.items():
         assert torch.equal(first[key], second[key])
@@ -124,4 +122,3 @@ def test_two_processes_climb_the_whole_ladder(found):
     for given, expected in zip(report["steps"], whole["steps"], strict=True):  # 1e-14 was seen
         assert given["distance"] == pytest.approx(expected["distance"], rel=1e-9)
         assert given["is_kept"] == expected["is_kept"]
-    assert BY_NAME["mlp"].model().state_dict().keys() == one.keys()

@@ -86,7 +86,7 @@ def plans(state: PartialState) -> dict:
 # Conversions
 
 WAYS = ("each has all", "each has a share")
-CONVERSIONS = (("downsampling", "each has a share"),)
+CONVERSION = ("downsampling", "each has a share")
 
 
 def given(name: str, way: str, process: int) -> list[Tensor]:
@@ -97,9 +97,9 @@ def given(name: str, way: str, process: int) -> list[Tensor]:
     return [inputs[process::2], inputs[:5]]
 
 
-def converted(name: str, calibration: list[Tensor]) -> tuple[dict, dict]:
+def converted(calibration: list[Tensor]) -> tuple[dict, dict]:
     """(weights, report) of one conversion."""
-    net = BY_NAME[name]
+    net = BY_NAME[CONVERSION[0]]
     second = net.inputs(seed=9, units=50)
     model, report = convert_with(net.model(), calibration, batch_size=4, evaluation_data=second)
     return model.state_dict(), without_times(report.as_dict())
@@ -160,9 +160,7 @@ def main(folder: Path) -> None:
     if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         raise RuntimeError(f"two processes with gloo expected, got {state}")
     process = state.process_index
-    found: dict = {"plans": plans(state)}
-    for name, way in CONVERSIONS:
-        found[name, way] = converted(name, given(name, way, process))
+    found: dict = {"plans": plans(state), "converted": converted(given(*CONVERSION, process))}
     found["refused"] = refused(process)
     found |= {("shares", way): shares(way, state) for way in WAYS}
     found["climbed"] = climbed(state)
