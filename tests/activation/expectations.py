@@ -17,6 +17,18 @@ def random(*shape, seed=0, dtype=torch.float32, scale=1.0):
     return (torch.randn(shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
 
 
+# Of (B, C, H, W): the same shape, other strides.
+LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),
+    "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+    "cut": lambda t: torch.cat([t, t], 2)[:, :, : t.shape[2]],
+    "expanded": lambda t: t[:, :1].expand_as(t),
+    "offset": lambda t: torch.cat([t, t])[len(t) :],
+}
+
+
 def assert_within(got, wanted, tolerance):
     """|got − wanted| ≤ tolerance, elementwise and in float64; a NaN fails."""
     error = (got.double() - wanted).abs()

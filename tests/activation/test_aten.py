@@ -6,7 +6,7 @@ import mpmath
 import oracle
 import pytest
 import torch
-from expectations import CLAMPED, assert_matches_closed_form, assert_within, random, values_and_gradients
+from expectations import CLAMPED, LAYOUTS, assert_matches_closed_form, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -59,14 +59,6 @@ def test_every_piece_and_the_last_shorter_one(small_chunks, whole_forbidden, cou
     assert_accurate(random(count, seed=1), torch.tensor([hardness]), random(count, seed=2))
 
 
-LAYOUTS = {
-    "contiguous": lambda t: t.contiguous(),
-    "channels_last": lambda t: t.contiguous(memory_format=torch.channels_last),
-    "transposed": lambda t: t.transpose(1, 3).contiguous().transpose(1, 3),
-    "strided": lambda t: t.repeat_interleave(2, -1)[..., ::2],
-    "expanded": lambda t: t[:, :1].expand_as(t),
-    "offset": lambda t: torch.cat([t, t])[len(t) :],
-}
 DENSE = ["contiguous", "channels_last", "transposed", "offset"]
 
 
@@ -247,8 +239,7 @@ def test_a_step_needs_no_more_memory_than_with_gelu_but_for_a_few_pieces(monkeyp
     assert got <= of_gelu + pieces * 4 * 4096 * torch.get_num_threads() + 1024
 
 
-def test_whole_tensors_take_four_besides_the_incoming_gradient(monkeypatch):
-    monkeypatch.setattr(aten, "opaque_refusal", lambda x, other: "not here")  # as on an accelerator
+def test_whole_tensors_take_four_besides_the_incoming_gradient(whole):
     x, delta = random(100_000, seed=27).requires_grad_(), random(100_000, seed=28)
     hardness = torch.tensor([2.0], requires_grad=True)
     assert peak_of_a_step(lambda x: aten.lambda_gate(x, hardness), x, delta) <= 5 * x.nbytes + 1024

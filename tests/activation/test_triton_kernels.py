@@ -9,7 +9,7 @@ import os
 import oracle
 import pytest
 import torch
-from expectations import assert_within, random, values_and_gradients
+from expectations import LAYOUTS, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 
 triton = pytest.importorskip("hf_lgelu.activation.kernels.triton", exc_type=ImportError)
@@ -23,16 +23,6 @@ HARDNESSES = [1.0, 2.0, 20.0, 160.0]
 HALVES = [torch.float16, torch.bfloat16]
 RAGGED = 3 * triton.BLOCK + 37
 ACCURACY = 5e-7
-
-# Same shape, other strides.
-LAYOUTS = {
-    "contiguous": lambda x: x.contiguous(),
-    "transposed": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
-    "channels_last": lambda x: x.contiguous(memory_format=torch.channels_last),
-    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
-    "cut": lambda x: torch.cat([x, x], 2)[:, :, : x.shape[2]],
-    "expanded": lambda x: x[:, :1].expand_as(x),
-}
 
 
 def sample(*shape, **options):

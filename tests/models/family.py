@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 
@@ -82,6 +83,14 @@ def enlarge(model: nn.Module) -> nn.Module:
         else:
             parameter.normal_(0, 1.5 / parameter[0].numel() ** 0.5, generator=generator)
     return model.eval()
+
+
+def rewrite_tensors(folder, change):
+    """Have a checkpoint hold what `change` makes of its {name: tensor}, in place or as another dict."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    changed = change(tensors)
+    save_file(changed if isinstance(changed, dict) else tensors, file, metadata={"format": "pt"})
 
 
 def main_output(output: Any) -> torch.Tensor:

@@ -6,8 +6,8 @@ import pytest
 import timm
 import torch
 import transformers
+from family import rewrite_tensors
 from full_disk import full_disk
-from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_lgelu import anneal_hardness, export_relu, hardness_profile, initialize_hardness, replace_activations
@@ -144,13 +144,6 @@ def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
     assert copy_processor_files(target / "additional_chat_templates", tmp_path / "c") == []
 
 
-def rewritten(folder, change):
-    """The checkpoint's tensors after `change`."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -171,7 +164,7 @@ def rewritten(folder, change):
 )  # fmt: skip
 def test_missing_and_unexpected_tensors_are_refused(tmp_path, change, told):
     MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2)).save_pretrained(tmp_path)
-    rewritten(tmp_path, change)
+    rewrite_tensors(tmp_path, change)
     with pytest.raises(ValueError, match=f"does not hold the tensors of MLPForClassification: .*{told}"):
         load_checkpoint(tmp_path)
 

@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 from families import BY_NAME
-from family import logits_of
-from safetensors.torch import load_file, save_file
+from family import logits_of, rewrite_tensors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -95,9 +94,7 @@ def test_without_the_extension_the_hardness_would_be_what_memory_held(tmp_path, 
 @pytest.mark.usefixtures("polluted")
 def test_one_lost_hardness_alone_is_initial_and_is_reported(tmp_path):
     learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors[f"{SITES[1]}.raw_hardness"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    rewrite_tensors(tmp_path, lambda tensors: tensors.pop(f"{SITES[1]}.raw_hardness"))
     model, info = BertForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
     assert set(info["missing_keys"]) == {f"{SITES[1]}.raw_hardness"}
     assert raw_values(model) == pytest.approx({SITES[0]: 0.1, SITES[1]: INITIAL_RAW, SITES[2]: 0.3}, rel=1e-6)
@@ -112,9 +109,7 @@ def test_a_gelu_checkpoint_is_not_reported_as_incomplete(tmp_path, host_log):
 
 def test_a_lost_weight_is_still_reported(tmp_path, host_log):
     BERT.build().save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["bert.encoder.layer.0.output.dense.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    rewrite_tensors(tmp_path, lambda tensors: tensors.pop("bert.encoder.layer.0.output.dense.weight"))
     _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
     assert set(info["missing_keys"]) == {"bert.encoder.layer.0.output.dense.weight"}
     assert "MISSING" in host_log.text
@@ -126,11 +121,8 @@ def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granulari
     model = BERT.build()
     replace_activations(model, granularity=granularity, inputs=BERT.inputs())
     model.save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
     of_gates = ("raw_hardness", "temperature", "hardness_override")
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(of_gates)}
-    assert 0 < len(kept) < len(tensors)
-    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    rewrite_tensors(tmp_path, lambda t: {name: t[name] for name in t if not name.endswith(of_gates)})
     _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
     assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
     assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
@@ -148,10 +140,7 @@ def test_gates_that_a_record_describes_are_not_saved_while_relu_is_in_their_plac
 
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
     BERT.build().save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file(
-        {f"other.{name}": value for name, value in tensors.items()}, tmp_path / "model.safetensors", {"format": "pt"}
-    )
+    rewrite_tensors(tmp_path, lambda tensors: {f"other.{name}": tensor for name, tensor in tensors.items()})
     _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
     assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
 

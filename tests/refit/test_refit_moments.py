@@ -137,13 +137,8 @@ def test_products_stay_float32_under_autocast_and_a_lower_precision(choose):
     assert torch.equal(moments.cross, expected.cross)
 
 
-def test_what_is_not_finite_is_noticed():
-    assert of(*drawn(10)).is_finite()
-    for which in range(3):
-        for value in (float("nan"), float("inf"), -float("inf")):
-            rows = drawn(10)
-            rows[which][3, 1, 2] = value
-            assert not of(*rows).is_finite()
-    overflow = drawn(10, dtype=torch.float32)
-    overflow[0][:, 0, 0] = torch.linspace(-1e30, 1e30, 10)
-    assert not of(*overflow).is_finite()
+def test_sums_that_overflow_are_noticed():
+    rows = drawn(10, dtype=torch.float32)
+    assert of(*rows).is_finite()
+    rows[0][:, 0, 0] = torch.linspace(-1e30, 1e30, 10)
+    assert not of(*rows).is_finite()

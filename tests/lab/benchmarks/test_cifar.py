@@ -48,9 +48,4 @@ def test_pixels_are_standardized_by_the_training_rows(write_splits, cifar, rever
     np.testing.assert_allclose(batch["pixel_values"], standardized(test, train), rtol=1e-5, atol=1e-5)
     assert batch["labels"].tolist() == [0, 1, 2, 0][::reverse]
     assert (data.label_names, data.eval_split, data.train.image_size) == (tuple(NAMES), "test", 32)
-
-
-def test_only_training_rows_are_augmented_with_four_pixels(write_splits):
-    train = pictures(4, seed=0)
-    data = CIFAR10.load(DataOptions(write_splits("cifar10", {"train": split(train), "test": split(train)})))
     assert (data.train.augmentation.padding, data.eval.augmentation) == (4, None)
