@@ -27,7 +27,7 @@ from hf_lgelu.models.sites import (
     sites_in_words,
 )
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.models.surgery import put_relu, reused_inputs
 from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
@@ -71,6 +71,8 @@ class Examined:
         reason = why_not_writable(network)
         if reason is not None:
             return f"No: {reason}"
+        for name in reused_inputs(network, sites, dict(self.inputs)):
+            return f"No: {name} works in place, and its input is used again"
         try:
             program = Program(network, sites, dict(self.inputs), self.counted)
             return program, find_layers(program, network, sites)
@@ -240,7 +242,7 @@ def _advice(examined: Examined) -> Iterator[str]:
 
 def _how_to_convert(examined: Examined) -> str:
     layers, reason = examined.layers, why_not_read(examined.given.model)
-    if isinstance(layers, str) or layers[1].misread:
+    if isinstance(layers, str):
         return (
             "It cannot be converted as it is. Load it with hf_lgelu.from_pretrained and the activation lambda_gelu, "
             "train it with harden=True, then hf-lgelu export"

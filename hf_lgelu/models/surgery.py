@@ -5,7 +5,7 @@ is unchanged then.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
@@ -166,7 +166,11 @@ def replace_activations(
                 raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
             shapes[name] = (shape[axis], *[1] * (len(shape) - axis % len(shape) - 1))
     if inputs is not None:
-        _refuse_reused_inputs(model, sites, inputs)
+        for name in reused_inputs(model, sites, inputs):
+            raise ValueError(
+                f"{name} works in place, and its input is used again, which would be another tensor behind a λ-gate. "
+                "Have the model's code take the output where it means it, or leave out this site (include=)"
+            )
     modules: list[nn.Module] = []
     for site in sites:
         module = GATE_MODULES[gate or gate_of(site.module)](
@@ -381,8 +385,8 @@ def exchange_activations(
     return SurgeryReport(replaced, write_configs(plans))
 
 
-def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> None:
-    """Raise ValueError where the model gives other outputs once an in-place activation leaves its input alone."""
+def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> Iterator[str]:
+    """The names of the activations that work in place on an input that is used again, as the outputs show."""
     in_place = [site for site in sites if getattr(site.module, "inplace", False)]
     expected = outputs_of(model, inputs) if in_place else []
     for site in in_place:
@@ -392,7 +396,4 @@ def _refuse_reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inp
         finally:
             site.module.inplace = True
         if not agree(expected, found):
-            raise ValueError(
-                f"{site.name} works in place, and its input is used again, which would be another tensor behind a "
-                "λ-gate. Have the model's code take the output where it means it, or leave out this site (include=)"
-            )
+            yield site.name

@@ -6,7 +6,6 @@ sum, the map on the other side of the sum is a consumer, too: its output can cor
 """
 
 import math
-import operator
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from hf_lgelu.models.dataflow import (
     users,
 )
 from hf_lgelu.models.sites import ActivationSite
-from hf_lgelu.refit.linear_map import BATCH_NORMS, AimFinder, Bias, Geometry, LinearMap, read_geometry
+from hf_lgelu.refit.linear_map import AimFinder, Bias, Geometry, LinearMap, read_geometry
 from hf_lgelu.refit.program import Program, upstream
 
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
@@ -86,15 +85,13 @@ class Layer:
 class Layers:
     """The layers to refit, in the order of computation, and the maps that cannot be refitted.
 
-    `beside` are gates that run, but that no compared output depends on; `misread` the names of gates that work in place
-    on what is used again: the program has no operations in place, and would compute something else than the model.
-    `units` are the gates whose input is a map's output.
+    `beside` are gates that run, but that no compared output depends on; `units` the gates whose input is a map's
+    output.
     """
 
     layers: list[Layer]
     unfit: Refused
     beside: list[int]
-    misread: list[str]
     units: list["GateUnit"]
 
 
@@ -104,7 +101,14 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
     finder = AimFinder(program.downstream(program.inputs), program.constants(model))
     order = {node: position for position, node in enumerate(program.operations)}
     reached: dict[Node, set[int]] = defaultdict(set)
-    beside, misread = [], []
+    # A map whose aim is behind a sum can correct the drift of the sum's other term.
+    correcting: dict[Node, list[Node]] = defaultdict(list)
+    for node in program.operations:
+        operation = read_affine(node, flow)
+        if operation is not None and operation.mixes:
+            for later in finder.find(operation).path:
+                correcting[later].append(node)
+    beside = []
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
         if not calls and index in flow.reached:
@@ -112,10 +116,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         elif not calls:
             refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
-            in_place = getattr(site.module, "inplace", False)
-            if in_place and any(order.get(user, 0) > order[call] for user in users(call.args[0])):
-                misread.append(site.name)
-            for consumer in _consumers(program, call, finder, refused, index, site.name):
+            for consumer in _consumers(program, call, finder, correcting, refused, index, site.name):
                 reached[consumer].add(index)
 
     behind: list[tuple[list[LinearMap], set[int]]] = []  # each map where it is used, and the gates before it
@@ -123,7 +124,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if any(node is use.node for uses, _ in behind for use in uses):
             continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
-        reason = _why_not(program, model, operation)
+        reason = _why_not(program, operation)
         uses = [] if reason else [_map_at(program, finder, use) for use in _uses(program, operation)]
         if not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
             reason = f"{operation.weight} is used {len(uses)} times in a forward pass, with another scale behind"
@@ -131,7 +132,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             refused[operation.weight or describe(node), reason].update(reached[node])
         else:
             behind.append((uses, set().union(*(reached.get(use.node, ()) for use in uses))))
-    behind += [([reader], set()) for reader in _readers(program, model, finder, reached)]
+    behind += [([reader], set()) for reader in _readers(program, finder, reached)]
 
     # Maps with the same aim and layout make a layer together; a grouped or a shared map is one alone.
     together: dict[Any, list[tuple[list[LinearMap], set[int]]]] = defaultdict(list)
@@ -154,7 +155,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             )
         )
     layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
-    return Layers(layers, refused, beside, misread, units)
+    return Layers(layers, refused, beside, units)
 
 
 def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
@@ -180,7 +181,7 @@ def _uses(program: Program, operation: AffineOperation) -> list[AffineOperation]
 
 def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> LinearMap:
     """A map with its aim, and with its bias or that of a BatchNorm behind it, if it is used as often as the weight."""
-    flow, aim = program.flow, finder.find(operation.node, cast(int, operation.channel_axis))
+    flow, aim = program.flow, finder.find(operation)
     behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
     times = len(flow.parameter_users(operation.weight_name))
     biases = (
@@ -204,8 +205,9 @@ def _unit_before(consumer: LinearMap, units: Mapping[Node, "GateUnit"]) -> "Gate
 
 
 def _consumers(
-    program: Program, call: Node, finder: AimFinder, refused: Refused, site: int, gate: str
-) -> Iterator[Node]:
+    program: Program, call: Node, finder: AimFinder, correcting: Mapping[Node, list[Node]], refused: Refused, site: int,
+    gate: str,
+) -> Iterator[Node]:  # fmt: skip
     """The linear maps on the paths from a gate's output; a path without a map is noted in `refused`."""
     waiting, seen = [call], {call}
     while waiting:
@@ -223,15 +225,13 @@ def _consumers(
             elif _holds_weights(program, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
                 refused[describe(user), reason].add(site)
+            elif operation_name(user) in ("add", "sub") and user in correcting and shape_of(user) == shape_of(node):
+                yield from correcting[user]
             else:
-                other = _map_beside(program, finder, user, node)
-                if other is None:
-                    waiting.append(user)
-                else:
-                    yield other
+                waiting.append(user)
 
 
-def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
+def _readers(program: Program, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
     """The linear maps that read what gated units have written, and stand behind no gate themselves.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
@@ -241,7 +241,7 @@ def _readers(program: Program, model: nn.Module, finder: AimFinder, behind: Coll
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in program.downstream(products):
         operation = read_affine(node, program.flow) if node not in behind else None
-        if operation is None or not operation.mixes or _why_not(program, model, operation) is not None:
+        if operation is None or not operation.mixes or _why_not(program, operation) is not None:
             continue
         is_alone = len(program.flow.parameter_users(operation.weight_name)) == 1
         if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
@@ -257,22 +257,6 @@ def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
         return False
     fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
     return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
-
-
-def _map_beside(program: Program, finder: AimFinder, user: Node, node: Node) -> Node | None:
-    """The linear map whose output is the other term of a sum, through operations that keep channels apart."""
-    if operation_name(user) not in ("add", "sub") or shape_of(user) != shape_of(node):
-        return None
-    others = [operand for operand in user.args[:2] if isinstance(operand, Node) and operand is not node]
-    current = others[0] if others else None
-    if current is not None and shape_of(current) != shape_of(user):
-        return None  # one number for many positions cannot correct the error of each position
-    while current is not None and len(users(current)) == 1 and not is_site(current):
-        operation = read_affine(current, program.flow)
-        if operation is not None and operation.mixes:
-            return current
-        current = finder.source(current)
-    return None
 
 
 def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
@@ -291,7 +275,7 @@ def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
 
-def _why_not(program: Program, model: nn.Module, operation: AffineOperation) -> str | None:
+def _why_not(program: Program, operation: AffineOperation) -> str | None:
     flow, weight, geometry = program.flow, operation.weight_name, read_geometry(operation)
     deciding = sizes_decided_by(operation.node, program.operations)
     if any(is_site(source) for node in deciding for source in upstream(node)):
@@ -311,8 +295,6 @@ def _why_not(program: Program, model: nn.Module, operation: AffineOperation) -> 
         return f"{weight} is used through a view, transposed or cut"
     if geometry is None:
         return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
-    if not model.get_parameter(weight).is_floating_point():
-        return f"{weight} is quantized"
     return None
 
 
@@ -354,7 +336,7 @@ def affine_source(program: Program, node: Node, user: Node) -> AffineOperation |
     """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
     is_reshaped = False
     while users(node) == [user]:
-        operation = read_affine(node, program.flow) or _read_norm(program, node)
+        operation = read_affine(node, program.flow)
         if operation is not None:
             if operation.channel_axis is not None:
                 return None if is_reshaped and operation.channel_axis != -1 else operation
@@ -369,17 +351,6 @@ def affine_source(program: Program, node: Node, user: Node) -> AffineOperation |
             return None
         node, user = node.args[0], node
     return None
-
-
-def _read_norm(program: Program, node: Node) -> AffineOperation | None:
-    """The BatchNorm with fixed statistics whose first output is `node`, as an affine operation, or None."""
-    norm = node.args[0] if node.target is operator.getitem and node.args[1] == 0 else None
-    if norm is None or operation_name(norm) not in BATCH_NORMS:
-        return None
-    weight, bias = (program.flow.parameter(operand) for operand in norm.args[1:3])
-    if weight is None or bias is None:
-        return None
-    return AffineOperation(norm, norm.args[0], weight, bias, channel_axis=1 - len(shape_of(node)), output_axis=0)
 
 
 def _other_half(program: Program, call: Node) -> AffineOperation | None:

@@ -19,13 +19,13 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hf_lgelu.formats import counted, significant
-from hf_lgelu.models.batches import Batch
+from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import task_outputs
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
-from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
@@ -68,7 +68,8 @@ class Plan:
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
     """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates.
 
-    A gate that computes the target already stays, too. Raises ValueError where all do.
+    A gate that computes the target already stays, too. Raises ValueError where all do, and ConversionRefusedError where
+    a gate changes what is used again: no operation of a trace works in place.
     """
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
@@ -79,6 +80,12 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
     plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
     if len(plan.keep) == len(sites):
         raise ValueError(f"{', '.join(done[:4])}: nothing to convert, computes {config.gate.title} already")
+    changing = [*reused_inputs(model, plan.sites(model), folds.first.load()[:TRIED].inputs)]
+    if changing:
+        raise ConversionRefusedError(
+            f"{', '.join(changing)} of {type(model).__name__} works in place, and its input is used again: what is "
+            "behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
+        )
     return plan
 
 
@@ -209,11 +216,6 @@ class Refit:
         carrier = Carrier(programs, student, task.folds)
         program, found, *_ = carrier.trace
         names = [site.name for site in programs.sites]
-        if found.misread:
-            raise ConversionRefusedError(
-                f"{', '.join(found.misread)} of {type(student).__name__} works in place, and its input is used again: "
-                "what is behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
-            )
         self.prepare(programs, program, found)
         work = task.work(self.effort)
         done = [*_without_refit(found, names)]

@@ -6,7 +6,6 @@ skip path.
 """
 
 import math
-import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -26,7 +25,6 @@ from hf_lgelu.models.dataflow import (
     users,
 )
 
-BATCH_NORMS = frozenset(("batch_norm", "_native_batch_norm_legit_no_training"))
 _MOVES = RESHAPES | {"permute", "transpose"}
 
 Sizes = Callable[[Node], Sequence[int]]
@@ -173,11 +171,6 @@ def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
     return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
 
 
-def norm_epsilon(norm: Node) -> float:
-    """The number that a BatchNorm (an operation of BATCH_NORMS) adds to the variance."""
-    return norm.args[7] if operation_name(norm) == "batch_norm" else norm.args[-1]
-
-
 @dataclass(eq=False)
 class Aim:
     """The last node that a linear map's output reaches through sums, scales and moves alone.
@@ -233,39 +226,30 @@ class AimFinder:
 
     def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
         self._varying, self._constant = varying, constant
+        self._found: dict[Node, Aim] = {}
 
     def varies(self, node: Node) -> bool:
         """Whether a node depends on the inputs."""
         return node in self._varying
 
-    def find(self, output: Node, channel_axis: int) -> Aim:
-        """The aim of a map with this output, whose channels lie along `channel_axis` (from the right)."""
+    def find(self, operation: AffineOperation) -> Aim:
+        """The aim of a map."""
+        output, channel_axis = operation.node, operation.channel_axis or 0
+        if output in self._found:
+            return self._found[output]
         shape = shape_of(output)
         ones = torch.ones(shape[channel_axis], dtype=torch.float64)
         aim = Aim(output, shape, len(shape) + channel_axis, ones, ones)
         while len(following := users(aim.node)) == 1 and self._keeps_apart(aim, following[0]):
             aim.node = following[0]
             aim.path.append(aim.node)
+        self._found[output] = aim
         return aim
-
-    def source(self, node: Node) -> Node | None:
-        """The operand whose channels the node keeps apart, or None: the path backwards."""
-        name = operation_name(node)
-        if node.target is operator.getitem and operation_name(node.args[0]) in BATCH_NORMS:
-            return node.args[0]
-        if name in BATCH_NORMS or name in COPIES or name in _MOVES:
-            return node.args[0]
-        if name in ("add", "sub", "mul", "div"):
-            varying = [operand for operand in node.all_input_nodes if operand in self._varying]
-            return varying[0] if len(varying) == 1 else None
-        return None
 
     def _keeps_apart(self, aim: Aim, user: Node) -> bool:
         """Whether `user` keeps the channels of an aim apart; if so, its scale and layout are those behind `user`."""
         name = operation_name(user)
-        if user.target is operator.getitem:
-            return operation_name(user.args[0]) in BATCH_NORMS and user.args[1] == 0
-        if name in BATCH_NORMS:
+        if name == "batch_norm":
             return self._normalizes(aim, user)
         if name in _MOVES:
             aim.undo.append(_back(aim.node, user, name))
@@ -292,9 +276,7 @@ class AimFinder:
     def _normalizes(self, aim: Aim, user: Node) -> bool:
         if user.args[0] is not aim.node or any(node in self._varying for node in user.args[1:5] if node is not None):
             return False
-        if operation_name(user) == "batch_norm" and user.args[5]:
-            return False
-        scale = (self._constant(user.args[4]).double() + norm_epsilon(user)).rsqrt()
+        scale = (self._constant(user.args[4]).double() + user.args[7]).rsqrt()
         if user.args[1] is not None:
             scale = scale * self._constant(user.args[1]).double()
         scale = scale.view([1, -1] + [1] * (len(aim.shape) - 2))

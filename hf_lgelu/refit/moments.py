@@ -95,13 +95,6 @@ class Moments:
         """The sums over the rows of both."""
         return Moments(self.count + other.count, *map(torch.add, self.sums, other.sums))
 
-    def __iadd__(self, other: "Moments") -> "Moments":
-        """The sums over the rows of both, added in place: for wide maps each sum is a large matrix."""
-        self.count += other.count
-        for total, more in zip(self.sums, other.sums, strict=True):
-            total += more
-        return self
-
     def __sub__(self, other: "Moments") -> "Moments":
         """The sums over the rows that are not in `other`; all rows of `other` must be in `self`."""
         return Moments(self.count - other.count, *map(torch.sub, self.sums, other.sums))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -47,6 +47,7 @@ class Program:
         program, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
         if not _can_be_kept(program):
             program = program.run_decompositions({})  # takes longer than the trace itself
+            _restore_norms(program.graph_module.graph)
         self.flow = read_flow(model, program, reached)
         self._module = program.graph_module
         self._constants = program.constants
@@ -144,6 +145,18 @@ def _can_be_kept(program: ExportedProgram) -> bool:
         if in_place or (operation_name(node) in ("batch_norm", "instance_norm") and node.args[5]):
             return False
     return True
+
+
+def _restore_norms(graph: Graph) -> None:
+    """Put `batch_norm` back in the place of what it was decomposed into: an operation with several outputs."""
+    decomposed = torch.ops.aten._native_batch_norm_legit_no_training.default
+    for parts in graph.find_nodes(op="call_function", target=decomposed):
+        output = next(user for user in parts.users if user.args[1] == 0)
+        arguments = (*parts.args[:5], False, *parts.args[5:], True)
+        with graph.inserting_before(parts):
+            norm = graph.call_function(torch.ops.aten.batch_norm.default, arguments)
+        norm.meta = output.meta
+        output.replace_all_uses_with(norm)
 
 
 class Programs:

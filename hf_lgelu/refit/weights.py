@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.models.dataflow import AffineOperation
 from hf_lgelu.refit.layers import Layer
-from hf_lgelu.refit.linear_map import LinearMap, norm_epsilon
+from hf_lgelu.refit.linear_map import LinearMap
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.ridge import RidgeFit
@@ -143,7 +143,7 @@ def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments
     if consumer.operation.bias is not None:
         new_mean = new_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
 
-    epsilon = norm_epsilon(norm)
+    epsilon = norm.args[7]
     factor = weight.double().cpu() * (variance.double().cpu() + epsilon).rsqrt()
     bias.copy_(bias.double().cpu() + factor * (new_mean - mean.double().cpu()))
     weight.copy_(factor * (new_variance + epsilon).sqrt())
