@@ -163,7 +163,7 @@ class Carrier:
         sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             wanted = math.ceil(ROWS_PER_FEATURE * layer.width / self._images)
-            available = math.prod(values.converted[first.node].shape[2:])
+            available = math.prod(values.converted[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
         original, converted = widened(values.original[aim]), widened(values.converted[aim])
@@ -172,7 +172,9 @@ class Carrier:
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
-        inputs = [consumer.geometry.feature_rows(values.converted[consumer.data], positions) for consumer in maps]
+        inputs = [
+            consumer.geometry.feature_rows(values.converted[consumer.operation.data], positions) for consumer in maps
+        ]
         counted = self._counted(index, first, trace, values, positions, len(residuals))
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.unit is None or len(kinks) == 1:
@@ -190,7 +192,7 @@ class Carrier:
         mask = None if node is None else values.original[node]
         if mask is None:
             return None
-        shape = tuple(values.converted[first.node].shape)
+        shape = tuple(values.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
         counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
@@ -213,16 +215,15 @@ class Carrier:
             for unit in found.units:
                 if unit.other is not None:
                     earlier, later = sorted((unit.before.node, unit.other.node), key=program.operations.index)
-                    halves[later] = [earlier]
-            stops = [
-                (
-                    [node for maps in layer.uses for each in maps for node in (each.node, *halves.get(each.node, ()))]
-                    + ([] if layer.unit is None else [layer.unit.before.node])
-                    + [gate for use, *_ in layer.uses if layer.is_used_in_turn for gate in gates_before(program, use)],
-                    [maps[0].aim.node for maps in layer.uses],
-                )
-                for layer in found.layers
-            ]
+                    halves[later] = earlier
+            stops = []
+            for layer in found.layers:
+                nodes = [each.operation.node for use in layer.uses for each in use]
+                nodes += [halves[node] for node in nodes if node in halves]
+                nodes += [] if layer.unit is None else [layer.unit.before.node]
+                if layer.is_used_in_turn:
+                    nodes += [gate for use, *_ in layer.uses for gate in gates_before(program, use)]
+                stops.append((nodes, [use[0].aim.node for use in layer.uses]))
             masks = [_mask_of(program, layer) for layer in found.layers]
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
             trace = Trace(

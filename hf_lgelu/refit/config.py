@@ -207,10 +207,6 @@ class ConversionConfig:
                 "width out, and take effort='refit' or 'distill'"
             )
 
-    def with_given(self, **values: Any) -> "ConversionConfig":
-        """The same options, but for the `values` that are not None."""
-        return replace(self, **{name: value for name, value in values.items() if value is not None})
-
     @property
     def gate(self) -> TargetGate:
         """What the gates become."""

@@ -114,9 +114,8 @@ def convert_to_relu(
     >>> report.held_out.refitted.kl < report.held_out.direct.kl
     True
     """
-    config = (options or ConversionConfig()).with_given(
-        effort=effort, width=width, target=target, keep=keep, tolerance=tolerance
-    )
+    given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep, tolerance=tolerance)
+    config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
     model = operable_module(model)
     require_refittable(model, config)
     processes = known_processes()

@@ -252,14 +252,6 @@ class Folds:
             found += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin) if fold else ()
         return tuple(found)
 
-    def some(self, least: int) -> list[Batch]:
-        """Batches with at least `least` samples, or all batches of this process: short and long sequences."""
-        first, found = self.spread, list[Batch]()
-        for batch in [*first, *(other for other in itertools.chain(*self.folds) if other not in first)]:
-            if sum(map(len, found)) < least:
-                found.append(batch.load())
-        return found
-
     @property
     def some_sample(self) -> FoldBatch:
         """A sample of this process, as a batch."""

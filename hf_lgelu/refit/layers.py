@@ -121,7 +121,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
 
     behind: list[tuple[list[LinearMap], set[int]]] = []  # each map where it is used, and the gates before it
     for node in sorted(reached, key=order.__getitem__):
-        if any(node is use.node for uses, _ in behind for use in uses):
+        if any(node is use.operation.node for uses, _ in behind for use in uses):
             continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         reason = _why_not(program, operation)
@@ -131,26 +131,26 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if reason is not None:
             refused[operation.weight or describe(node), reason].update(reached[node])
         else:
-            behind.append((uses, set().union(*(reached.get(use.node, ()) for use in uses))))
+            behind.append((uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
     behind += [([reader], set()) for reader in _readers(program, finder, reached)]
 
     # Maps with the same aim and layout make a layer together; a grouped or a shared map is one alone.
     together: dict[Any, list[tuple[list[LinearMap], set[int]]]] = defaultdict(list)
     for uses, gates in behind:
-        first = uses[0]
-        alone = first.node if first.geometry.groups > 1 or len(uses) > 1 else None
-        key = (first.aim.node, shape_of(first.node), first.operation.channel_axis, first.aim.layout, not gates, alone)
+        operation, aim = uses[0].operation, uses[0].aim
+        alone = operation.node if uses[0].geometry.groups > 1 or len(uses) > 1 else None
+        key = (aim.node, shape_of(operation.node), operation.channel_axis, aim.layout, not gates, alone)
         together[key].append((uses, gates))
     units = find_gate_units(program)
     layers = []
     for entries in together.values():
         maps, more = tuple(uses[0] for uses, _ in entries), entries[0][0][1:]
-        written = program.downstream([maps[0].node, *(use.node for use in more)]) if more else ()
+        written = program.downstream(use.operation.node for use in (maps[0], *more)) if more else ()
         layers.append(
             Layer(
                 sites=tuple(sorted(set().union(*(gates for _, gates in entries)))),
                 uses=(maps, *((use,) for use in more)),
-                is_used_in_turn=any(use.data in written for use in more),
+                is_used_in_turn=any(use.operation.data in written for use in more),
                 unit=None if more else _unit_before(maps[0], {flow.calls[unit.site][0]: unit for unit in units}),
             )
         )
@@ -160,7 +160,8 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
 
 def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
     """The gates from which a map takes its input, with no other map in between."""
-    found, waiting, seen = [], [consumer.data], {consumer.data}
+    data = consumer.operation.data
+    found, waiting, seen = [], [data], {data}
     while waiting:
         node = waiting.pop()
         operation = None if is_site(node) else read_affine(node, program.flow)
@@ -196,9 +197,9 @@ def _unit_before(consumer: LinearMap, units: Mapping[Node, "GateUnit"]) -> "Gate
     """The plain gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
         return None
-    path = [*views_back(consumer.data)]
+    path = [*views_back(consumer.operation.data)]
     unit = units.get(path[-1])
-    is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(consumer.data)
+    is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(path[0])
     if unit is None or unit.other is not None or unit.before.bias is None or not is_alone:
         return None
     return unit if unit.before.channel_axis == consumer.operation.channel_axis else None

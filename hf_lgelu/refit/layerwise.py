@@ -29,7 +29,7 @@ from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_fo
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
-from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.folds import Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
@@ -74,7 +74,8 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        dearest = list(swap_costs(model, folds.some(SAMPLES_TO_RANK), kinds, config.outputs, make=make))[:keep]
+        some = evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first)))
+        dearest = list(swap_costs(model, [batch.load() for batch in some], kinds, config.outputs, make=make))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)

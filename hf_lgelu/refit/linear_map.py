@@ -1,8 +1,7 @@
 """A linear map behind gates: the rows of its least-squares problem, and the value that it has to reproduce.
 
 A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. The refit
-aims at the value behind these three operations, not at the map's own output. So it also corrects the drift on the
-skip path.
+aims at the value behind these operations, and so corrects the drift on the skip path, too.
 """
 
 import math
@@ -48,18 +47,8 @@ class LinearMap:
     @property
     def width(self) -> int:
         """The number of features in a row: inputs of the map, of a convolution one group's times the kernel's size."""
-        inputs = shape_of(self.data)
+        inputs = shape_of(self.operation.data)
         return inputs[-1] if self.geometry.kind == "linear" else self.geometry.width(inputs[1])
-
-    @property
-    def data(self) -> Node:
-        """The input of the map."""
-        return self.operation.data
-
-    @property
-    def node(self) -> Node:
-        """The output of the map."""
-        return self.operation.node
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Place(Refit):
         # A gate waits for the last layer whose maps make its input or the other half of its unit.
         waits_for: dict[int, int] = {}
         for index, layer in enumerate(found.layers):
-            nodes = {node for consumer in layer.maps for node in (consumer.node, *consumer.aim.path)}
+            nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
             waits_for |= {
                 unit.site: index
                 for unit in units

@@ -59,11 +59,6 @@ class LayerRefit:
         """Whether it was fitted on fewer than `ENOUGH_ROWS` for each feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "LayerRefit":
-        """The reverse of `dataclasses.asdict`, also of values that went through JSON."""
-        return cls(**{**values, "layers": tuple(values["layers"]), "sites": tuple(values["sites"])})
-
 
 @dataclass(frozen=True)
 class NetChange:

@@ -81,7 +81,6 @@ class KeptWork(Work):
             self.done += 1
 
     def begin(self, converted: nn.Module) -> None:
-        """Note the state of the network before the first layer."""
         self._versions = {name: tensor._version for name, tensor in _tensors(converted).items()}
 
     def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
@@ -100,14 +99,15 @@ class KeptWork(Work):
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
-        """The report's row of a finished layer, whose tensors are written into `converted` in place."""
-        path, held = self._folder / self._name(index), _tensors(converted)
-        with safe_open(path, "pt") as file:
+        held = _tensors(converted)
+        with safe_open(self._folder / self._name(index), "pt") as file:
             for name in file.keys():  # noqa: SIM118 (it is no mapping)
                 held[name].copy_(file.get_tensor(name))
-            layer = json.loads(file.metadata()["layer"])
+            row = json.loads(file.metadata()["layer"])
         self.begin(converted)
-        return None if layer is None else LayerRefit.from_dict(layer)
+        if row is None:
+            return None
+        return LayerRefit(**{**row, "layers": tuple(row["layers"]), "sites": tuple(row["sites"])})
 
     def _name(self, index: int) -> str:
         return f"{self.effort}-{index:05d}.safetensors"

@@ -71,7 +71,7 @@ class Block:
     @property
     def width(self) -> int:
         """The number of hidden units."""
-        return shape_of(self.down.data)[self.down.operation.channel_axis or 0]
+        return shape_of(self.down.operation.data)[self.down.operation.channel_axis or 0]
 
 
 def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateUnit]) -> list[Block]:
