@@ -3,8 +3,7 @@
 With a single ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. The terms b and d are linear in the block's input x: in
 a gated unit W_down·diag(b)·W_up·x, in a plain unit W_down·diag(d)·W_gate·x. Units that are always on compute this
 linear part. In a gated block such a unit has gate weight 0 and gate bias 1; in a plain block, a bias so large that its
-ReLU never cuts. They get a part of the added units (place.py). So their up and down weights are the factors of the best
-approximation of that rank, in the metric of the block's inputs.
+ReLU never cuts. Their up and down weights are the best low-rank factors in the metric of the block's inputs.
 
 Kinks and units that are always on need a constant before the gate. Many families have no bias there, and no key of
 their config adds one (Mistral, Qwen, Gemma). But the inputs x of the map come from a normalization. In a trained
@@ -45,10 +44,8 @@ _ROWS_PER_INPUT = 8
 @torch.no_grad()
 def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable[FoldBatch]) -> dict[int, Moments]:
     """The sums over the inputs of each unit's maps in the original, over the batches of all processes, by site."""
-    sums: dict[int, Moments] = {}
-    for unit in units:
-        weight = model.get_parameter(unit.before.weight_name)
-        sums[unit.site] = Moments.zeros(1, weight.shape[unit.before.input_axis or 0], 1, weight.device)
+    weights = {unit.site: oriented(model, unit.before) for unit in units}
+    sums = {site: Moments.zeros(1, weight.shape[1], 1, weight.device) for site, weight in weights.items()}
     batch: Batch
 
     def see(unit: GateUnit, module: nn.Module, inputs: tuple) -> None:
@@ -141,7 +138,7 @@ def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -
     lacking = [unit for unit in units if unit.before.bias is None and unit.before.channel_axis == -1]
     if not lacking:
         return {}
-    widest = max(model.get_parameter(unit.before.weight_name).shape[unit.before.input_axis or 0] for unit in lacking)
+    widest = max(oriented(model, unit.before).shape[1] for unit in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
     some = [batch for fold in folds.folds for batch in evenly(fold, math.ceil(share * len(fold)), begin=0)]
     fitted = gather_inputs(model, lacking, some)

@@ -36,12 +36,8 @@ def evaluate_conversion(
             return compared_outputs(original, inputs, outputs)
 
     runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs)}
-    (score, found), *elsewhere = each_has(compare_networks_on(original, runs, batches, outputs))
+    score, found = compare_networks_on(original, runs, batches, outputs, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
-    for other_score, other_found in elsewhere:
-        score += other_score
-        direct.merge(other_found["direct"])
-        refitted.merge(other_found["refitted"])
     rows, gaps = refitted.first.rows, refitted.first.gaps
     return (Evaluation(rows, len(gaps), score.values, direct.change, refitted.change), gaps) if rows else (None, ())
 
@@ -51,8 +47,13 @@ def compare_networks_on(
     others: Mapping[str, Callable[[Any], Compared]],
     batches: Iterable[Batch],
     outputs: Sequence[str] | None = None,
+    *,
+    over_processes: bool = False,
 ) -> tuple["Score", dict[str, "NetComparison"]]:
-    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs."""
+    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs.
+
+    `over_processes` adds up what all processes find, each on batches of its own; then every process must call.
+    """
     score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
     sizes, most = None, 1
     for batch in batches:
@@ -64,6 +65,11 @@ def compare_networks_on(
             score += Score.of(reference, piece, causal)
             for name, run in others.items():
                 found[name].add(piece, reference, run(piece.inputs), causal)
+    (score, found), *elsewhere = each_has((score, found)) if over_processes else [(score, found)]
+    for other_score, theirs in elsewhere:
+        score += other_score
+        for name, comparison in found.items():
+            comparison.merge(theirs[name])
     return score, found
 
 

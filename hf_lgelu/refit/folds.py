@@ -1,10 +1,7 @@
 """The distinct samples of the data, dealt into four folds to fit on and a part that is held out.
 
-1. The samples of all processes are read, and padding is settled (samples.py).
-2. An eighth of the rows is held out; the rest is dealt into folds.
-3. Each fold is cut into batches, short sequences first, and each process runs those of its own samples.
-
-The same inputs always make the same folds, on any number of processes: `Samples` are in the order of their keys.
+Each fold is cut into batches, short sequences first, and each process runs those of its own samples. The same inputs
+always make the same folds, on any number of processes: `Samples` are in the order of their keys.
 """
 
 import itertools

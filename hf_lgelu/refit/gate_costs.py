@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -9,12 +10,11 @@ from torch import nn
 from hf_lgelu.models.batches import Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.models.example_run import looked_at
 from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.outputs import compared_outputs
+from hf_lgelu.models.outputs import Compared, compared_outputs
 from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu
-from hf_lgelu.refit.compare import NetComparison
+from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
-from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 
 
@@ -39,7 +39,7 @@ def gate_costs(
         max_samples: at most so many inputs.
         outputs: names of the outputs that count; the first is compared.
 
-    Raises ValueError where there is no gate, or no input that the model takes, or its own outputs are not finite.
+    Raises ValueError where there is no gate, or no input that the model takes, or no outputs are finite.
 
     >>> import torch
     >>> from hf_lgelu.refit.gate_costs import gate_costs
@@ -66,21 +66,17 @@ def swap_costs(
 ) -> dict[str, float]:
     """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
-    alone = [TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names]
-    found = [NetComparison() for _ in (model, *names)]  # the first one of the model with itself
-    for batch in batches:
-        reference = compared_outputs(model, batch.inputs, outputs)
-        found[0].add(batch, reference, reference)
-        for swap, comparison in zip(alone, found[1:], strict=True):
-            with swap.applied():
-                comparison.add(batch, reference, compared_outputs(model, batch.inputs, outputs))
-    found, *others = each_has(found)
-    for theirs in others:
-        for comparison, other in zip(found, theirs, strict=True):
-            comparison.merge(other)
-    if not found[0].first.rows:
+    swaps = {name: TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names}
+
+    def alone(name: str, inputs: Any) -> Compared:
+        with swaps[name].applied():
+            return compared_outputs(model, inputs, outputs)
+
+    runs = {name: partial(alone, name) for name in names}
+    _, found = compare_networks_on(model, runs, batches, outputs, over_processes=True)
+    if not all(comparison.first.rows for comparison in found.values()):
         raise ValueError("no input has a prediction that is no padding; give others")
-    itself, *costs = (comparison.change.distance for comparison in found)
-    if not math.isfinite(itself):
+    costs = {name: comparison.change.distance for name, comparison in found.items()}
+    if min(costs.values()) == math.inf:
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
-    return dict(sorted(zip(names, costs, strict=True), key=lambda entry: -entry[1]))
+    return dict(sorted(costs.items(), key=lambda entry: entry[1], reverse=True))

@@ -1,8 +1,4 @@
-"""Kinks and slopes of the ReLUs that replace a gate, per channel: least squares on the gate's own inputs.
-
-A single ReLU a channel gives φ(z) ≈ a·ReLU(z - c) + b + d·z. K ReLUs give φ(z) ≈ Σ aₖ·ReLU(z - cₖ) + b + d·z, as
-near as wanted. Sums over bins of z are enough to fit every kink at an edge of a bin exactly.
-"""
+"""Kinks and slopes of the ReLUs that replace a gate, per channel: least squares on the gate's own inputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,12 +5,10 @@ For each gate, on the inputs that it has in the original:
 1. Least squares fit φ(z) ≈ Σₖ aₖ·ReLU(z - cₖ) + b + d·z in each channel, with one ReLU, two, and so on.
 2. The added units of a wider block are shared out. Each goes where it reduces the block's mean square error most: to
    one more ReLU of some channel (a copy of its unit, with a kink of its own), or to the linear part that b and d make
-   (a unit that is always on, see always_on.py). For a unit that is always on, the gain is a squared singular value. For
-   a copy, it is the gain of the least squares times the square of the unit's column in the map behind, as if the errors
-   of channels were independent.
+   (a unit that is always on, see always_on.py). The gain of a copy is that of the least squares times the square of the
+   unit's column in the map behind, as if the errors of channels were independent.
 3. Units and copies are written into the student. Slope and kink of each channel's first ReLU then go into the map
-   before the gate, since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0: its rows times a, its bias (bias - c)·a. A
-   BatchNorm before the gate takes them into its scale and shift in the same way.
+   before the gate, or the BatchNorm there, since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0.
 
 The map behind the gates mixes all channels and has an intercept, so it supplies b + d·z by itself: both are fitted and
 dropped. In a gated unit, φ(z)·u, they would be linear in the block's input, which the map behind cannot supply. So the
@@ -145,10 +143,8 @@ def gather_placements(
     model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
 ) -> dict[int, PlacementSums]:
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
-    sums: dict[int, PlacementSums] = {}
-    for unit in units:
-        weight = model.get_parameter(unit.before.weight_name)
-        sums[unit.site] = PlacementSums.zeros(weight.shape[unit.before.output_axis or 0], weight.device)
+    weights = {unit.site: oriented(model, unit.before) for unit in units}
+    sums = {site: PlacementSums.zeros(len(weight), weight.device) for site, weight in weights.items()}
     batches = folds.spread  # with several processes, a process may have none
     most = -(-PLACEMENT_ROWS // max(1, len(batches)))
     batch: Batch

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -25,7 +25,7 @@ from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, produc
 from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.linear_map import LinearMap, read_geometry
 from hf_lgelu.refit.program import Program
-from hf_lgelu.refit.weights import owner_of
+from hf_lgelu.refit.weights import oriented, owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("out_features", "in_features"),
@@ -125,8 +125,7 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
         # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
-        inputs = min(model.get_parameter(block.before.weight_name).shape[block.before.input_axis or 0]
-                     if block.has_linear_part else 0 for block in alike)  # fmt: skip
+        inputs = min(oriented(model, block.before).shape[1] if block.has_linear_part else 0 for block in alike)
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
         extra |= {block.unit.site: more for block in alike}
     is_wider = any(extra.values())
@@ -184,14 +183,13 @@ def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> 
     for parameter, along in axes.items():
         owner, _, attribute = parameter.rpartition(".")
         old = wide.get_parameter(parameter)
-        zeros = old.new_zeros([*old.shape[:along], extra, *old.shape[along + 1 :]])
-        longer = nn.Parameter(torch.cat([old.detach(), zeros], along), old.requires_grad)
-        setattr(wide.get_submodule(owner), attribute, longer)
+        longer = F.pad(old.detach(), [*[0] * 2 * (old.ndim - 1 - along), 0, extra])  # the last axis comes first
+        setattr(wide.get_submodule(owner), attribute, nn.Parameter(longer, old.requires_grad))
     name = _sizes(module)[0 if is_output else 1]
     setattr(module, name, getattr(module, name) + extra)
     for statistic, old in module.named_buffers(recurse=False) if isinstance(module, _BatchNorm) else ():
         if old.ndim:
-            setattr(module, statistic, torch.cat([old, old.new_zeros(extra)]))
+            setattr(module, statistic, F.pad(old, [0, extra]))
 
 
 def _sizes(module: nn.Module) -> tuple[str, ...]:
