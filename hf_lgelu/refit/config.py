@@ -14,24 +14,17 @@ from typing import Any
 class TargetGate:
     """A gate by its name in transformers.
 
-    Args:
-        name: a key of ACT2FN.
-        title: what it is called.
-        tag: of a model card.
-        torch_module: the call of torch.nn that builds it; "" where torch has none.
-        can_be_placed: whether slope and kink of each channel can be fitted, and units be added that are always on:
-            it must be ReLU up to what is linear, and have no upper end.
-        has_zeros: whether what is below 0 becomes 0.
-        slope: below 0, of a LeakyReLU that is another than transformers' own.
+    It `can_be_placed` if slope and kink of each channel can be fitted, and units be added that are always on: it must
+    be ReLU up to what is linear, and have no upper end.
     """
 
-    name: str
+    name: str  # a key of ACT2FN
     title: str
-    tag: str
-    torch_module: str = ""
+    tag: str  # of a model card
+    torch_module: str = ""  # the call of torch.nn that builds it; "" where torch has none
     can_be_placed: bool = False
-    has_zeros: bool = False
-    slope: float | None = None
+    has_zeros: bool = False  # what is below 0 becomes 0
+    slope: float | None = None  # below 0, of a LeakyReLU that is another than transformers' own
 
 
 TARGETS = {
@@ -70,22 +63,14 @@ def read_target(name: str) -> TargetGate:
 class Rung:
     """A step of the ladder that a conversion climbs.
 
-    Args:
-        effort: its word among the options.
-        made_by: "module:class" whose `make` gives its network, loaded when the rung is tried.
-        moves_kinks: whether it needs a target whose kinks can be placed.
-        takes_steps: whether it takes steps of Adam from the nearest network so far, where others make all layers anew.
-            Steps are not finite in float16.
-        standard_errors: by so many of them its network has to be nearer on the samples held out to be kept: 0 where
-            these samples had no part in making it.
-        on_the_card: what a model card says of it.
-
-    A rung is tried after all before it, so the last one is what a `tolerance` alone may lead to.
+    A rung that `takes_steps` of Adam, which are not finite in float16, goes on from the nearest network so far; others
+    make all layers anew. To be kept, its network must be nearer on the samples held out, by so many `standard_errors`:
+    0 where these samples had no part in making it.
     """
 
-    effort: str
-    made_by: str
-    moves_kinks: bool = False
+    effort: str  # its word among the options
+    made_by: str  # "module:class" whose `make` gives its network, loaded when the rung is tried
+    moves_kinks: bool = False  # it needs a target whose kinks can be placed
     takes_steps: bool = False
     standard_errors: float = 0.0
     on_the_card: str = ""

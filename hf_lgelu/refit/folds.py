@@ -210,21 +210,15 @@ def evenly(batches: Sequence[FoldBatch], most: int, begin: float = 0.5) -> list[
 class Folds:
     """The samples of all processes: folds for the fit, and a part that is held out.
 
-    Args:
-        folds: the batches of each fold that this process runs, possibly none; one fold without cross-validation.
-        held_out: the batches held out that this process runs, for the distance that is reported; () under 64 rows.
-        choosing: those by which one of several networks is taken; the same where few are held out.
-        held_out_samples: how many samples all processes hold out.
-        together: the batches of all folds as a single process would run them, whichever process has the samples.
-        choosing_together: the batches of `choosing`, likewise.
+    A process runs its own batches. Those `together` are as a single process would run them, whoever has the samples.
     """
 
     samples: Samples
-    folds: tuple[tuple[FoldBatch, ...], ...]
-    held_out: tuple[FoldBatch, ...]
-    choosing: tuple[FoldBatch, ...]
-    held_out_samples: int
-    together: tuple[FoldBatch, ...]
+    folds: tuple[tuple[FoldBatch, ...], ...]  # of each fold its batches, possibly none; one without cross-validation
+    held_out: tuple[FoldBatch, ...]  # for the distance that is reported; () under 64 rows
+    choosing: tuple[FoldBatch, ...]  # by which one of several networks is taken; the same where few are held out
+    held_out_samples: int  # of all processes
+    together: tuple[FoldBatch, ...]  # of all folds
     choosing_together: tuple[FoldBatch, ...]
 
     @property

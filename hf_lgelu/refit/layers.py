@@ -46,19 +46,15 @@ Refused = dict[tuple[str, str], set[int]]
 class Layer:
     """The maps that feed one sum and are solved together (most often a single map), and the gates before them.
 
-    Args:
-        sites: the gates; a layer without gates reads what gated units have written (`_readers`).
-        uses: the maps at each place of a forward pass that uses them (one layer for all depths, a head for several
-            sizes): the rows of all uses are one least-squares problem.
-        is_used_in_turn: whether one use reads what another has written.
-        unit: the gate of a depthwise map, where nothing else takes its output: the map mixes no channels, so the kinks
-            of its gate are chosen with its weights.
+    The maps may have several uses in a forward pass (one layer for all depths, a head for several sizes): the rows of
+    all uses are one least-squares problem. A depthwise map mixes no channels, so the kinks of its gate are chosen with
+    its weights.
     """
 
-    sites: tuple[int, ...]
+    sites: tuple[int, ...]  # the gates; a layer without gates reads what gated units have written (`_readers`)
     uses: tuple[tuple[LinearMap, ...], ...]
-    is_used_in_turn: bool
-    unit: "GateUnit | None"
+    is_used_in_turn: bool  # whether one use reads what another has written
+    unit: "GateUnit | None"  # the gate of a depthwise map, where nothing else takes its output
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:

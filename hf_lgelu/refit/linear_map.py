@@ -61,15 +61,9 @@ class Bias:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the weights of a linear map meet its input.
+    """How the weights of a linear map meet its input: the last axis, or windows of (B, C, *S) of a convolution.
 
-    Args:
-        kind: "linear" (acts on the last axis) or "convolution" (acts on windows of an input (B, C, *S)).
-        groups: of a convolution.
-        kernel: sizes of the kernel, one for each axis of S; so are stride, padding and dilation.
-        stride: steps between windows.
-        padding: zeros before and behind each axis, or "same" or "valid" as in `torch.nn.functional.conv2d`.
-        dilation: steps between the elements of a window.
+    Kernel, stride, padding and dilation are those of `torch.nn.functional.conv2d`, one number for each axis of S.
     """
 
     kind: Literal["linear", "convolution"]
@@ -165,28 +159,17 @@ class Aim:
     """The last node that a linear map's output reaches through sums, scales and moves alone.
 
     aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
-
-    Args:
-        node: the aim.
-        shape: of its value, on the traced inputs.
-        channels: the axis of the map's output along which its channels lie, from the left.
-        scale: ∂aim/∂output, per channel.
-        scale_behind_norm: ∂aim/∂(the output of `norm`); without a norm the scale.
-        path: the operations from behind the map up to the aim.
-        layout: the moves (reshape, transposition) on the path, for comparison with another map's.
-        undo: from the layout of the aim back to the output's.
-        norm: the first BatchNorm on the path.
     """
 
     node: Node
-    shape: tuple[int, ...]
-    channels: int
-    scale: Tensor
-    scale_behind_norm: Tensor
-    path: list[Node] = field(default_factory=list)
-    layout: tuple[Any, ...] = ()
-    undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)
-    norm: Node | None = None
+    shape: tuple[int, ...]  # of its value, on the traced inputs
+    channels: int  # the axis of the map's output along which its channels lie, from the left
+    scale: Tensor  # ∂aim/∂output, per channel
+    scale_behind_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
+    path: list[Node] = field(default_factory=list)  # the operations from behind the map up to the aim
+    layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
+    undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
+    norm: Node | None = None  # the first BatchNorm on the path
 
     def in_output_layout(self, value: Tensor, sizes: Sizes) -> Tensor:
         """A tensor like the aim, laid out as the map's output."""

@@ -16,27 +16,16 @@ _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are f
 
 @dataclass(eq=False)
 class Moments:
-    """Sums over rows of features x, residuals r and targets t, for each of g groups; all float64.
+    """Sums over rows of features x, residuals r and targets t, for each of g groups; all float64."""
 
-    Args:
-        count: rows.
-        feature_sum: Σx, (g, d).
-        residual_sum: Σr, (g, m).
-        target_sum: Σt, (g, m).
-        gram: Σxxᵀ, (g, d, d).
-        cross: Σxrᵀ, (g, d, m).
-        residual_square: Σ‖r‖², (g,).
-        target_square: Σ‖t‖², (g,).
-    """
-
-    count: int
-    feature_sum: Tensor
-    residual_sum: Tensor
-    target_sum: Tensor
-    gram: Tensor
-    cross: Tensor
-    residual_square: Tensor
-    target_square: Tensor
+    count: int  # rows
+    feature_sum: Tensor  # Σx, (g, d)
+    residual_sum: Tensor  # Σr, (g, m)
+    target_sum: Tensor  # Σt, (g, m)
+    gram: Tensor  # Σxxᵀ, (g, d, d)
+    cross: Tensor  # Σxrᵀ, (g, d, m)
+    residual_square: Tensor  # Σ‖r‖², (g,)
+    target_square: Tensor  # Σ‖t‖², (g,)
 
     @classmethod
     def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":

@@ -34,32 +34,21 @@ _TRIED = 8  # shortest sequences of each process
 class Samples:
     """The distinct samples of all processes in the ascending order of their keys.
 
-    Args:
-        batches: the batches that this process was given; nothing is copied before `take`.
-        keys: blake2b digests of the samples' inputs, without labels and without masked positions.
-        rows: how many rows each sample gives: tokens of a sequence, else 1.
-        places: {key: (batch, row in it)} of the samples that this process was given.
-        run_here: numbers of the samples that this process runs. Samples that several processes have are shared out.
-            Each runs alone where it is a batch of its own.
-        given: the number of samples given, with duplicates.
-        sizes: {name: (length, length without padding where a mask shows it)} of each sample's sequences, as given.
-        most_at_once: the most samples that run together with the padding that was given, and without it.
-        fill: {name: number that pads its sequences}; 0 for all other names.
-        left: names of the sequences that are padded in front.
-        is_cropped: whether `take` leaves out the padding that was given.
+    Keys are digests of a sample's inputs, without labels and without masked positions. Sizes and numbers of samples
+    come in pairs: with the padding that was given, and without the padding that a mask shows.
     """
 
-    batches: Sequence[Batch]
+    batches: Sequence[Batch]  # that this process was given; nothing is copied before `take`
     keys: Sequence[bytes]
-    rows: Sequence[int]
-    places: Mapping[bytes, tuple[int, int]]
-    run_here: Set[int]
-    given: int
-    sizes: Sequence[Mapping[str, tuple[int, int]]]
-    most_at_once: tuple[int, ...]
-    fill: Mapping[str, int] = field(default_factory=dict)
-    left: frozenset[str] = frozenset()
-    is_cropped: bool = False
+    rows: Sequence[int]  # of each sample: tokens of a sequence, else 1
+    places: Mapping[bytes, tuple[int, int]]  # {key: (batch, row in it)} of the samples that this process was given
+    run_here: Set[int]  # numbers of the samples that this process runs: what several have is shared out
+    given: int  # with duplicates
+    sizes: Sequence[Mapping[str, tuple[int, int]]]  # {name: both lengths} of each sample's sequences
+    most_at_once: tuple[int, ...]  # samples that run together
+    fill: Mapping[str, int] = field(default_factory=dict)  # {name: number that pads its sequences}; 0 for other names
+    left: frozenset[str] = frozenset()  # names of the sequences that are padded in front
+    is_cropped: bool = False  # whether `take` leaves out the padding that was given
 
     @property
     def are_batches(self) -> bool:
