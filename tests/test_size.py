@@ -28,7 +28,7 @@ LIMITS = {  # limit, goal
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
-    "tests: lines": (29_979, 30_000),
+    "tests: lines": (29_976, 30_000),
     "pages without api and changelog: words": (11_988, 12_000),
     "README: words": (1_198, 1_200),
 }

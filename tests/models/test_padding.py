@@ -37,17 +37,12 @@ def test_the_token_is_that_of_the_config(model, expected):
     assert pad_tokens(model) == expected
 
 
-def test_encoder_and_decoder_may_have_their_own():
+@pytest.mark.parametrize(("own", "whole", "expected"), [(7, None, 7), (None, 5, 5)])
+def test_encoder_and_decoder_have_their_own_or_that_of_the_whole(own, whole, expected):
     encoder = BertConfig(**SMALL, pad_token_id=3)
-    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=7))
-    assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 7}
-
-
-def test_a_part_without_a_token_has_that_of_the_whole():
-    encoder = BertConfig(**SMALL, pad_token_id=3)
-    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=None))
-    both.pad_token_id = 5
-    assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": 5}
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder(pad_token_id=own))
+    both.pad_token_id = whole
+    assert pad_tokens(EncoderDecoderModel(both)) == {"input_ids": 3, "decoder_input_ids": expected}
 
 
 def test_a_token_that_the_vocabulary_does_not_have_is_none():
