@@ -70,7 +70,7 @@ class Values(NamedTuple):
 
 
 class Carrier:
-    """Both networks with every batch of the folds; the layers are visited once each, in order, and `close` ends it."""
+    """Both networks with every batch of the folds; layers are visited in order, and `close` ends it."""
 
     def __init__(self, programs: Programs, converted: nn.Module, folds: Folds) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
@@ -81,6 +81,7 @@ class Carrier:
         self._kept = KeptValues(MEMORY_LIMIT)
         self._traces: dict[Program, Trace] = {}
         self._with_padding: set[int] = set()
+        self._next = 0  # the layer that batches come to next
         self.trace = self._trace(folds.first)
 
     def close(self) -> None:
@@ -91,8 +92,14 @@ class Carrier:
     def moments(self, index: int) -> list[Moments]:
         """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
 
-        Of a depthwise layer, the kinks of the gate before it are chosen and written, and the sums are behind these.
+        Batches pass by the layers before, which may be refitted already. Of a depthwise layer, the kinks of the gate
+        before it are chosen and written, and the sums are behind these.
         """
+        for passed in range(self._next, index):
+            for fold in range(len(self._batches)):
+                for _ in self._carried(passed, fold):
+                    pass
+        self._next = index + 1
         layer = self.trace.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups
@@ -123,13 +130,6 @@ class Carrier:
         """The report's note on the rows of a layer whose moments were taken, or None."""
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
-
-    @torch.no_grad()
-    def pass_by(self, index: int) -> None:
-        """Carry every batch on to a layer that is refitted already, without sums."""
-        for fold in range(len(self._batches)):
-            for _ in self._carried(index, fold):
-                pass
 
     def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, Trace, Values]]:
         """Each batch of a fold, with both networks run up to a layer's aim."""

@@ -44,15 +44,11 @@ def deal_folds(
     outputs: Sequence[str] | None = None,
     is_choice: bool = False,
 ) -> "Folds":
-    """The distinct samples in four folds and a part that is held out.
+    """The distinct samples in four folds and a part that is held out, from batches of each process.
 
-    Args:
-        batches: of this process; read once and kept.
-        batch_size: the most samples run at once; by default 1,024 rows of features, 2,048 tokens, 32 images.
-        model: takes the batches, and says how sequences of different lengths are padded.
-        outputs: names of the model's outputs that count.
-        is_choice: whether one of several networks will be taken by the samples held out. Where there are enough, half
-            of them choose, and the other half measure the network taken.
+    `model` takes the batches, and says how sequences of different lengths are padded. `is_choice` says that one of
+    several networks will be taken by the samples held out. Where there are enough, half of them choose, and the other
+    half measure the network taken.
 
     Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
     """

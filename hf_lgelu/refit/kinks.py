@@ -25,15 +25,11 @@ _SWEEPS = 4
 
 @dataclass(eq=False)
 class PlacementSums:
-    """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64.
+    """Sums per channel and bin of z, from which every kink at an edge of a bin is fitted exactly; float64."""
 
-    `sums` is (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz over the rows whose z lies in the bin; `square` (channels,)
-    is Σwφ², and `rows`, a scalar, the number of rows. The outermost bins reach to infinity.
-    """
-
-    sums: Tensor
-    square: Tensor
-    rows: Tensor
+    sums: Tensor  # (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz; the outermost bins reach to infinity
+    square: Tensor  # (channels,) Σwφ²
+    rows: Tensor  # a scalar, their number
 
     @classmethod
     def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
@@ -70,15 +66,14 @@ def knots() -> Tensor:
 class Kinks:
     """φ(z) ≈ Σₖ slopes[:, k]·ReLU(z - kinks[:, k]) + constant + line·z per channel.
 
-    `slopes` and `kinks` are (channels, K), the greatest slope first. `unexplained` is the share of Σwφ² left: infinite
-    where there is no fit (no kink has rows on both sides, or no slope is above 0).
+    There is no fit where no kink has rows on both sides, or no slope is above 0.
     """
 
-    slopes: Tensor
-    kinks: Tensor
+    slopes: Tensor  # (channels, K), the greatest first
+    kinks: Tensor  # (channels, K)
     constant: Tensor
     line: Tensor
-    unexplained: Tensor
+    unexplained: Tensor  # the share of Σwφ² left; infinite where there is no fit
 
 
 @torch.no_grad()
@@ -226,10 +221,8 @@ def rows_with_kinks(
 ) -> list[Rows]:
     """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
 
-    Args:
-        windows: the gate's input (n, g, d) where the features of `rows` are its output.
-        gate: what the features are of such windows.
-        weight: of the map, and `scale`, ∂aim/∂(its output) per channel.
+    `windows` (n, g, d) are the gate's input where the features of `rows` are its output, and `gate` gives the features
+    of such windows. `scale` is ∂aim/∂output of the map with this `weight`, per channel.
     """
     weight = weight.reshape(rows.residuals.shape[1], -1, windows.shape[-1])
     weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)

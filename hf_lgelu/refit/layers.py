@@ -79,16 +79,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers to refit, in the order of computation, and the maps that cannot be refitted.
-
-    `beside` are gates that run, but that no compared output depends on; `units` the gates whose input is a map's
-    output.
-    """
+    """The layers to refit, in the order of computation, and the maps that cannot be refitted."""
 
     layers: list[Layer]
     unfit: Refused
-    beside: list[int]
-    units: list["GateUnit"]
+    beside: list[int]  # gates that run, but that no compared output depends on
+    units: list["GateUnit"]  # the gates whose input is a map's output
 
 
 def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
@@ -297,15 +293,12 @@ def _why_not(program: Program, operation: AffineOperation) -> str | None:
 
 @dataclass(frozen=True)
 class GateUnit:
-    """A gate, the operation that makes its input, and the other half of a gated unit, or None.
-
-    `owns_other` says whether the other half alone uses its parameters.
-    """
+    """A gate, the operation that makes its input, and the other half of a gated unit, or None."""
 
     site: int
     before: AffineOperation
     other: AffineOperation | None
-    owns_other: bool = False
+    owns_other: bool = False  # whether the other half alone uses its parameters
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:

@@ -92,9 +92,7 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
 
 def make_gate(target: TargetGate) -> nn.Module:
     """A new module of the target."""
-    if target.slope is not None:
-        return nn.LeakyReLU(target.slope)
-    return nn.ReLU() if target.name == "relu" else ACT2FN[target.name]
+    return ACT2FN[target.name] if target.slope is None else nn.LeakyReLU(target.slope)
 
 
 class Work:
@@ -177,15 +175,12 @@ class Student:
 
 @dataclass(frozen=True)
 class WiderOriginal:
-    """A network that computes what the original does, with `extra` idle units in the block of each site.
-
-    `share` is the width as a share of the original's; `config_changes` what its config says otherwise.
-    """
+    """A network that computes what the original does, with idle units."""
 
     model: nn.Module
-    extra: Mapping[int, int] = field(default_factory=dict)
-    share: float = 1.0
-    config_changes: tuple[ConfigChange, ...] = ()
+    extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}
+    share: float = 1.0  # the width as a share of the original's
+    config_changes: tuple[ConfigChange, ...] = ()  # what its config says otherwise
 
 
 class Refit:
@@ -232,9 +227,6 @@ class Refit:
                 if index < work.done:  # an earlier call has fitted the layer
                     done += filter(None, [work.restore(index, student)])
                     continue
-                if index == work.done:  # carry on behind the layers of that call
-                    for restored in range(index):
-                        carrier.pass_by(restored)
                 # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
                 moments = carrier.moments(index)
                 try:

@@ -74,15 +74,10 @@ class Geometry:
     dilation: tuple[int, ...] = ()
 
     def feature_rows(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The map's input as rows, so that rows · weight.flatten(1)ᵀ are its outputs without bias.
+        """The input as rows (n, groups, features), so that rows · weight.flatten(1)ᵀ are the outputs without bias.
 
-        Only the chosen windows of a convolution are ever laid out in memory.
-
-        Args:
-            x: (..., d), of a convolution (B, C, *S).
-            positions: (B, p) flat indices into an image's output positions, for each image its own; None takes all.
-
-        Returns (n, groups, features): of a convolution C/groups · prod(kernel) of them, image by image.
+        `positions` (B, p) are flat indices into the output positions of each image; None takes all. Only the chosen
+        windows of a convolution are ever laid out in memory.
         """
         if self.kind == "linear":
             return x.reshape(-1, 1, x.shape[-1])
@@ -94,7 +89,7 @@ class Geometry:
         return channels // self.groups * math.prod(self.kernel)
 
     def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The map's outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
+        """The outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
         if self.kind == "linear":
             return y.reshape(-1, 1, y.shape[-1])
         rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)

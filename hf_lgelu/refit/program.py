@@ -199,16 +199,12 @@ def upstream(node: Node) -> set[Node]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The operations up to the inputs of a layer's maps, and those from the maps to the layer's aim.
+    """The operations between the aim of one layer and that of the next, and what later stages use of their values."""
 
-    `original` are the nodes whose values in the original later stages use. `converted` are those of the converted
-    network: `behind` runs there a second time, with the refitted weights.
-    """
-
-    before: tuple[Node, ...]
-    behind: tuple[Node, ...]
-    original: frozenset[Node]
-    converted: frozenset[Node]
+    before: tuple[Node, ...]  # up to the inputs of the layer's maps
+    behind: tuple[Node, ...]  # from the maps to the layer's aim
+    original: frozenset[Node]  # used later, of the original
+    converted: frozenset[Node]  # used later, of the converted network: `behind` runs again, with the refitted weights
 
 
 def plan_stages(

@@ -152,20 +152,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class StepTaken:
-    """One rung of the ladder that a conversion climbed.
-
-    Args:
-        distance: KL in nats, or relative error, to the original on the inputs held out; None where there were none.
-        is_kept: whether it was nearer than all before it; of "distill", by more than two standard errors.
-        lost: the share of the original's score that it loses, in the caller's metric, where there is one; below 0 of
-            one that scores better.
-    """
+    """One rung of the ladder that a conversion climbed."""
 
     effort: str
-    distance: float | None
-    is_kept: bool
+    distance: float | None  # KL in nats, or relative error, to the original on the inputs held out, if there were any
+    is_kept: bool  # whether it was nearer than all before it; of "distill", by more than two standard errors
     seconds: float
-    lost: float | None = None
+    lost: float | None = None  # the share of the original's score in the caller's metric; below 0 of a better score
 
     @property
     def gap(self) -> float | None:
