@@ -67,7 +67,6 @@ def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor,
 
     Each row of V has unit mean square over the inputs. float64.
     """
-    matrix, second_moments = matrix.double(), second_moments.double()
     root = _root(second_moments)
     left, values, right = torch.linalg.svd(matrix @ root, full_matrices=False)
     rank = min(rank, len(values))
@@ -77,7 +76,7 @@ def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor,
 def _root(second_moments: Tensor) -> Tensor:
     identity = torch.eye(len(second_moments), dtype=torch.float64, device=second_moments.device)
     least = _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12)
-    return torch.linalg.cholesky(second_moments.double() + least * identity)
+    return torch.linalg.cholesky(second_moments + least * identity)
 
 
 class LinearPart(NamedTuple):
@@ -128,8 +127,7 @@ def write_always_on(
     offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean
     add_constant(converted, unit.before, new, offsets, direction)
     if not is_gated and down.bias is not None:
-        bias = converted.get_parameter(down.bias)
-        bias.sub_((down_columns @ offsets).to(bias.dtype))
+        add_constant(converted, down, slice(None), -(down_columns @ offsets), None)
 
 
 @torch.no_grad()

@@ -30,14 +30,8 @@ def gate_costs(
 
     Of outputs that are no class scores, the relative error; infinite where they are not finite. No weight changes, so a
     conversion costs less: the order is what counts. `keep=3` of `convert_to_relu` leaves the first three as they are.
-    A forward pass a gate and one more; `model` stays as it is.
-
-    Args:
-        model: as for `convert_to_relu`.
-        data: inputs, as there.
-        batch_size: inputs run at once.
-        max_samples: at most so many inputs.
-        outputs: names of the outputs that count; the first is compared.
+    A forward pass a gate and one more; `model` stays as it is. `model` and `data` are as for `convert_to_relu`, and the
+    options as in `ConversionConfig`.
 
     Raises ValueError where there is no gate, or no input that the model takes, or no outputs are finite.
 

@@ -100,14 +100,14 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
         flat = change.reshape(len(consumer.aim.scale), -1) * _inverse(consumer.aim.scale)[:, None]
-        _add(student, consumer.operation.weight_name, flat if consumer.operation.output_axis == 0 else flat.T)
+        _add(oriented(student, consumer.operation), flat)
         if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
             offset = torch.einsum("gmd,gd->gm", change, means[:, features].cpu()).flatten()
             constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
             scale = consumer.bias.scale
-            _add(student, consumer.bias.parameter, constant * _inverse(scale))
+            _add(student.get_parameter(consumer.bias.parameter), constant * _inverse(scale))
             constant = torch.where(_reachable(scale), 0.0, constant)
     for consumer, features in places:
         _recentre(student, program, consumer, moments, features)
@@ -121,9 +121,9 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(_reachable(scale), 1 / scale, 0.0)
 
 
-def _add(student: nn.Module, name: str, change: Tensor) -> None:
-    parameter = student.get_parameter(name)
-    parameter.copy_(parameter.detach().cpu().double() + change.reshape(parameter.shape))
+def _add(values: Tensor, change: Tensor) -> None:
+    """Add to a parameter or a view of it, in float64."""
+    values.copy_(values.double() + change.reshape(values.shape).to(values.device))
 
 
 def _recentre(student: nn.Module, program: Program, consumer: LinearMap, moments: Moments, features: slice) -> None:
@@ -168,9 +168,6 @@ def add_constant(
 ) -> None:
     """Add `values` to some outputs of a map: to its bias; without one to its weight, as values · directionᵀ."""
     if operation.bias is not None:
-        bias = network.get_parameter(operation.bias)
-        bias[outputs] = (bias[outputs].double() + values.to(bias.device)).to(bias.dtype)
-        return
-    rows = oriented(network, operation)
-    change = torch.outer(values, cast(Tensor, direction).to(values.device)).to(rows.device)
-    rows[outputs] = (rows[outputs].double() + change).to(rows.dtype)
+        _add(network.get_parameter(operation.bias)[outputs], values)
+    else:
+        _add(oriented(network, operation)[outputs], torch.outer(values, cast(Tensor, direction).to(values.device)))
