@@ -80,14 +80,11 @@ def _root(second_moments: Tensor) -> Tensor:
 
 
 class LinearPart(NamedTuple):
-    """The linear part of a block: a matrix (outputs, inputs), and mean x and mean xxᵀ of the block's inputs x.
+    """The linear part of a block, and what its inputs are."""
 
-    For a plain block, `second_moments` are around the mean: its constant goes into the intercept.
-    """
-
-    matrix: Tensor
-    mean: Tensor
-    second_moments: Tensor
+    matrix: Tensor  # (outputs, inputs)
+    mean: Tensor  # of the inputs x
+    second_moments: Tensor  # mean xxᵀ; of a plain block around the mean, since the intercept supplies a constant
 
     def best_gains(self) -> Tensor:
         """The part of the outputs' mean square that each further unit takes away, in falling order."""

@@ -186,13 +186,9 @@ class Copies(NamedTuple):
 def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> tuple[int, Tensor, Copies]:
     """The work of the added units that leaves the least error, summed over channels and the linear part.
 
-    It is how many are always on, the number of ReLUs of each channel (channels,), and the copies.
-
-    Args:
-        fits: the fits with 1, 2, ... ReLUs a channel.
-        energies: (channels,) the squares of which `unexplained` is a share.
-        linear: the error that each further unit that is always on takes away, in falling order.
-        units: the number of added units; there may be more than can be used.
+    It is how many are always on, the number of ReLUs of each channel (channels,), and the copies. `fits` have 1, 2, ...
+    ReLUs a channel, and `energies` (channels,) are the squares of which `unexplained` is a share. `linear` is the error
+    that each further unit that is always on takes away, in falling order. There may be more `units` than can be used.
     """
     left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
     # A gain counts at most as much as the gain before, so that no channel gets its third ReLU before its second.

@@ -5,15 +5,13 @@ there (moments), the ridge regression between the two, its solution written into
 on to the next layer. Before it stands what every rung works with: the plan, the finished work, the task.
 """
 
-import functools
 import math
-import operator
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 from torch import nn
 from transformers.activations import ACT2FN
@@ -32,7 +30,6 @@ from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.layers import Layer, Layers
-from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
@@ -132,7 +129,7 @@ class Task:
         if self.progress:
             print(line, file=sys.stderr, flush=True)
 
-    @functools.cached_property
+    @cached_property
     def programs(self) -> Programs:
         """The original's traces, one for each shape of inputs."""
         return self.programs_of(self.model)
@@ -228,18 +225,17 @@ class Refit:
                     done += filter(None, [work.restore(index, student)])
                     continue
                 # Carry both networks on to the layer; sums over what reaches it, the ridge, its solution written.
-                moments = carrier.moments(index)
+                folds = carrier.moments(index)
                 try:
-                    fit = fit_ridge(moments, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
+                    fit = fit_ridge(folds, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
                 except NotFiniteError as error:
                     raise ConversionRefusedError(
                         f"what reaches {layer.name} is not finite, in the original or behind the layers already "
                         f"refitted; {WHERE_NOT_FINITE}"
                     ) from error
-                total = functools.reduce(operator.add, moments)
-                write_refit(student, program, layer, fit, total)
+                write_refit(student, program, layer, fit)
                 self.write_behind(student, index)
-                done.append(_described(layer, fit, total, names, carrier.note(index), self.note(layer)))
+                done.append(_described(layer, fit, names, carrier.note(index), self.note(layer)))
                 work.save(index, student, done[-1])
                 before, last = last, time.perf_counter()
                 longest = max(longest, last - before)
@@ -271,10 +267,11 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
         yield LayerRefit((gate,), (gate,), "kept", None, None, None, 0, 0, note, is_uncounted=True)
 
 
-def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str], *more: str | None) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], *more: str | None) -> LayerRefit:
+    rows = fit.moments.count
     notes = [] if layer.has_intercept else ["no bias: only its weights were refitted"]
-    if total.count < ENOUGH_ROWS * layer.width:
-        notes.append(f"starved: {total.count:,} rows for {layer.width:,} features")
+    if rows < ENOUGH_ROWS * layer.width:
+        notes.append(f"starved: {rows:,} rows for {layer.width:,} features")
     return LayerRefit(
         layers=tuple(consumer.name for consumer in layer.maps),
         sites=tuple(names[index] for index in layer.sites),
@@ -283,6 +280,6 @@ def _described(layer: Layer, fit: RidgeFit, total: Moments, names: Sequence[str]
         error_before=fit.error_before,
         error_after=fit.error_after,
         width=layer.width,
-        rows=total.count,
+        rows=rows,
         note=", ".join([*notes, *filter(None, more)]) or None,
     )

@@ -142,13 +142,9 @@ def widened(value: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """The rows of a layer on one batch: features (n, g, d), residuals and targets (n, g, m).
+    """The rows of a layer on one batch, and which of them count; None means all."""
 
-    `counted` says which rows count; None means all. Targets are the original's values at the layer's aim. Residuals are
-    targets minus the converted network's values.
-    """
-
-    features: Tensor
-    residuals: Tensor
-    targets: Tensor
+    features: Tensor  # (n, g, d)
+    residuals: Tensor  # (n, g, m), targets minus the converted network's values
+    targets: Tensor  # (n, g, m), the original's values at the layer's aim
     counted: Tensor | None

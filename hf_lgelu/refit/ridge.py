@@ -48,6 +48,7 @@ class RidgeFit:
     bias_change: Tensor  # (g, m)
     error_before: float | None
     error_after: float | None
+    moments: Moments  # over the rows of all folds
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[flo
     everything = _Deviations.of(total, intercept)
     change, bias_change = everything.change(*best)
     change = torch.zeros_like(everything.cross) if change is None else change
-    return RidgeFit(*best, change.mT.contiguous(), bias_change, before, after)
+    return RidgeFit(*best, change.mT.contiguous(), bias_change, before, after, total)
 
 
 @torch.no_grad()

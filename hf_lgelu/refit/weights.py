@@ -83,15 +83,15 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
 
 
 @torch.no_grad()
-def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit, moments: Moments) -> None:
+def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFit) -> None:
     """Write a fit into the layer's weights in `student`; a fit of the choice "kept" changes nothing.
 
-    The fit is on the scale of the aim. `moments` are the sums over all rows of the fit. A BatchNorm right behind a map
-    gets the mean and variance of the map's new outputs; its function in eval mode stays the same.
+    The fit is on the scale of the aim. A BatchNorm right behind a map gets the mean and variance of the map's new
+    outputs; its function in eval mode stays the same.
     """
     if fit.choice == "kept":
         return
-    means = moments.feature_sum / moments.count
+    means = fit.moments.feature_sum / fit.moments.count
     start, constant = 0, fit.bias_change.flatten().cpu()
     places: list[tuple[LinearMap, slice]] = []
     for consumer in layer.maps:
@@ -110,7 +110,7 @@ def write_refit(student: nn.Module, program: Program, layer: Layer, fit: RidgeFi
             _add(student.get_parameter(consumer.bias.parameter), constant * _inverse(scale))
             constant = torch.where(_reachable(scale), 0.0, constant)
     for consumer, features in places:
-        _recentre(student, program, consumer, moments, features)
+        _recentre(student, program, consumer, fit.moments, features)
 
 
 def _reachable(scale: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """A wider copy of the original: more units in each block, and a bias before every gate.
 
-The added weights are zero, so the copy computes the same function. The conversion then compares two networks of the
-same shape.
+The added weights are zero, so the copy computes the same function.
 """
 
 import copy
@@ -38,13 +37,10 @@ _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """A gate unit with the map before it and the single map behind the gate: linear layers, or convolutions.
-
-    Between `before` and the gate there may be a BatchNorm; it is then `unit.before`.
-    """
+    """A gate unit with the map before it and the single map behind the gate: linear layers, or convolutions."""
 
     unit: GateUnit
-    before: AffineOperation
+    before: AffineOperation  # `unit.before`, unless that is a BatchNorm between this map and the gate
     down: LinearMap
 
     @property
