@@ -126,7 +126,7 @@ def test_a_sparse_encoder_is_converted_on_its_own_embeddings(classes, sentence_f
     words = ("convert", folder, "--data", texts, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     status, said, errors = call(*words)
     assert status == 0, errors
-    assert "word_embeddings.weight is shared" in said
+    assert "word_embeddings.weight is tied: several modules hold it or its memory" in said
     assert "outputs `sentence_embedding` counted" in said
     after = package().SparseEncoder(str(tmp_path / "relu"), device="cpu")
     assert isinstance(after[0].model.cls.predictions.transform.transform_act_fn, nn.ReLU)
