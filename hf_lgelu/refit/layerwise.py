@@ -261,10 +261,10 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
     """Gates that are exchanged with no refit behind them."""
     for (name, reason), before in found.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
-        yield LayerRefit((name,), gates, "kept", None, None, None, 0, 0, f"not refitted: {reason}", is_unfit=True)
-    note = "no output that counts depends on it"
+        yield LayerRefit((name,), gates, "kept", note=f"not refitted: {reason}", is_unfit=True)
     for gate in (names[index] for index in found.beside):
-        yield LayerRefit((gate,), (gate,), "kept", None, None, None, 0, 0, note, is_uncounted=True)
+        note = "no output that counts depends on it"
+        yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 
 
 def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], *more: str | None) -> LayerRefit:

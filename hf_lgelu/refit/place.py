@@ -16,12 +16,11 @@ fit there has no d, and has b only where units that are always on can supply it.
 unit owns its other half.
 """
 
-import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from hf_lgelu.models.batches import Batch
 from hf_lgelu.models.channels import one_module_per_site
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.example_run import NOT_TAKEN, calls_seen, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
@@ -61,27 +60,26 @@ class Place(Refit):
         if task.config.width > 1:
             _ = self.original  # refused before the work
 
-    @functools.cached_property
+    @cached_property
     def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
-        with evaluation_mode(task.model):
-            program = task.programs.of(task.folds.first)
-            found = find_layers(program, task.model, task.programs.sites)
-            try:
-                wider = widen_original(task.model, program, found, width)
-            except UnsupportedConfigError as error:
-                keep = task.plan.keep
-                kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
-                ways = "Keep no gate, or use width=1" if keep else "Use width=1"
-                raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
-            try:
-                run_example(wider.model, task.folds.first.load().inputs)
-            except NOT_TAKEN as error:
-                raise ConversionRefusedError(
-                    f"width={width:g}: units of a widened block also go to an output that does not count, whose maps "
-                    f"keep their width ({error}). Use width=1, or name this output in outputs="
-                ) from error
-            return wider
+        program = task.programs.of(task.folds.first)
+        found = find_layers(program, task.model, task.programs.sites)
+        try:
+            wider = widen_original(task.model, program, found, width)
+        except UnsupportedConfigError as error:
+            keep = task.plan.keep
+            kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
+            ways = "Keep no gate, or use width=1" if keep else "Use width=1"
+            raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+        try:
+            run_example(wider.model, task.folds.first.load().inputs)
+        except NOT_TAKEN as error:
+            raise ConversionRefusedError(
+                f"width={width:g}: units of a widened block also go to an output that does not count, whose maps keep "
+                f"their width ({error}). Use width=1, or name this output in outputs="
+            ) from error
+        return wider
 
     def note(self, layer: Layer) -> str | None:
         is_narrow = any(self.original.extra.values()) and not any(map(self._wide.__contains__, layer.sites))

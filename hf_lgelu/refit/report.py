@@ -40,11 +40,11 @@ class LayerRefit:
     layers: tuple[str, ...]
     sites: tuple[str, ...]
     choice: str
-    strength: float | None
-    error_before: float | None
-    error_after: float | None
-    width: int
-    rows: int
+    strength: float | None = None
+    error_before: float | None = None
+    error_after: float | None = None
+    width: int = 0
+    rows: int = 0
     note: str | None = None
     is_unfit: bool = False
     is_uncounted: bool = False

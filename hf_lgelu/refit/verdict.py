@@ -130,12 +130,12 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     The first of: outputs not finite, no nearer than the plain swap, `tolerance` not reached, beyond `max_kl`.
     """
     reason = None
-    best = next((step for step in reversed(report.steps) if step.is_kept), None)
+    best = next(step for step in reversed(report.steps) if step.is_kept)  # the first is kept
     distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
-    elif config.tolerance is not None and (best is None or best.gap is None or not best.gap <= config.tolerance):
+    elif config.tolerance is not None and (best.gap is None or not best.gap <= config.tolerance):
         reason = _not_reached(report, best, config)
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
         bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
@@ -161,11 +161,11 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
     )
 
 
-def _not_reached(report: ConversionReport, best: StepTaken | None, config: ConversionConfig) -> str:
+def _not_reached(report: ConversionReport, best: StepTaken, config: ConversionConfig) -> str:
     """How near the nearest rung came, and what else these options allow."""
-    what = "lose at most {:g} of the original's score" if best and best.lost is not None else (
-        "be within {:g} of the original on the inputs held out"
-    )  # fmt: skip
+    what = "be within {:g} of the original on the inputs held out"
+    if best.lost is not None:
+        what = "lose at most {:g} of the original's score"
     untried = set(config.rungs) - {step.effort for step in report.steps}
     is_out_of_time = any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried)
     advice = ["more inputs"]
@@ -173,7 +173,7 @@ def _not_reached(report: ConversionReport, best: StepTaken | None, config: Conve
     if is_out_of_time or report.next_step is not None:
         advice.append("more seconds" if is_out_of_time else f"effort={report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
-    nearest = f"{significant(best.gap if best else None)} ({rungs_in_words(report)})"
+    nearest = f"{significant(best.gap)} ({rungs_in_words(report)})"
     return (
         f"the network was to {what.format(config.tolerance)}; the nearest was {nearest}. Give {' or '.join(advice)}, "
         f"{keep}or train the model with hardening"
