@@ -40,16 +40,13 @@ _MOST_SECONDS = 60.0  # of all rounds but the fewest
 
 @dataclass(frozen=True)
 class ComparedNetwork:
-    """One network in one precision.
+    """One network, "original" or "converted", in one precision, "float32" or "int8".
 
-    Args:
-        network: "original" or "converted".
-        precision: "float32" or "int8".
-        metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
-        change: how far the network is from the original in float32; None of the original itself.
-        milliseconds: the first quartile, median and third quartile of the processor time of a call on one thread.
-        megabytes: of the ONNX file, or without int8 of the weights, in millions of bytes.
-        operations: what computes in integers, "all" or "layers" (`quantize_onnx`); None in float32.
+    `metrics` has the accuracy, or of causal language models the perplexity; it is empty without labels. `change` is how
+    far the network is from the original in float32, None of the original itself. `milliseconds` are the first quartile,
+    median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
+    ONNX file, or without int8 of the weights. `operations` says what computes in integers, "all" or "layers"
+    (`quantize_onnx`); None in float32.
     """
 
     network: str
@@ -76,14 +73,10 @@ class ComparedNetwork:
 
 @dataclass(frozen=True)
 class NetworkComparison:
-    """The rows of `compare_networks`; as text a table.
+    """The rows of `compare_networks`, as text a table: both networks in float32, and then in int8.
 
-    Args:
-        rows: the original and the converted network in float32, and then both in int8.
-        samples: inputs on which the networks were scored and compared.
-        calibration_samples: other inputs, from which int8 has its ranges; 0 without int8.
-        timed_samples: inputs of a timed call.
-        runtime: what ran the timed calls, "torch" or "onnxruntime".
+    `samples` inputs were scored and compared, and other `calibration_samples` gave the ranges of int8 (0 without int8).
+    A timed call has `timed_samples` inputs; `runtime` ran it, "torch" or "onnxruntime".
     """
 
     rows: tuple[ComparedNetwork, ...]

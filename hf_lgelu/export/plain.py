@@ -15,7 +15,7 @@ from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, in_own_
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import independent_copy, operable_module
 from hf_lgelu.models.outputs import OutputChange, compare_models
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
+from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
 from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import put_relu
 
@@ -56,7 +56,7 @@ class CheckpointExport:
         is_relu = self.form == "relu"
         warnings = list(self.warnings)
         if self.unreached:
-            named = f"{', '.join(self.unreached[:4])}{', ...' if len(self.unreached) > 4 else ''}"
+            named = ", ".join(self.unreached[:4]) + (", ..." if len(self.unreached) > 4 else "")
             missed = f"{len(self.unreached)} of the gates did not run on the example inputs ({named})"
             warnings.insert(0, f"{missed}, so nothing was compared of them: give inputs that run the whole model")
         done = "λ-GELU → ReLU, saved" if is_relu else "λ-gates absorbed by the weights, saved with plain activations"
@@ -190,14 +190,12 @@ def save_plain(
             f"export_{form} saves transformers models, got {type(model).__name__}; {in_memory} changes any module in "
             "memory"
         )
-    try:
-        require_lambda_gelu(model)
-    except ValueError as error:
+    if not lambda_gelu_modules(model):
         advice = "it has no smooth gate that a substitution could exchange"
         if smooth := sorted({site.kind for site in find_sites(model)}):
             made = "convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of it without training"
             advice = f"its gates are {', '.join(smooth)}: {made}"
-        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}") from error
+        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}")
     hardness = smallest_by_site(model)
     swap_error = swap_errors(model, hardness)
     inputs = random_inputs(model) if inputs is None else inputs

@@ -112,10 +112,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def save_checkpoint(
-    model: PreTrainedModel,
-    folder: str | os.PathLike,
-    processor: Any = None,
-    source: str | os.PathLike | None = None,
+    model: PreTrainedModel, folder: str | os.PathLike, processor: Any = None, source: str | os.PathLike | None = None
 ) -> None:
     """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
 

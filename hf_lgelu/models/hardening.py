@@ -325,9 +325,7 @@ def is_hardened(
 
 @torch.no_grad()
 def smallest_soft_hardness(
-    model: nn.Module,
-    target_hardness: float | Mapping[str, Target] | None = None,
-    fraction: float = HARDENED_FRACTION,
+    model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None, fraction: float = HARDENED_FRACTION
 ) -> float | None:
     """The smallest λ below this fraction of its target; None if none is below."""
     target_of = _target_of_each(model, target_hardnesses(target_hardness))

@@ -245,12 +245,7 @@ def substitute_relu(
     return report
 
 
-def put_relu(
-    model: nn.Module,
-    *,
-    kinds: Sequence[str] = LEARNED_KINDS,
-    rewrite_config: bool = True,
-) -> SurgeryReport:
+def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True) -> SurgeryReport:
     """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
 
     def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:

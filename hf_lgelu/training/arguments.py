@@ -8,13 +8,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from hf_lgelu.activation.hardness import require_known
-from hf_lgelu.models.hardening import (
-    DEFAULT_SWITCH_FRACTION,
-    SCHEDULES,
-    Target,
-    switch_position,
-    target_hardnesses,
-)
+from hf_lgelu.models.hardening import DEFAULT_SWITCH_FRACTION, SCHEDULES, Target, switch_position, target_hardnesses
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
 
 STRATEGIES = ("epoch", "steps")  # how often λ moves while it hardens, in the words of TrainingArguments

@@ -29,13 +29,7 @@ from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu, short_names
 from hf_lgelu.training.arguments import HardeningConfig
-from hf_lgelu.training.refusals import (
-    refuse_to_harden,
-    require_gradient,
-    warn_released,
-    warn_ungrouped,
-    warn_unreached,
-)
+from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped, warn_unreached
 
 logger = logging.get_logger(__name__)
 

@@ -136,7 +136,6 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
             except UnsupportedConfigError as refusal:
                 refusals.append(refusal)
         else:
-            refusals.append(UnsupportedConfigError(f"transformers has no name for {GATES[gate].plain_label}"))
             raise UnsupportedConfigError(
                 f"{refusals[0]}. Saved and loaded, the model would come back with other activations than "
                 f"{GATES[gate].plain_label}. To absorb λ in memory only, pass rewrite_config=False"

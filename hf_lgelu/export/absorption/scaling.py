@@ -79,12 +79,8 @@ def scale_parameters(
 ) -> None:
     """Multiply parameters by their factors, in float64, rounded once to the parameter's dtype; the outputs stay.
 
-    Args:
-        factors: by parameter name, each broadcastable to the parameter.
-        inputs: on which the outputs before and after are compared.
-        allowed: how far a number of an output may move, of the output before.
-        changed: how the message names what was done, as in "with its units rescaled".
-        exchanged: sites with the modules that go there, with the new parameters.
+    The outputs on `inputs` may move by what is `allowed` for each. The modules of `exchanged` go to their sites with
+    the new parameters. `changed` is how the message names what was done, as "with its units rescaled".
     """
     parameters = {name: model.get_parameter(name) for name in factors}
     old = {name: parameter.detach().clone() for name, parameter in parameters.items()}

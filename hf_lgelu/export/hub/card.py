@@ -18,7 +18,7 @@ from transformers.modelcard import TASK_MAPPING
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import require_known, swap_error_bound
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.conversion_page import LAYER_NOTE, bullets, layer_table, network_table, whole_network
+from hf_lgelu.export.hub.conversion_page import layer_table, network_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
@@ -312,9 +312,7 @@ def render_conversion_card(
         network_table=whole_network(report),
         top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
-        recipe=what_was_done(report), warnings=bullets(report.warnings), layers=layer_table(report.layers),
-        layer_note=LAYER_NOTE, has_zeros=target.has_zeros,
-        smooth=re.sub("^", "  ", bullets(report.smooth_calls), flags=re.MULTILINE) if report.smooth_calls else "",
+        recipe=what_was_done(report), layers=layer_table(report.layers), has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),
     )  # fmt: skip
 

@@ -9,12 +9,6 @@ from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, quoted, score, significant
 from hf_lgelu.refit.report import ConversionReport, LayerRefit, NetChange, evaluations
 
-LAYER_NOTE = (
-    "The error is ‖ŷ − y‖² / ‖y − ȳ‖² on rows that the layer was not fitted on, where y is what the original network "
-    "computes there and ŷ what the converted one does, with all layers before it already converted. α is the strength "
-    "of the ridge, relative to the mean variance of the features (a few huge ones apart)."
-)
-
 NET_NOTE = (
     "The plain swap has the new gates and the original weights. All but the scores by labels are measured against the "
     "original network, not against the truth."
@@ -45,11 +39,6 @@ def whole_network(report: ConversionReport) -> str:
             "is unlike the inputs that the network will meet."
         )
     return "\n\n".join([*parts, NET_NOTE] if evaluations(report) else parts)
-
-
-def bullets(lines: tuple[str, ...]) -> str:
-    """A Markdown list."""
-    return "\n".join(f"- {' '.join(line.split())}" for line in lines)
 
 
 def network_table(scores: Mapping[str, float], networks: Mapping[str, NetChange], *, main: bool = False) -> str:

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_run import (
-    OnnxModel,
-    read_onnx,
-    require_parity,
-    silence_python,
-    strip_metadata,
-)
+from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.example_run import (
@@ -161,7 +155,9 @@ def export_onnx(
         traced = _resize(inputs, axes, {axis: max(2, size) for axis, size in sizes.items()})
         outputs = tuple(network.outputs(inputs))
         _write(network, traced, outputs, axes, opset, file)
-        example, resized = _compare(network, OnnxModel(file), inputs, axes, sizes, tolerance)
+        onnx_model = OnnxModel(file)
+        example = require_parity(onnx_model, inputs, network.outputs(inputs), tolerance, "on the example inputs")
+        resized = _compare_at_other_sizes(network, onnx_model, inputs, axes, sizes, tolerance)
         file_bytes = file.stat().st_size
     return OnnxReport(
         path=Path(path),
@@ -308,11 +304,8 @@ def _write(
             for part in fused:
                 part.set_attn_implementation("eager")
             try:
-                varying = {name: dict(axis_names) for name, axis_names in axes.items()}
-                inputs_in_order = tuple(traced.values())
-                torch.onnx.export(
-                    network, inputs_in_order, os.fspath(file), dynamo=False, dynamic_axes=varying, **named
-                )
+                varying, given = {name: dict(axis_names) for name, axis_names in axes.items()}, tuple(traced.values())
+                torch.onnx.export(network, given, os.fspath(file), dynamo=False, dynamic_axes=varying, **named)
             finally:
                 for part in fused:
                     part.set_attn_implementation("sdpa")
@@ -327,16 +320,11 @@ def _write(
     onnx.save(proto, os.fspath(file))
 
 
-def _compare(
-    network: _NamedOutputs,
-    onnx_model: OnnxModel,
-    inputs: dict[str, Tensor],
-    axes: DynamicAxes,
-    own: dict[str, int],
+def _compare_at_other_sizes(
+    network: _NamedOutputs, onnx_model: OnnxModel, inputs: dict[str, Tensor], axes: DynamicAxes, own: dict[str, int],
     tolerance: float,
-) -> tuple[OutputChange, list[tuple[dict[str, int], OutputChange]]]:
-    """The change on the example inputs, with the axes' `own` sizes, and at each other size that the model takes."""
-    example = require_parity(onnx_model, inputs, network.outputs(inputs), tolerance, "on the example inputs")
+) -> list[tuple[dict[str, int], OutputChange]]:  # fmt: skip
+    """The changes at sizes of the axes beside the inputs' `own`, as far as the model takes these sizes."""
     # Only the batch grows: a longer sequence may be more than the model's positions.
     smaller = {axis: size // 2 if size > 1 else 2 for axis, size in own.items()}
     larger = {axis: max(3, size + 1) if axis == BATCH else max(1, size - 1) for axis, size in own.items()}
@@ -356,4 +344,4 @@ def _compare(
             f"the model was tried at other sizes of the axes that may vary, and takes none of them: {refusal}. Pass "
             "dynamic_axes with the axes that really may vary, or {} for none"
         )
-    return example, resized
+    return resized
