@@ -22,13 +22,10 @@ _ADAPTER_FILE = "adapter_config.json"
 
 @dataclass(frozen=True)
 class GivenCheckpoint:
-    """A checkpoint that was loaded.
+    """A checkpoint that was loaded, by the folder or Hub id that was given.
 
-    Args:
-        name: as it was given, a folder or Hub id.
-        network: what is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`, unless it is a
-            cross-encoder.
-        sentences: its folder, if it is one of sentence-transformers.
+    `network` is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`, unless it is a
+    cross-encoder. `sentences` is the folder of a checkpoint of sentence-transformers.
     """
 
     name: str

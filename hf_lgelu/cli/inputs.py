@@ -170,13 +170,9 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 class Selection:
     """The rows and columns of a data set that become the inputs of a model.
 
-    Args:
-        name: folder, file or Hub id of the data set.
-        rows: a `datasets.Dataset`.
-        given: what the inputs are for, with its tokenizer or image processor.
-        asked: which columns, how long a sequence; its help says what is taken where nothing is asked for.
-        config: the configuration of the data set that `rows` is of, `split` the split; both for the description.
-        wanted: how many rows, of a running text blocks. Past 32 times the width of a layer no gain was seen.
+    `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`; `config` and `split` are for the description.
+    `asked` says which columns and how long a sequence; its help says what is taken where nothing is asked for.
+    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer no gain was seen.
     """
 
     name: str

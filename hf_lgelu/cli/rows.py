@@ -32,15 +32,10 @@ _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen 
 
 @dataclass(frozen=True)
 class InputSet:
-    """Rows that a model takes.
+    """Rows that a model takes, in words such as "user/texts, split train"; `source` is the data set's Hub id, if any.
 
-    Args:
-        rows: a data set in memory or on disk; `__getitems__` gives a batch, {name of an argument: tensor}, with
-            "labels" where they are known.
-        description: what they are, in words, such as "rows.csv" or "user/texts, split train".
-        source: Hub id of the data set, if it is on the Hub.
-        whole: no row was left out.
-        dtype: of floating-point inputs, that of the model: not every network casts what it is given.
+    `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" where they are known. `whole` says
+    that no row was left out. Floating-point inputs get the model's `dtype`: not every network casts what it is given.
     """
 
     rows: Any
@@ -95,16 +90,11 @@ class TensorRows(Dataset):
 class ProcessedImages(Dataset):
     """Images as rows {"pixel_values": (C, H, W)}, with "labels" where they are known, decoded on request.
 
-    Args:
-        rows: a `datasets.Dataset`.
-        column: of images.
-        source: folder or Hub id of the model, whose image processor is taken; of timm's models what config.json's
-            `pretrained_cfg` says.
-        mode: PIL's name of what a pixel is: "RGB", or "L" for one channel.
-        labels: (len(rows),) int64 or None.
+    They are of a column of a `datasets.Dataset`, prepared by the image processor of the model `source` (of timm's
+    models as config.json's `pretrained_cfg` says). `mode` is PIL's name of what a pixel is: "RGB", "L" for one channel.
     """
 
-    def __init__(self, rows: Any, column: str, source: str, *, mode: str = "RGB", labels: Tensor | None = None) -> None:
+    def __init__(self, rows: Any, column: str, source: str, *, mode: str, labels: Tensor | None) -> None:
         import datasets
 
         try:
@@ -224,16 +214,9 @@ def text_blocks(
 
 
 def text_sequences(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    length: int,
-    wanted: int | None,
-    seed: int,
-    labels: Tensor | None = None,
-    *,
-    seconds: Sequence[str] | None = None,
-    prompt: str = "",
-) -> TensorRows:
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int,
+    labels: Tensor | None, *, seconds: Sequence[str] | None, prompt: str,
+) -> TensorRows:  # fmt: skip
     """`wanted` texts that are not empty, a row each, cut at `length` tokens and padded to the longest.
 
     None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.
@@ -272,7 +255,7 @@ def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | N
 
 
 def encoded_sequences(
-    rows: Any, model: PreTrainedModel, length: int, wanted: int | None, seed: int, labels: Tensor | None = None
+    rows: Any, model: PreTrainedModel, length: int, wanted: int | None, seed: int, labels: Tensor | None
 ) -> TensorRows:
     """The columns of a tokenized data set that the model takes, cut at `length` and padded on the right.
 

@@ -32,13 +32,9 @@ _OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_m
 
 
 class SentenceEmbedder(nn.Module):
-    """An encoder of transformers and the modules behind it (pooling, dense layers, normalization).
+    """An encoder of transformers and the modules behind it (pooling, dense layers, normalization); none is copied.
 
-    Its output is {"sentence_embedding": (N, D)}. The modules are those given, not copies.
-
-    Args:
-        encoder: what sentence-transformers calls the first module's `auto_model`.
-        behind: its other modules in order; each takes a dict of features and adds to it.
+    Its output is {"sentence_embedding": (N, D)}. Each module behind takes a dict of features and adds to it.
     """
 
     main_input_name = "input_ids"
@@ -71,14 +67,11 @@ class SentenceEmbedder(nn.Module):
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """A folder of sentence-transformers.
+    """A folder of sentence-transformers, a network of one of SENTENCE_CLASSES.
 
-    Args:
-        path: the folder.
-        encoder: where in it the encoder lies, "" where that is the folder itself.
-        longest: how many tokens of a text the encoder is given; None where that is left to the tokenizer.
-        network_class: of SENTENCE_CLASSES, what the whole is.
-        prompt: what that puts before every text, or before the first of a pair, unless it is told otherwise.
+    `encoder` is where in it the encoder lies, "" where that is the folder itself. `longest` is how many tokens of a
+    text the encoder is given; None leaves that to the tokenizer. `prompt` is put before every text, or before the first
+    of a pair.
     """
 
     path: Path

@@ -47,13 +47,10 @@ _WHAT_TO_PASS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of a call of the model, on the CPU.
+    """Inputs of a call of the model, on the CPU: a tensor, what the model takes by name, or positional arguments.
 
-    Args:
-        inputs: a tensor, what the model takes by name, or a tuple of positional arguments. The leading axis of every
-            tensor counts samples.
-        labels: one entry per sample, or None.
-        is_sample: whether the batch is one sample instead (a graph, a list of graphs), with tensors of any axes.
+    The leading axis of every tensor counts samples, and labels have an entry for each. `is_sample` says that the batch
+    is one sample instead (a graph, a list of graphs), with tensors of any axes.
     """
 
     inputs: Tensor | dict[str, Any] | tuple[Any, ...]

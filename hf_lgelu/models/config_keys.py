@@ -354,7 +354,7 @@ _LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None:
 
 
 def plan_width_changes(
-    model: PreTrainedModel, resized: Callable[[Any], Any], beside: Sequence[Sequence[ConfigChange]] = ((),)
+    model: PreTrainedModel, resized: Callable[[Any], Any], beside: Sequence[Sequence[ConfigChange]]
 ) -> list[ConfigChange] | None:
     """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
 
@@ -362,11 +362,9 @@ def plan_width_changes(
     is added that leaves the fewest tensors wrong: an encoder-decoder may have a key for either side, and another key
     may hold the same number by chance. Else all keys are tried at once.
 
-    Args:
-        model: has other shapes than its config says.
-        resized: the new value for the value of a key: an integer, a list, or None where a family leaves the width open.
-            The same value for one that is no width.
-        beside: other changes that may be needed, each tried with the keys.
+    `resized` gives the new value for the value of a key: an integer, a list, or None where a family leaves the width
+    open. For one that is no width it gives the same value. The changes `beside` may be needed too; each is tried with
+    the keys.
     """
 
     def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:

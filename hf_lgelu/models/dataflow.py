@@ -259,15 +259,11 @@ class AffineOperation:
 
     Multiplying weight and bias by λ multiplies the output; dividing the weight by λ undoes a factor of the data.
 
-    Args:
-        data: the operand.
-        weight, bias: names of the parameters; a bias alone (`weight` None) is a sum with a parameter.
-        channel_axis: the axis of data and output, from the right, along which the layer mixes (linear,
-            convolution) or scales (normalization); None where every axis is scaled (weight aligned at the right).
-        output_axis: the weight's axis along the output's channels; None as above.
-        input_axis: that along the data's channels; None for an operation that mixes nothing.
-        groups: of a convolution.
-        is_direct: False where the weight is used through a view, with other axes.
+    `weight` and `bias` are names of parameters; a bias alone (`weight` None) is a sum with a parameter. `channel_axis`
+    is the axis of data and output, from the right, along which the layer mixes (linear, convolution) or scales
+    (normalization); None where every axis is scaled (weight aligned at the right). `output_axis` is the weight's axis
+    along the output's channels; None as above. `input_axis` is that along the data's channels; None for an operation
+    that mixes nothing. `is_direct` is False where the weight is used through a view, with other axes.
     """
 
     node: Node

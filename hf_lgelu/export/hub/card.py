@@ -250,17 +250,12 @@ def render_card(
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a converted network came about.
+    """How a converted network came about: of which original (a Hub id, or the last part of its folder's path) and data.
 
-    Args:
-        model: Hub id of the original, or the last part of its folder's path: a card names no local paths.
-        data: the data set that was fitted on, in words; `evaluation` the second set, if there is one.
-        samples: inputs taken from it (rows, sequences, images).
-        seed: of their choice; nothing else in a conversion is random.
-        evaluation_source: Hub id of its data set, if it is on the Hub.
-        created: UTC, ISO 8601.
-        evaluation_is_whole: no row of that split was left out; only then are its scores a result on the data set.
-        equalized: names of the layers whose units were rescaled for int8 afterwards (`equalize_ranges`).
+    `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one,
+    and `evaluation_source` its Hub id; it `is_whole` where no row of its split was left out, and only then are its
+    scores a result on the data set. `created` is UTC in ISO 8601. `equalized` are the layers whose units were rescaled
+    for int8 (`equalize_ranges`).
     """
 
     model: str
@@ -380,10 +375,8 @@ def draw_hardness(
 ) -> Path:
     """Write a PNG with a bar of λ for each gate, in the order of the mapping, on a logarithmic axis.
 
-    Args:
-        earlier: {stage: {gate: λ}}, drawn as points over the bars; a stage may be empty, or lack some gates.
-        final: {gate: λ} of the model on the card.
-        means: {gate: mean λ} of the gates with several λ, drawn in the place of those in `final`.
+    `earlier`, {stage: {gate: λ}}, is drawn as points over the bars; a stage may be empty, or lack some gates. Of gates
+    with several λ the mean, in `means`, is drawn in the place of that in `final`.
     """
     from matplotlib.figure import Figure  # half a second
 
