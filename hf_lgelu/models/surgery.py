@@ -5,7 +5,7 @@ is unchanged then.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
@@ -380,15 +380,20 @@ def exchange_activations(
     return SurgeryReport(replaced, write_configs(plans))
 
 
-def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> Iterator[str]:
+def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> list[str]:
     """The names of the activations that work in place on an input that is used again, as the outputs show."""
     in_place = [site for site in sites if getattr(site.module, "inplace", False)]
     expected = outputs_of(model, inputs) if in_place else []
-    for site in in_place:
-        site.module.inplace = False
+
+    def matters(some: Sequence[ActivationSite]) -> bool:
+        for site in some:
+            site.module.inplace = False
         try:
-            found = outputs_of(model, inputs)
+            return not agree(expected, outputs_of(model, inputs))
         finally:
-            site.module.inplace = True
-        if not agree(expected, found):
-            yield site.name
+            for site in some:
+                site.module.inplace = True
+
+    if not in_place or not matters(in_place):
+        return []
+    return [site.name for site in in_place if matters([site])] or [site.name for site in in_place]
