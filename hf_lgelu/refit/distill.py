@@ -41,7 +41,7 @@ _RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
 _KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
-_MOST_WATCHED = 16  # batches of them
+_MOST_WATCHED = 16  # batches of them, as large as those of the steps
 _WARMUP = 10
 _FEW_INPUTS = 32
 _LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
@@ -203,8 +203,8 @@ class _Descent:
         self._are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
         self._known: dict[int, Compared] = {}
         self._room = _KEPT_VALUES
-        watched = evenly(folds.choosing_together, _MOST_WATCHED)
-        self._watched = [together(piece) for batch in watched for piece in batch.pieces(most)]
+        choosing = [piece for batch in folds.choosing_together for piece in batch.pieces(most)]
+        self._watched = [together(piece) for piece in evenly(choosing, _MOST_WATCHED)]
         self._parameters = list(parameters.values())
         with self._judging():
             loads = ((batch, batch.part.load()) for batch in self._watched)
