@@ -1,7 +1,8 @@
 """What each command of `hf-lgelu` takes: one dataclass a command, and the tables EXPORT_FORMS and COMMANDS.
 
-A new command is a dataclass, a row, and a module with a function, both of its name. An option without a default is
-required; of these the command's words are given without a name. Nothing here imports torch.
+A new command is a dataclass, a row, and a module with a function, both of its name; help shows the dataclass's
+docstring and examples. An option without a default is required; of these the command's words are given without a name.
+Nothing here imports torch.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
@@ -60,6 +61,9 @@ def named(text: str | None) -> list[str] | None:
 @dataclass(kw_only=True)
 class Arguments:
     """What the arguments of all commands have in common."""
+
+    command: ClassVar[str]
+    examples: ClassVar[tuple[str, str]]
 
     @property
     def progress(self) -> bool:
@@ -155,7 +159,13 @@ class OutputArguments(InputArguments):
 
 @dataclass(kw_only=True)
 class ConvertArguments(OutputArguments):
-    """Of `hf-lgelu convert`, as `convert_to_relu` names them."""
+    """A trained smooth network (GELU, SiLU, Mish, λ-GELU) to ReLU without training, on unlabelled inputs."""
+
+    command = "convert"
+    examples = (
+        "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
+        "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
+    )
 
     data: str | None = _input(
         f"Unlabelled inputs like those the model meets: {_DATA}. Default: text that a language model samples itself, "
@@ -224,7 +234,13 @@ class ConvertArguments(OutputArguments):
 
 @dataclass(kw_only=True)
 class ExportArguments(OutputArguments):
-    """Of `hf-lgelu export`."""
+    """A hardened λ-GELU checkpoint to a plain ReLU, GELU or ONNX one."""
+
+    command = "export"
+    examples = (
+        "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
+        "hf-lgelu export runs/soft --to gelu --output_dir out/gelu",
+    )
 
     to: str = _method(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
@@ -241,7 +257,10 @@ class ExportArguments(OutputArguments):
 
 @dataclass(kw_only=True)
 class CheckArguments(InputArguments):
-    """Of `hf-lgelu check`."""
+    """Is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written."""
+
+    command = "check"
+    examples = ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv")
 
     outputs: str | None = _method(
         "Outputs that count, with commas between. Default: those that the model's task reads.", None
@@ -250,7 +269,13 @@ class CheckArguments(InputArguments):
 
 @dataclass(kw_only=True)
 class CompareArguments(RowArguments):
-    """Of `hf-lgelu compare`."""
+    """Two checkpoints beside each other: score, distance, milliseconds, megabytes; nothing is written."""
+
+    command = "compare"
+    examples = (
+        "hf-lgelu compare runs/tabular out/relu --data test.csv",
+        "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
+    )
 
     converted: str = _input("Folder or Hub id of the other network.", is_word=True, reads="model")
     data: str = _input(f"Inputs of both networks, best not those of the conversion: {_DATA}.", reads="dataset")
@@ -262,7 +287,10 @@ class CompareArguments(RowArguments):
 
 @dataclass(kw_only=True)
 class ProfileArguments(CheckpointArguments):
-    """Of `hf-lgelu profile`."""
+    """The hardness λ of every gate of a λ-GELU checkpoint, as text and as a picture."""
+
+    command = "profile"
+    examples = ("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png")
 
     figure: str | None = _output("PNG to write. Default: none.", None)
     overwrite: bool = _output("Replace a picture that is there. Default: refused.", False)
@@ -270,7 +298,10 @@ class ProfileArguments(CheckpointArguments):
 
 @dataclass(kw_only=True)
 class DemoArguments(Arguments):
-    """Of `hf-lgelu demo`."""
+    """The whole road in half a minute: train on digits that are here, convert, save, reload, measure."""
+
+    command = "demo"
+    examples = ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits")
 
     output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
     overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
@@ -281,63 +312,9 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
         raise ValueError(f"--{name} must be {what}, got {getattr(arguments, name)!r}")
 
 
-@dataclass(frozen=True)
-class Command:
-    """One word after `hf-lgelu`: in a module of that name a function of that name is called with the `arguments`."""
-
-    name: str
-    summary: str
-    arguments: type[Arguments]
-    examples: tuple[str, str]
-
-
-COMMANDS: dict[str, Command] = {
-    command.name: command
-    for command in (
-        Command(
-            "convert",
-            "a trained smooth network (GELU, SiLU, Mish, λ-GELU) to ReLU without training, on unlabelled inputs",
-            ConvertArguments,
-            (
-                "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
-                "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
-            ),
-        ),
-        Command(
-            "export",
-            "a hardened λ-GELU checkpoint to a plain ReLU, GELU or ONNX one",
-            ExportArguments,
-            (
-                "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
-                "hf-lgelu export runs/soft --to gelu --output_dir out/gelu",
-            ),
-        ),
-        Command(
-            "compare",
-            "two checkpoints beside each other: score, distance, milliseconds, megabytes; nothing is written",
-            CompareArguments,
-            (
-                "hf-lgelu compare runs/tabular out/relu --data test.csv",
-                "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
-            ),
-        ),
-        Command(
-            "demo",
-            "the whole road in half a minute: train on digits that are here, convert, save, reload, measure",
-            DemoArguments,
-            ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits"),
-        ),
-        Command(
-            "check",
-            "is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written",
-            CheckArguments,
-            ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv"),
-        ),
-        Command(
-            "profile",
-            "the hardness λ of every gate of a λ-GELU checkpoint, as text and as a picture",
-            ProfileArguments,
-            ("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png"),
-        ),
+COMMANDS: dict[str, type[Arguments]] = {
+    kind.command: kind
+    for kind in (
+        ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments
     )
-}
+}  # fmt: skip

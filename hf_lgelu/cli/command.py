@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments, Command
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
 
@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
         width = max(map(len, COMMANDS))
         print("usage: hf-lgelu COMMAND ...\n")
         print("Smooth networks as ReLU networks: by learned hardness (λ-GELU), or refitted without training.\n")
-        print("\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()))
+        print("\n".join(f"  {name:{width}}  {kind.__doc__}" for name, kind in COMMANDS.items()))
         print("\nhf-lgelu COMMAND --help has the options of each, and two examples.")
         return 0
     if words[:1] == ["--version"]:
@@ -52,7 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except _WrongCallError as error:
         print(f"hf-lgelu: {in_options(str(error))}", file=sys.stderr)
         return WRONG_CALL
-    return 0 if arguments is None else _answer(COMMANDS[name], arguments)
+    return 0 if arguments is None else _answer(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,17 +60,17 @@ class _Parser(argparse.ArgumentParser):
         raise _WrongCallError(message.removeprefix("argument "))
 
 
-def parser_of(command: Command) -> argparse.ArgumentParser:
+def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
     """The parser of a command's own words: an option a field of its dataclass, in groups."""
     # Those without a default come first in their group.
-    options = sorted(dataclasses.fields(command.arguments), key=lambda entry: entry.default is not dataclasses.MISSING)
+    options = sorted(dataclasses.fields(kind), key=lambda entry: entry.default is not dataclasses.MISSING)
     required = [entry for entry in options if entry.default is dataclasses.MISSING]
     names = [("" if "is_word" in entry.metadata else f"--{entry.name} ", entry.name.upper()) for entry in required]
-    examples = "\n".join(f"  {example}" for example in command.examples)
+    examples = "\n".join(f"  {example}" for example in kind.examples)
     parser = _Parser(
-        prog=f"hf-lgelu {command.name}",
-        usage=" ".join([f"hf-lgelu {command.name}", *map("".join, names), "[OPTIONS]"]),
-        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        prog=f"hf-lgelu {kind.command}",
+        usage=" ".join([f"hf-lgelu {kind.command}", *map("".join, names), "[OPTIONS]"]),
+        description=kind.__doc__,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -80,14 +80,14 @@ def parser_of(command: Command) -> argparse.ArgumentParser:
         for entry in (option for option in options if option.metadata["group"] == title):
             name, help = entry.name, entry.metadata["help"]
             # `str | None` is read as str.
-            kind = next(iter(typing.get_args(entry.type)), entry.type)
+            of_type = next(iter(typing.get_args(entry.type)), entry.type)
             if "is_word" in entry.metadata:
                 group.add_argument(name, metavar=name.upper(), help=help)
-            elif kind is bool:
+            elif of_type is bool:
                 group.add_argument(f"--{name}", action="store_true", help=help)
             else:
                 group.add_argument(
-                    f"--{name}", type=kind, default=entry.default, required=entry in required,
+                    f"--{name}", type=of_type, default=entry.default, required=entry in required,
                     choices=entry.metadata.get("choices"), help=help,
                 )  # fmt: skip
     return parser
@@ -101,7 +101,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def in_options(text: str) -> str:
     """The text with options in the place of Python's arguments: "--overwrite" for "overwrite=True"."""
-    names = {entry.name for command in COMMANDS.values() for entry in dataclasses.fields(command.arguments)}
+    names = {entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
     text = text.replace("evaluation_data=", "evaluation=").replace("checkpoint_dir=", "resume=")
     argument = rf"(?<![-\w])({'|'.join(names)})=(True\b|'[^']*'|\d[\d.]*\b|(?![\w([{{]))"
     return re.sub(argument, lambda found: f"--{found[1]} {found[2]}".removesuffix(" True").rstrip(), text)
@@ -120,9 +120,9 @@ def _stop_saying() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _arguments(command: Command, words: Sequence[str]) -> Arguments | None:
+def _arguments(kind: type[Arguments], words: Sequence[str]) -> Arguments | None:
     """The arguments in a command's words; None where the words ask for help, which is printed."""
-    parser = parser_of(command)
+    parser = parser_of(kind)
     if "-h" in words or "--help" in words:
         parser.print_help()
         return None
@@ -131,20 +131,18 @@ def _arguments(command: Command, words: Sequence[str]) -> Arguments | None:
             raise ValueError("one of its arguments is empty")
         # Dashes in the names of options are underscores.
         words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
-        known = [
-            f"--{entry.name}" for entry in dataclasses.fields(command.arguments) if "is_word" not in entry.metadata
-        ]
+        known = [f"--{entry.name}" for entry in dataclasses.fields(kind) if "is_word" not in entry.metadata]
         # argparse would speak first of what is missing: of --dta as of a --data that was left out.
         for name in (word.partition("=")[0] for word in words if word.startswith("--")):
             if name not in known:
                 raise ValueError(f"there is no option {name}{did_you_mean(name, known)}")
-        return command.arguments(**vars(parser.parse_args(words)))
+        return kind(**vars(parser.parse_args(words)))
     except ValueError as error:
-        raise _WrongCallError(f"{command.name}: {error}; hf-lgelu {command.name} --help") from error
+        raise _WrongCallError(f"{kind.command}: {error}; hf-lgelu {kind.command} --help") from error
 
 
-def _answer(command: Command, arguments: Arguments) -> int:
-    ended_by = [signal.SIGINT]
+def _answer(arguments: Arguments) -> int:
+    name, ended_by = arguments.command, [signal.SIGINT]
 
     def leave(number: int, frame: Any) -> NoReturn:
         ended_by.append(signal.Signals(number))
@@ -160,18 +158,18 @@ def _answer(command: Command, arguments: Arguments) -> int:
     try:
         require_paths(arguments)
         if arguments.progress:
-            print(f"hf-lgelu {command.name}: loading torch and transformers ...", file=sys.stderr, flush=True)
-        getattr(importlib.import_module(f"hf_lgelu.cli.{command.name}"), command.name)(arguments)
+            print(f"hf-lgelu {name}: loading torch and transformers ...", file=sys.stderr, flush=True)
+        getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         _stop_saying()
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        print(f"hf-lgelu {command.name}: {in_options(reason)}", file=sys.stderr)
+        print(f"hf-lgelu {name}: {in_options(reason)}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt as interrupt:
         left = str(interrupt) or "nothing was written"
-        print(f"hf-lgelu {command.name}: interrupted; {left}", file=sys.stderr)
+        print(f"hf-lgelu {name}: interrupted; {left}", file=sys.stderr)
         return 128 + ended_by[-1]
     finally:
         for number in usual:

@@ -11,28 +11,28 @@ import types
 import pytest
 
 from hf_lgelu.cli import command as command_module
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Command, ExportArguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, ExportArguments
 from hf_lgelu.cli.command import main, parser_of
 from hf_lgelu.files import whole_folder
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_help_has_two_examples_that_are_right_calls(command, call):
-    status, said, errors = call(command.name, "--help")
+    status, said, errors = call(command.command, "--help")
     assert (status, errors) == (0, "")
     assert len(command.examples) == 2
     for example in command.examples:
         assert f"\n  {example}\n" in said
         name, *words = shlex.split(example)[1:]
-        assert name == command.name
-        assert command.arguments(**vars(parser_of(command).parse_args(words)))
+        assert name == command.command
+        assert command(**vars(parser_of(command).parse_args(words)))
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_help_groups_the_options_and_says_each_default(command):
     titles = [group.title for group in parser_of(command)._action_groups[2:] if group._group_actions]
     assert titles == [title for title in GROUPS if title in titles]
-    for entry in dataclasses.fields(command.arguments):
+    for entry in dataclasses.fields(command):
         words = entry.metadata["help"]
         assert words.count("Default: ") == (entry.default is not dataclasses.MISSING), entry.name
         assert "Left out" not in words
@@ -142,8 +142,7 @@ signal_to_send = signal.SIGTERM
 @pytest.fixture
 def fake_command(monkeypatch):
     def add(function):
-        row = Command("fake", "a command of this test", COMMANDS["check"].arguments, ("", ""))
-        monkeypatch.setitem(COMMANDS, "fake", row)
+        monkeypatch.setitem(COMMANDS, "fake", type("Fake", (COMMANDS["check"],), {"command": "fake"}))
         monkeypatch.setitem(sys.modules, "hf_lgelu.cli.fake", types.SimpleNamespace(fake=function))
 
     return add
