@@ -7,6 +7,7 @@ from torch import nn
 from transformers.trainer_pt_utils import get_parameter_names
 
 from hf_lgelu.activation.hardness import is_number
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 
@@ -157,17 +158,16 @@ def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
-    modules = require_lambda_gelu(model)
-    refuse_tensor_parallel(model)
+    return {id(s): s for _, module in trainable_gates(model) if (s := module.raw_hardness).requires_grad}
+
+
+def trainable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
+    """`require_lambda_gelu`, or a RuntimeError where a process has a part of an s, or of the units of a gate, alone."""
+    modules, size = require_lambda_gelu(model), getattr(model, "tp_size", None) or 1
     require_unflattened(modules)
-    return {id(s): s for _, module in modules if (s := module.raw_hardness).requires_grad}
-
-
-def refuse_tensor_parallel(model: nn.Module) -> None:
-    """Raise RuntimeError where a gate sees the units of its rank alone: each rank would learn a λ of its own."""
-    size = getattr(model, "tp_size", None) or 1
     if size > 1:
         raise RuntimeError(
             f"the model is split by tensor parallelism over {size} processes, where each has a part of a gate's units "
             "and s the gradient of that part: λ would differ between them. Train with DistributedDataParallel or FSDP2"
         )
+    return modules

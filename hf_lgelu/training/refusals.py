@@ -14,9 +14,8 @@ from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from hf_lgelu.models.hardening import is_hardened, known_hardness
-from hf_lgelu.models.operable import require_unflattened
-from hf_lgelu.models.optimizer_groups import hardness_group, refuse_tensor_parallel
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.optimizer_groups import hardness_group, trainable_gates
+from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
 
 logger = logging.get_logger(__name__)
@@ -84,9 +83,7 @@ def refuse_to_harden(
 
 def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
     """Raise ValueError or RuntimeError where λ is to be learned and hardened, and somebody has kept s from both."""
-    modules = require_lambda_gelu(model)
-    refuse_tensor_parallel(model)
-    require_unflattened(modules)
+    modules = trainable_gates(model)
     frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
     if frozen:
         raise ValueError(
