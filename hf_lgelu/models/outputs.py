@@ -274,12 +274,9 @@ MOST_NEIGHBOURS = 2048
 class OutputChange:
     """How far the first output of one model (not the loss) is from another's: what `OutputComparison` has found.
 
-    Args:
-        max_change: the largest absolute difference.
-        largest_output: the largest finite absolute value of the first model.
-        unchanged_predictions: the share of predictions whose largest score stays at its class; None where a prediction
-            is a single score, and of embeddings.
-        rows: the number of predictions.
+    `max_change` is the largest absolute difference, `largest_output` the largest finite absolute value of the first
+    model. `unchanged_predictions` is the share of predictions, `rows` in number, whose largest score stays at its
+    class; None where a prediction is a single score, and of embeddings.
     """
 
     max_change: float

@@ -123,7 +123,6 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
 
 def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
     """Every ReLU and leaky ReLU that is a module, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
-
     sites = _walk(checked_module(model), "", set(), lambda held: getattr(form_at(held), "kind", None))
     return [site for site in sites if site.kind in ("relu", "leaky_relu") and site.function is None]
 

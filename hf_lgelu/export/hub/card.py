@@ -58,12 +58,8 @@ _OTHER_TASKS = {
 class CardScores:
     """The scores of a λ-GELU network as trained, and with ReLU in the place of each gate (`relu_…`), if measured.
 
-    Args:
-        metric: as `evaluate` spells it, e.g. "accuracy".
-        measured: on what and when, in Markdown.
-        epoch: after which this was measured, if after one.
-        split: of the data set `CardFacts.dataset`, if the scores are of all its rows. Only then the card's header
-            lists them as a result on that data set.
+    `metric` is spelled as by `evaluate`; `measured` says on what and when, in Markdown, `epoch` after which epoch. Of
+    scores of all rows of a `split` of `CardFacts.dataset` the card's header lists a result on that data set.
     """
 
     metric: str
@@ -91,14 +87,10 @@ class CardFacts:
         hardened: its gates were hardened, not only learned.
         earlier_hardness: {stage: {gate: λ}} before, in the order of time; of several λ the mean.
         trained_on: completes the sentence "A network of class X, trained on …".
-        training: how it was trained, in Markdown.
-        scores: of its evaluation.
-        dataset: Hub id of the data set that was read.
-        input_note: how its inputs are prepared, in a sentence.
-        limits: sentences for the card's list of limits.
+        training, input_note, limits: how it was trained, in Markdown; sentences on its inputs and its limits.
+        dataset, base_model: Hub ids of the data set that was read, and of the model that it was fine-tuned from.
         loading_code: {form: Python that loads it}, where `from_pretrained` of its class does not.
         license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
-        base_model: Hub id of the model that it was fine-tuned from.
     """
 
     name: str = "model"
