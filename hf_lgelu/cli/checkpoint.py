@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from huggingface_hub.constants import CONFIG_NAME
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
-from hf_lgelu.export.hub.loading import MODULES_FILE
 from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
@@ -77,11 +75,6 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
             raise ValueError(
                 f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of "
                 "its base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained), and give that folder"
-            )
-        inside = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG_NAME}"))
-        if inside and not (path / CONFIG_NAME).is_file() and not (path / MODULES_FILE).is_file():
-            raise FileNotFoundError(
-                f"{name} has no {CONFIG_NAME}; checkpoints in it are {', '.join(inside[:8])}: give one of these folders"
             )
         processor_files(path)  # a link among them is refused before the work, not after it
     sentences = find_sentence_folder(name)

@@ -265,8 +265,6 @@ class Selection:
         else:
             stacked = np.stack([np.asarray(row) for row in values[self._column("list")][:]])
         features = torch.as_tensor(np.asarray(stacked, dtype=np.float32))
-        if features.ndim != 2:
-            raise ValueError(f"features must be numbers of shape (rows, features), got shape {tuple(features.shape)}")
         wrong = features.isfinite().logical_not().nonzero()
         if len(wrong):
             places = ", ".join(map(str, wrong[:, 1].unique().tolist()))

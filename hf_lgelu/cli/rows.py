@@ -115,14 +115,12 @@ class ProcessedImages(Dataset):
         """The rows `indices` as one batch."""
         numbers, images = list(indices), []
         for number, encoded in zip(numbers, self.rows[numbers][self.column], strict=True):
-            if encoded is None:
-                raise ValueError(
-                    f"column {self.column!r} holds no image in row {number} (counted from 0); leave such rows out"
-                )
             try:
+                if encoded is None:
+                    raise ValueError("it is empty")
                 images.append(self.decode(encoded).convert(self.mode))
             except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
-                file = f" (file {encoded['path']})" if encoded.get("path") else ""
+                file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
                 raise ValueError(
                     f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); mend it, or leave "
                     "it out"

@@ -88,24 +88,18 @@ class SentenceFolder:
     def load(self) -> SentenceEmbedder | PreTrainedModel:
         """The network in the folder; of a cross-encoder the encoder, whose logits are the scores.
 
-        Raises ImportError without sentence-transformers, or with one that does not have the class.
+        Raises ImportError without sentence-transformers, and ValueError where the first module is no encoder.
         """
         package = require("sentence_transformers", "sentence-transformers")
         if self.network_class == "CrossEncoder":
             return load_checkpoint(self.encoder_path)
-        found = getattr(package, self.network_class, None)
-        if found is None:
-            raise ImportError(
-                f"{self.path} is a {self.network_class}, which the installed sentence-transformers does not have: "
-                "pip install -U sentence-transformers"
-            )
-        whole = found(str(self.path), device="cpu", trust_remote_code=False)
+        whole = getattr(package, self.network_class)(str(self.path), device="cpu", trust_remote_code=False)
         first, *behind = whole.children()
         encoder = getattr(first, "auto_model", None)
         if not isinstance(encoder, PreTrainedModel):
             raise ValueError(
-                f"the first module of {self.path}, {type(first).__name__}, is no encoder of transformers: there are no "
-                "gates in it to exchange"
+                f"the first module of {self.path}, {type(first).__name__}, is no encoder of transformers (but static "
+                "embeddings, a router or the like): there are no gates in it to exchange"
             )
         # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
         return SentenceEmbedder(load_checkpoint(self.encoder_path, kind=type(encoder)), behind).eval()
@@ -127,11 +121,6 @@ class SentenceFolder:
             found = shutil.ignore_patterns(*patterns)(place, names)
             for path in (folder / name for name in names if name not in found):
                 require_inside(path, self.path)
-                if path.is_symlink() and path.is_dir():
-                    raise ValueError(
-                        f"{path.relative_to(self.path)} in {self.path} is a link to a folder; put the folder itself in "
-                        "its place"
-                    )
                 # Weights that the list of modules does not name: what was exported there before, and the like.
                 is_module = folder != self.path or any(path in (module, *module.parents) for module in modules)
                 if path.is_dir() and not is_module and any(any(path.rglob(pattern)) for pattern in _WEIGHTS):
@@ -149,8 +138,8 @@ class SentenceFolder:
 def find_sentence_folder(name: str) -> SentenceFolder | None:
     """The folder or Hub id `name` as a checkpoint of sentence-transformers; None where it is of another kind.
 
-    Raises ValueError for one whose first module is no encoder of transformers, and for a class that is not among
-    SENTENCE_CLASSES, or a cross-encoder that computes its scores behind the encoder.
+    Raises ValueError for a class that is not among SENTENCE_CLASSES, or a cross-encoder that computes its scores behind
+    the encoder.
     """
     path = local(name)
     if path is None:
@@ -165,12 +154,7 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
     if not (path / MODULES_FILE).is_file():
         return None
     network_class, modules = sentence_class(path), _modules(path)
-    first = next((module["path"] for module in modules), None)
-    if first is None or not (path / first / CONFIG_NAME).is_file():
-        raise ValueError(
-            f"{name} is a checkpoint of sentence-transformers whose first module is no encoder of transformers "
-            "(static embeddings, a router): there are no gates in it to exchange"
-        )
+    first = next((module["path"] for module in modules), "")
     if network_class == "CrossEncoder" and len(modules) > 1:
         behind = ", ".join(module["path"] for module in modules[1:])
         raise ValueError(

@@ -82,14 +82,14 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     gates = tuple(sorted(gate_names(text))) or ("gates that surgery put in",) * recorded
     if is_of_sentences:
         return CheckpointFacts(sentence_class(folder), gates=gates)
-    names = config.get("architectures")
-    if not names:
-        raise ValueError(f"{folder}/config.json names no architectures; save the model with save_pretrained")
-    if not str(names[0]).isidentifier():
-        raise ValueError(f"{folder}/config.json names the class {str(names[0])[:80]!r}, which is no name in Python")
+    name = str((config.get("architectures") or [""])[0])
+    if not name.isidentifier():  # it becomes Python on the card
+        raise ValueError(
+            f"{folder}/config.json names no class in architectures, but {name[:80]!r}; use save_pretrained"
+        )
     return CheckpointFacts(
-        model_class=names[0],
-        layers=config.get("num_hidden_layers") if names[0] == _MLP_CLASS else None,
+        model_class=name,
+        layers=config.get("num_hidden_layers") if name == _MLP_CLASS else None,
         needs_package=RECORD_KEY in config,
         gates=gates,
     )
