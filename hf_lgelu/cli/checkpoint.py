@@ -95,8 +95,7 @@ def require_hardness(given: GivenCheckpoint) -> None:
     if kinds:
         raise ValueError(
             f"{given.name} has no λ-GELU: its gates are {sites_in_words(given.model)}. `hf-lgelu convert` makes a "
-            "ReLU network of it without training; to learn the hardness of its gates, load it with the activation "
-            "lambda_gelu (lambda_gelu_tanh, lambda_silu) and train it with hf_lgelu.LambdaGELUTrainer"
+            "ReLU network of it without training; hf_lgelu.LambdaGELUTrainer trains it as lambda_gelu or lambda_silu"
         )
     _refuse_relu(given)
     raise ValueError(

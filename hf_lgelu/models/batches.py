@@ -290,8 +290,7 @@ def _collate(items: Any) -> Any:
         raise ValueError(
             f"the dataset's items, e.g. {in_words(items[0])}, do not become a batch: {error}. Sequences must have "
             "equal lengths here. Give an image processor's or tokenizer's tensors, or a data_collator, such as "
-            "DataCollatorWithPadding(tokenizer). Where each item is a call of the model, such as a graph, pass "
-            "DataLoader(dataset, batch_size=None)"
+            "DataCollatorWithPadding(tokenizer). Where each item is a call, pass DataLoader(dataset, batch_size=None)"
         ) from error
 
 
@@ -328,8 +327,7 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
     if any(value.ndim < 2 for name, value in tensors.items() if name in _SEQUENCES):
         raise ValueError(
             f"a batch of sequences must have the shape (sequences, tokens), got {in_words(inputs)}. A list holds "
-            "batches, not single items: pass a dataset of them, or data_collator, which makes a batch of a list of "
-            "items"
+            "batches, not single items: pass a dataset of them, or a data_collator"
         )
     counts = {value.shape[:1] for value in tensors.values()}
     is_sample = len(counts) > 1 or torch.Size() in counts

@@ -137,8 +137,7 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
         name = retyped[0]
         raise RuntimeError(
             f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
-            f"{tensors[name].dtype} here, {others[name].dtype} there), since transformers loads a model in one dtype. "
-            "Give the model as from_pretrained(..., dtype=...) would, or in float32"
+            f"{tensors[name].dtype} here, {others[name].dtype} there): transformers loads all in one dtype. Give it so"
         )
     differing = [name for name in both if not torch.equal(tensors[name].cpu(), others[name].cpu())]
     differing += tensors.keys() ^ others.keys()

@@ -310,12 +310,9 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
         if flow.parameter(left) is not None and len(shape_of(left)) == 2 and len(shape_of(right)) > 1:
             return _layer(node, flow, right, left, None, channel_axis=-2, output_axis=0, input_axis=1)
         return None
-    if name in CONVOLUTIONS or name in _TRANSPOSED or name == "convolution":
+    if name in CONVOLUTIONS or name in _TRANSPOSED:
         data, weight, bias = _padded(node, 3)
-        if name == "convolution":
-            transposed, groups = bool(node.args[6]), node.args[8]
-        else:
-            transposed, groups = name in _TRANSPOSED, node.args[6] if len(node.args) > 6 else 1
+        transposed, groups = name in _TRANSPOSED, node.args[6] if len(node.args) > 6 else 1
         axes = {"output_axis": int(transposed), "input_axis": int(not transposed), "groups": groups}
         operation = _layer(node, flow, data, weight, bias, channel_axis=1 - len(shape_of(weight)), **axes)
         # A group of a transposed convolution has no simple order of channels in the weight.

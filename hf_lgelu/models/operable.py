@@ -39,8 +39,7 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
     if kept is not None:
         raise RuntimeError(
             f"accelerate keeps the values of {kept} on a disk or beside the device (device_map, cpu_offload), where "
-            "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map or with one "
-            'that fits ("cpu"), and call again'
+            "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map"
         )
 
 
@@ -50,9 +49,8 @@ def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
         s = owner.raw_hardness
         if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
             raise RuntimeError(
-                f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, of which most processes hold "
-                "nothing, with use_orig_params=True too: its λ can neither be read nor set. Wrap with FSDP2 "
-                "(fully_shard; fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
+                f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, and its λ is not known. Wrap "
+                "with FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
             )
 
 
@@ -70,9 +68,8 @@ def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module
             )
         elif type(module).__module__.startswith("peft.") and not temporarily:
             why = (
-                f"{type(module).__name__} of PEFT, and a saved adapter says nothing of the activations that it was "
-                "trained with. Replace activations before get_peft_model, and substitute after merging: model = "
-                "model.merge_and_unload()"
+                f"{type(module).__name__} of PEFT, whose saved adapter says nothing of activations. Replace these "
+                "before get_peft_model, and substitute after merging: model = model.merge_and_unload()"
             )
         elif isinstance(module, torch.jit.ScriptModule):
             why = "a TorchScript module. Operate before scripting"
@@ -170,18 +167,16 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     several = [site.name for site in find_sites(model, LEARNED_KINDS) if site.name not in names]
     if several:
         raise ValueError(
-            f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT would copy it for that one "
-            "alone: these would go back to the λ of the base. Give each place a gate of its own, or train without an "
-            "adapter"
+            f"the λ-gate at {', '.join(several[:4])} stands at another place too, which alone PEFT would save: these "
+            "would go back to the λ of the base. Give each place a gate of its own, or train without an adapter"
         )
     if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
         built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
         if not built or not built <= written:
             logger.warning(
                 f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so "
-                "an adapter of this model names no base: loaded by that name, the base would have other activations. "
-                "Load the base with the activation string again, and the adapter with "
-                "PeftModel.from_pretrained(base, adapter)"
+                "an adapter of this model names no base. Load the base with the activation string again, and the "
+                "adapter with PeftModel.from_pretrained(base, adapter)"
             )
             forget_checkpoint(model)
     return names

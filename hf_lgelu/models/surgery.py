@@ -239,8 +239,7 @@ def substitute_relu(
         logger.warning(
             f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
             f"({softest_gate(report.hardness, report.swap_error)}; hardening leaves {MAX_SWAP_ERROR:.3g}). Harden it "
-            "first (train with harden=True), or convert_to_relu(model, data), which refits what is behind the gates; "
-            "export_gelu keeps what soft gates compute"
+            "first (harden=True), refit it by convert_to_relu(model, data), or keep what it computes by export_gelu"
         )
     return report
 
@@ -322,8 +321,7 @@ def found_sites(
     raise ValueError(
         f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
         f"{' that `include` accepts' if include else ''}; it has {named}. Calls of functions (F.gelu in a forward) are "
-        "exchanged by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines; write modules "
-        "there"
+        "exchanged by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines"
     )
 
 

@@ -150,8 +150,7 @@ class HardeningCallback(TrainerCallback):
         if soft is not None:
             logger.warning(
                 f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
-                f"{HARDENED_FRACTION:.0%} of its target): ReLU in their place would be another network. Train on to "
-                "the last epoch, or keep the λ-gates"
+                f"{HARDENED_FRACTION:.0%} of its target): ReLU there makes another network. Train on to the last epoch"
             )
 
     def progress(self, state: TrainerState) -> float | None:

@@ -76,8 +76,7 @@ def refuse_to_harden(
     if any(selecting.values()) and not selects_hardened_checkpoints:
         raise ValueError(
             f"{next(option for option, selects in selecting.items() if selects)} would select an epoch whose gates are "
-            "still soft, and ReLU there destroys the model. Use LambdaGELUTrainer, which selects hardened epochs only, "
-            "or turn it off"
+            "still soft, and ReLU destroys it. Use LambdaGELUTrainer, which selects hardened epochs, or turn it off"
         )
 
 
@@ -122,8 +121,7 @@ def warn_unreached(model: nn.Module) -> None:
         logger.warning(
             f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
             f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may come "
-            "to run later. A gate that never runs keeps its λ, and DistributedDataParallel stops at it: if the model "
-            "registers one activation under two names, have it register that once, before the surgery"
+            "to run later. A gate that never runs keeps its λ, and DistributedDataParallel stops at it"
         )
 
 
@@ -155,8 +153,7 @@ def warn_not_learning(model: nn.Module) -> None:
         smallest = min(known_hardness(module).min().item() for module in held)
         logger.warning(
             f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned. "
-            "release_hardness(model) lets it follow s again; to end hardening, resume that run, or train with "
-            "harden=True"
+            "release_hardness(model) lets it follow s again; to end hardening, resume that run or give harden=True"
         )
 
 
@@ -171,7 +168,6 @@ def warn_released(model: nn.Module) -> None:
     """Warn where hardening begins with gates that are hard already: hardening makes them soft again."""
     if (largest := largest_override(model)) >= 1:
         logger.warning(
-            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, "
-            "so they are soft until it is over. To train the network on as it is, leave harden out; to go on with a "
-            "run that was stopped, resume from its checkpoint"
+            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, so "
+            "they are soft until it is over. To train on as it is, leave harden out; else resume from its checkpoint"
         )

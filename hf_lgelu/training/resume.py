@@ -12,14 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
-from transformers.utils import (
-    CONFIG_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
-    WEIGHTS_INDEX_NAME,
-    WEIGHTS_NAME,
-    logging,
-)
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
@@ -139,21 +132,14 @@ def _of_other_tensors(folder: str, lost: list[str]) -> str:
     return (
         f"the checkpoint {folder} and the model do not hold the same tensors ({len(lost)} differ: "
         f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and what is missing would be random. Resume with "
-        "the model as it was when the checkpoint was written, or begin a new run from from_pretrained(...) of that "
-        "folder"
+        "the model as it was then, or begin a new run from from_pretrained(...) of that folder"
     )
 
 
 def _checkpoint_keys(folder: str) -> set[str]:
     """The names of a checkpoint's tensors; none where it has no weights of a whole model (FSDP's, adapters)."""
-    for whole, index in ((SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME), (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)):
-        file = os.path.join(folder, whole)
-        if os.path.isfile(file):
-            if whole == WEIGHTS_NAME:
-                return set(torch.load(file, map_location="meta", weights_only=True))
-            with safe_open(file, framework="pt") as tensors:
-                return set(tensors.keys())
-        if os.path.isfile(os.path.join(folder, index)):
-            with open(os.path.join(folder, index), encoding="utf-8") as opened:
-                return set(json.load(opened)["weight_map"])
-    return set()
+    file, index = Path(folder, SAFE_WEIGHTS_NAME), Path(folder, SAFE_WEIGHTS_INDEX_NAME)
+    if file.is_file():
+        with safe_open(file, framework="pt") as tensors:
+            return set(tensors.keys())
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"]) if index.is_file() else set()
