@@ -15,8 +15,6 @@ from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
 
-_ADAPTER_FILE = "adapter_config.json"
-
 
 @dataclass(frozen=True)
 class GivenCheckpoint:
@@ -71,7 +69,7 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
     path = local(name)
     name = name if path is None else str(path)
     if path is not None and path.is_dir():
-        if (path / _ADAPTER_FILE).is_file():
+        if (path / "adapter_config.json").is_file():
             raise ValueError(
                 f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of "
                 "its base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained), and give that folder"

@@ -18,7 +18,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_settings
+from hf_lgelu.export.hub.loading import (
+    MODULES_FILE,
+    SENTENCE_CLASSES,
+    sentence_class,
+    sentence_modules,
+    sentence_settings,
+)
 from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 
@@ -109,7 +115,7 @@ class SentenceFolder:
 
         Raises ValueError for a link that leads out of the folder.
         """
-        modules = [self.path / module["path"] for module in _modules(self.path)]
+        modules = [self.path / module["path"] for module in sentence_modules(self.path)]
 
         def left_out(place: str, names: list[str]) -> set[str]:
             folder, patterns = Path(place), [".*"]
@@ -153,7 +159,7 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
         path = Path(snapshot_download(name, ignore_patterns=[*forms, *others, "openvino_*"]))
     if not (path / MODULES_FILE).is_file():
         return None
-    network_class, modules = sentence_class(path), _modules(path)
+    network_class, modules = sentence_class(path), sentence_modules(path)
     first = next((module["path"] for module in modules), "")
     if network_class == "CrossEncoder" and len(modules) > 1:
         behind = ", ".join(module["path"] for module in modules[1:])
@@ -170,10 +176,3 @@ def find_sentence_folder(name: str) -> SentenceFolder | None:
     prompts = whole.get("prompts")
     prompt = prompts.get(whole.get("default_prompt_name")) if isinstance(prompts, dict) else None
     return SentenceFolder(path, first, int(longest) if longest else None, network_class, prompt or "")
-
-
-def _modules(path: Path) -> list[dict[str, str]]:
-    """The entries of a folder's modules.json that have a path; an empty list without that file."""
-    file = path / MODULES_FILE
-    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return [module for module in modules if "path" in module] if isinstance(modules, list) else []

@@ -180,10 +180,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 DEFAULT_SWITCH_FRACTION = 0.25
 """The paper's share of training in which λ is still learned."""
 
-Schedule: TypeAlias = Callable[[Any, Any, float], Any]
-"""(start, target, progress) → λ."""
-
-SCHEDULES: dict[str, Schedule] = {
+SCHEDULES: dict[str, Callable[[Any, Any, float], Any]] = {
     # Equal steps in λ: the paper's Algorithm 1.
     "linear": lambda start, target, progress: start + (target - start) * progress,
     # Equal factors of λ: the gate's width shrinks evenly in the logarithm.
@@ -193,7 +190,7 @@ SCHEDULES: dict[str, Schedule] = {
     # Slow at both ends of the way in λ.
     "cosine": lambda start, target, progress: start + (target - start) * ((1 - math.cos(math.pi * progress)) / 2),
 }
-"""The shapes of the way from λ(e_s) to the target, one row each."""
+"""The shapes of the way from λ(e_s) to the target, one row each: (start, target, progress) → λ."""
 
 
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:

@@ -11,8 +11,6 @@ from hf_lgelu.models.batches import Batch, read_batches
 from hf_lgelu.models.example_run import forward_hooks, run_example
 from hf_lgelu.models.sites import require_lambda_gelu
 
-DEFAULT_SWAP_TOLERANCE = 0.01
-
 _TARGETS = (1.05, 2.0**40)
 _HALVINGS = 40
 _EDGES = 2.0 ** torch.arange(-160, 161, dtype=torch.float64).div(8)  # of |z|: eight an octave
@@ -43,9 +41,7 @@ class _Seen:
 
 
 @torch.no_grad()
-def layer_targets(
-    model: nn.Module, data: Any, *, tolerance: float = DEFAULT_SWAP_TOLERANCE
-) -> dict[str, float | Tensor]:
+def layer_targets(model: nn.Module, data: Any, *, tolerance: float = 0.01) -> dict[str, float | Tensor]:
     """{module name: λ} at which ReLU in the place of a gate moves its output by about `tolerance` of its rms.
 
     With ρ² = E[ReLU(z)²] over the gate, the target is the smallest λ with
@@ -80,7 +76,6 @@ def layer_targets(
         raise ValueError(f"tolerance must be a number in (0, 1), got {tolerance!r}")
     names: dict[LambdaGate, str] = {module: name for name, module in require_lambda_gelu(model)}
     seen = {module: _Seen(module) for module in names}
-
     batch: Batch
 
     def note(module: Any, args: tuple[Any, ...], output: Any) -> None:

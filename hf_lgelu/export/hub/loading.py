@@ -95,6 +95,13 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     )
 
 
+def sentence_modules(folder: str | os.PathLike) -> list[dict[str, str]]:
+    """The entries of a folder's modules.json that have a path; an empty list without that file."""
+    file = Path(folder) / MODULES_FILE
+    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return [module for module in modules if "path" in module] if isinstance(modules, list) else []
+
+
 def sentence_class(folder: str | os.PathLike) -> str:
     """The class of a checkpoint of sentence-transformers: SentenceTransformer where it says none, as in that package.
 

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from transformers.utils import CHAT_TEMPLATE_DIR
 
 from hf_lgelu.export.hub.card import TOKEN, holds_token
-from hf_lgelu.export.hub.loading import MODULES_FILE
+from hf_lgelu.export.hub.loading import MODULES_FILE, sentence_modules
 from hf_lgelu.files import require_inside
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ _LOADED_INSTEAD = re.compile(
 )
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".onnx", ".onnx_data", ".onnx.data", ".gguf", ".h5", ".msgpack", ".ot", ".pt")
 _TEXT_SUFFIXES = (".json", ".txt", ".md", ".jinja", ".py", ".tiktoken")
-_SUBFOLDERS = ("figures", CHAT_TEMPLATE_DIR)
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npy", ".npz")
 # What Trainer leaves beside a model: the state of a training, not the model. A record may name local paths.
 _TRAINING_STATE = re.compile(
@@ -147,11 +146,9 @@ def files_to_push(folder: str | os.PathLike) -> list[str]:
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that export_relu or save_pretrained wrote")
     tokenizers = (path.name for path in sorted(folder.glob("*_tokenizer")) if path.is_dir())
-    listed = folder / MODULES_FILE
-    modules = json.loads(listed.read_text(encoding="utf-8")) if listed.is_file() else []
-    places = [str(module.get("path", "")) for module in modules if isinstance(module, dict)]  # such as 1_Pooling
+    places = [str(module["path"]) for module in sentence_modules(folder)]  # such as 1_Pooling
     places = [place for place in places if place and "/" not in place and not place.startswith(".")]
-    inside = (*_SUBFOLDERS, *tokenizers, *places)
+    inside = ("figures", CHAT_TEMPLATE_DIR, *tokenizers, *places)
     found = [path for place in (folder, *(folder / name for name in inside)) for path in sorted(place.glob("*"))]
     visible = [path for path in found if path.is_file() and not path.name.startswith(".")]
     model_files = [path for path in visible if not _TRAINING_STATE.fullmatch(path.name)]
