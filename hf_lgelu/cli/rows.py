@@ -108,9 +108,6 @@ class ProcessedImages(Dataset):
         self.rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
         self.column, self.mode, self.labels = column, mode, labels
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
         """The rows `indices` as one batch."""
         numbers, images = list(indices), []

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
@@ -54,11 +53,6 @@ class SentenceEmbedder(nn.Module):
     def config(self) -> PreTrainedConfig:
         """The encoder's config."""
         return self.encoder.config
-
-    @property
-    def device(self) -> Any:
-        """The encoder's device."""
-        return self.encoder.device
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
