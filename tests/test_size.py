@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_323, 18_500),
-    "package: modules": (105, 110),
+    "package: lines": (20_074, 18_500),
+    "package: modules": (104, 110),
     "refit: lines": (5_574, 5_600),
     "refit: modules": (25, 28),
-    "package: raise statements": (320, 330),
+    "package: raise statements": (312, 330),
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
