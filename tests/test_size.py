@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_074, 18_500),
+    "package: lines": (20_071, 18_500),
     "package: modules": (104, 110),
     "refit: lines": (5_574, 5_600),
     "refit: modules": (25, 28),
