@@ -3,13 +3,14 @@
     python scripts/distill_curve.py --network minilm --packages runs/packages --tokens 50000 200000 1000000
 
 The network is converted once (`refit`) and distilled anew for each budget, on a GPU where there is one. Texts are the
-paragraphs of WikiText, and of the docstrings of installed packages or what the network samples itself. Rows go to a CSV
+paragraphs of WikiText, with those of the docstrings of installed packages, or with names for <unk>. Rows go to a CSV
 file as they are measured, and a rerun measures only what is not there.
 """
 
 import ast
 import copy
 import importlib.metadata
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,26 +19,25 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Literal
 
 import torch
-from lgelu_lab.benchmarks.real_inputs import UNITS, Inputs, in_batches
+from lgelu_lab.benchmarks.real_inputs import UNITS, Inputs, in_batches, paragraphs
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import ConversionConfig, convert_to_relu
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.models.batches import read_batches
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.distill import distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.samples import TEXT_TOKENS, sampled_text
 
 _PROSE = ("scipy", "sympy", "torch", "transformers")
 _JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
 _KEY = ("network", "tokens", "unique_tokens", "text", "moved", "seed")
-_SAMPLED_AT_ONCE = 2048
 _COLUMNS = (
     *_KEY, "steps", "numbers", "loss_before", "loss_after", *_JUDGED, "judged", "seconds", "device", "bf16", "cpu",
     "torch", "transformers", "hf_lgelu",
@@ -55,9 +55,11 @@ class CurveArguments:
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     units: int = field(default=1024, metadata={"help": "Sequences that the refit takes."})
     evaluation_units: int = field(default=400, metadata={"help": "Sequences that are judged on."})
-    unique_tokens: int = field(default=2_000_000, metadata={"help": "Tokens of text at most; more are repetitions."})
-    sampled: bool = field(default=False, metadata={"help": "Text beside WikiText is sampled by the network itself."})
-    few: bool = field(default=False, metadata={"help": "Move the biases and the gains of norms alone."})
+    unique_tokens: int = field(default=2_000_000, metadata={"help": "Tokens of text, about; more are repetitions."})
+    text: Literal["docstrings", "named"] = field(
+        default="docstrings", metadata={"help": "More than the sentences of WikiText without <unk>."}
+    )
+    checkpoint_dir: str | None = field(default=None, metadata={"help": "Folder of a refit that goes on if killed."})
     bf16: bool = field(default=False, metadata={"help": "Steps in bfloat16."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
 
@@ -75,23 +77,22 @@ def _measure(arguments: CurveArguments) -> None:
     measured = load_measured(REAL[arguments.network], everything, arguments.data_dir, packages)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measured.model.to(device)
-    fitted = in_batches(measured.fitted[: arguments.units], measured.pad, 16, labelled=False)
-    refitted = convert_to_relu(measured.model, fitted).model
-    units = [*measured.fitted, *_more(measured, arguments)]
+    text = "none" if measured.network.corpus.label else arguments.text
+    own = _named(measured, arguments) if text == "named" else measured.fitted
+    fitted = in_batches(own[: arguments.units], measured.pad, 16, labelled=False)
+    options = ConversionConfig(checkpoint_dir=arguments.checkpoint_dir)
+    refitted = convert_to_relu(measured.model, fitted, options=options).model
+    units = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(data, model=measured.model)
     most = samples_at_once(measured.model, folds.together[-1].load())
     a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.together)
-    more = "sampled" if arguments.sampled else "docstrings" if measured.network.corpus.label is None else "none"
-    kinds = {"text": more, "moved": "few" if arguments.few else "all"}
     for tokens in (0, *arguments.tokens):
-        asked = {"tokens": tokens, "unique_tokens": folds.rows, **kinds}
+        asked = {"tokens": tokens, "unique_tokens": folds.rows, "text": text, "moved": "all"}
         if asked in rows:
             continue
         moved, started = copy.deepcopy(refitted), time.perf_counter()
-        names = [name for name in moved_names(moved) if not arguments.few or moved.get_parameter(name).ndim == 1]
-        steps = round(tokens / a_step)
-        losses = (None, None)
+        names, steps, losses = moved_names(moved), round(tokens / a_step), (None, None)
         if steps:
             losses = distill(measured.model, moved, folds, names=names, steps=steps, bf16=arguments.bf16)
         judged = measured.row("distilled", moved)
@@ -106,29 +107,28 @@ def _measure(arguments: CurveArguments) -> None:
         print(", ".join(f"{name} {row[name]}" for name in ("tokens", "steps", *_JUDGED) if row[name] is not None))
 
 
-def _more(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
-    """Sequences beside those of the network's own data, until there are so many tokens."""
-    left = arguments.unique_tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
-    found: list[Inputs] = []
-    if arguments.sampled and left > 0:
-        tokens = sampled_text(measured.model, -(-left // TEXT_TOKENS), _SAMPLED_AT_ONCE).flatten()
-        length = measured.network.length
-        return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
-    drawn = _prose(measured) if measured.network.corpus.label is None else iter(())
-    while left > 0 and (unit := next(drawn, None)) is not None:
-        found.append(unit)
-        left -= unit["input_ids"].numel()
-    return found
+def _more(measured: Measured, tokens: int) -> Iterator[Inputs]:
+    """Sequences of docstrings beside those of the network's own data, until there are so many tokens."""
+    texts, left = _prose(), tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
+    while left > 0 and (some := list(islice(texts, 512))):
+        found = UNITS[measured.network.task](some, None, measured.processor, measured.network.length)
+        yield from found
+        left -= sum(unit["input_ids"].numel() for unit in found)
 
 
-def _prose(measured: Measured) -> Iterator[Inputs]:
-    units, length = UNITS[measured.network.task], measured.network.length
-    texts = prose()
-    while some := list(islice(texts, 512)):
-        yield from units(some, None, measured.processor, length)
+def _named(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
+    """All paragraphs to fit on, with names of their own in the place of <unk>, in a seeded order."""
+    network = measured.network
+    lines = network.corpus.load(arguments.data_dir).splits[network.corpus.fit_split][network.corpus.column][:]
+    names = sorted({name for line in lines for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{3,}", line)})
+    draw = partial(Random(0).choice, names)
+    texts = paragraphs([re.sub("<unk>", lambda _: draw(), line) for line in lines])
+    units = UNITS[network.task](texts, None, measured.processor, network.length)
+    Random(arguments.seed).shuffle(units)
+    return units
 
 
-def prose() -> Iterator[str]:
+def _prose() -> Iterator[str]:
     """Paragraphs of English in the docstrings of installed packages, each once, in a seeded order."""
     found = set()
     for package in _PROSE:
