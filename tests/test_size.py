@@ -29,7 +29,7 @@ LIMITS = {  # limit, goal
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
     "tests: lines": (29_976, 30_000),
-    "pages without api and changelog: words": (11_988, 12_000),
+    "pages without api and changelog: words": (11_987, 12_000),
     "README: words": (1_198, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

@@ -172,7 +172,7 @@ class Selection:
 
     `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`; `config` and `split` are for the description.
     `asked` says which columns and how long a sequence; its help says what is taken where nothing is asked for.
-    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer no gain was seen.
+    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer gains are small.
     """
 
     name: str
