@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_071, 18_500),
+    "package: lines": (20_070, 18_500),
     "package: modules": (104, 110),
-    "refit: lines": (5_574, 5_600),
+    "refit: lines": (5_573, 5_600),
     "refit: modules": (25, 28),
     "package: raise statements": (312, 330),
     "package: public names": (32, 32),

@@ -71,8 +71,8 @@ class Examined:
         reason = why_not_writable(network)
         if reason is not None:
             return f"No: {reason}"
-        for name in reused_inputs(network, sites, dict(self.inputs)):
-            return f"No: {name} works in place, and its input is used again"
+        if reused := reused_inputs(network, sites, dict(self.inputs)):
+            return f"No: {', '.join(reused)} works in place, and its input is used again"
         try:
             program = Program(network, sites, dict(self.inputs), self.counted)
             return program, find_layers(program, network, sites)

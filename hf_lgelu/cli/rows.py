@@ -32,7 +32,7 @@ _CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen 
 
 @dataclass(frozen=True)
 class InputSet:
-    """Rows that a model takes, in words such as "user/texts, split train"; `source` is the data set's Hub id, if any.
+    """Rows that a model takes. `description` says in words where they are from, `source` is the Hub id, if any.
 
     `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" where they are known. `whole` says
     that no row was left out. Floating-point inputs get the model's `dtype`: not every network casts what it is given.

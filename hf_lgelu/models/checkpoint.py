@@ -137,7 +137,8 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
         name = retyped[0]
         raise RuntimeError(
             f"the saved model, loaded again, has {len(retyped)} tensors of another dtype ({name}: "
-            f"{tensors[name].dtype} here, {others[name].dtype} there): transformers loads all in one dtype. Give it so"
+            f"{tensors[name].dtype} here, {others[name].dtype} there): transformers loads a model in one dtype. "
+            "Give it in one, as from_pretrained(..., dtype=...) would"
         )
     differing = [name for name in both if not torch.equal(tensors[name].cpu(), others[name].cpu())]
     differing += tensors.keys() ^ others.keys()

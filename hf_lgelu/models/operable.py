@@ -167,8 +167,8 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     several = [site.name for site in find_sites(model, LEARNED_KINDS) if site.name not in names]
     if several:
         raise ValueError(
-            f"the λ-gate at {', '.join(several[:4])} stands at another place too, which alone PEFT would save: these "
-            "would go back to the λ of the base. Give each place a gate of its own, or train without an adapter"
+            f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT saves a gate at one place "
+            "alone: the others get the λ of the base. Give each place a gate of its own, or train without an adapter"
         )
     if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
         built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()

@@ -162,7 +162,7 @@ def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
 
 
 def trainable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """`require_lambda_gelu`, or a RuntimeError where a process has a part of an s, or of the units of a gate, alone."""
+    """`require_lambda_gelu`. Raises RuntimeError where a process holds only a part of an s, or of a gate's units."""
     modules, size = require_lambda_gelu(model), getattr(model, "tp_size", None) or 1
     require_unflattened(modules)
     if size > 1:

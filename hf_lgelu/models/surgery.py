@@ -165,12 +165,11 @@ def replace_activations(
             if not -len(shape) <= axis < len(shape):
                 raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
             shapes[name] = (shape[axis], *[1] * (len(shape) - axis % len(shape) - 1))
-    if inputs is not None:
-        for name in reused_inputs(model, sites, inputs):
-            raise ValueError(
-                f"{name} works in place, and its input is used again, which would be another tensor behind a λ-gate. "
-                "Have the model's code take the output where it means it, or leave out this site (include=)"
-            )
+    if inputs is not None and (reused := reused_inputs(model, sites, inputs)):
+        raise ValueError(
+            f"{', '.join(reused)} works in place, and its input is used again, which would be another tensor behind a "
+            "λ-gate. Have the model's code take the output where it means it, or leave out this site (include=)"
+        )
     modules: list[nn.Module] = []
     for site in sites:
         module = GATE_MODULES[gate or gate_of(site.module)](

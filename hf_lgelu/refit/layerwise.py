@@ -78,10 +78,9 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
     plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
     if len(plan.keep) == len(sites):
         raise ValueError(f"{', '.join(done[:4])}: nothing to convert, computes {config.gate.title} already")
-    changing = reused_inputs(model, plan.sites(model), folds.first.load()[:TRIED].inputs)
-    if changing:
+    if reused := reused_inputs(model, plan.sites(model), folds.first.load()[:TRIED].inputs):
         raise ConversionRefusedError(
-            f"{', '.join(changing)} of {type(model).__name__} works in place, and its input is used again: what is "
+            f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again: what is "
             "behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
         )
     return plan

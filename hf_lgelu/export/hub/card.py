@@ -245,9 +245,9 @@ class Provenance:
     """How a converted network came about: of which original (a Hub id, or the last part of its folder's path) and data.
 
     `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one,
-    and `evaluation_source` its Hub id; it `is_whole` where no row of its split was left out, and only then are its
-    scores a result on the data set. `created` is UTC in ISO 8601. `equalized` are the layers whose units were rescaled
-    for int8 (`equalize_ranges`).
+    and `evaluation_source` its Hub id. `evaluation_is_whole` says that no row of its split was left out: only then are
+    its scores a result on the data set. `created` is UTC in ISO 8601. The units of the layers in `equalized` were
+    rescaled for int8 (`equalize_ranges`).
     """
 
     model: str
