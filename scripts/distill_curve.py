@@ -39,8 +39,8 @@ _PROSE = ("scipy", "sympy", "torch", "transformers")
 _JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
 _KEY = ("network", "tokens", "unique_tokens", "text", "moved", "seed")
 _COLUMNS = (
-    *_KEY, "steps", "numbers", "loss_before", "loss_after", *_JUDGED, "judged", "seconds", "device", "bf16", "cpu",
-    "torch", "transformers", "hf_lgelu",
+    *_KEY, "refit_tokens", "steps", "numbers", "loss_before", "loss_after", *_JUDGED, "judged", "seconds", "device",
+    "bf16", "cpu", "torch", "transformers", "hf_lgelu",
 )  # fmt: skip
 
 
@@ -97,11 +97,11 @@ def _measure(arguments: CurveArguments) -> None:
             losses = distill(measured.model, moved, folds, names=names, steps=steps, bf16=arguments.bf16)
         judged = measured.row("distilled", moved)
         row = asked | {name: judged[name] for name in (*_JUDGED, "judged")} | {
-            "steps": steps, "numbers": sum(moved.get_parameter(name).numel() for name in names),
+            "refit_tokens": sum(unit["input_ids"].numel() for unit in own[: arguments.units]), "steps": steps,
+            "numbers": sum(moved.get_parameter(name).numel() for name in names), "bf16": arguments.bf16,
             "loss_before": losses[0], "loss_after": losses[1], "seconds": round(time.perf_counter() - started, 1),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type, "bf16": arguments.bf16,
-            "cpu": hardware(torch.get_num_threads())["cpu"], "torch": torch.__version__,
-            "transformers": importlib.metadata.version("transformers"), "hf_lgelu": package_versions()["hf-lgelu"],
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type, "cpu": hardware(1)["cpu"],
+            **{name.replace("-", "_"): package_versions()[name] for name in ("torch", "transformers", "hf-lgelu")},
         }  # fmt: skip
         rows.append(row)
         print(", ".join(f"{name} {row[name]}" for name in ("tokens", "steps", *_JUDGED) if row[name] is not None))
