@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_070, 18_500),
+    "package: lines": (20_068, 18_500),
     "package: modules": (104, 110),
     "refit: lines": (5_573, 5_600),
     "refit: modules": (25, 28),

@@ -391,6 +391,4 @@ def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inp
             for site in some:
                 site.module.inplace = True
 
-    if not in_place or not matters(in_place):
-        return []
-    return [site.name for site in in_place if matters([site])] or [site.name for site in in_place]
+    return [site.name for site in in_place if matters([site])] if in_place and matters(in_place) else []
