@@ -156,19 +156,18 @@ def convert_to_relu(
         warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
         is_refitted = any(layer.rows for layer in best.layers)
         next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
-        evaluation, held_out, choosing = None, best.held_out, 0
-        if folds.choosing is not folds.held_out:  # other samples than chose the network
-            held_out, _ = task.evaluate(best.model, (batch.load() for batch in folds.held_out))
-            choosing = sum(map(len, folds.choosing_together))
-        if second is not None:
-            evaluation, _ = task.evaluate(best.model, second)
+        choosing = sum(map(len, folds.choosing_together))
+        is_apart = choosing < folds.held_out_samples  # others chose the network; a process may run none of either
+        measuring = (batch.load() for batch in folds.held_out)
+        held_out = task.evaluate(best.model, measuring)[0] if is_apart else best.held_out
+        evaluation = None if second is None else task.evaluate(best.model, second)[0]
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: site.module._get_name() for site in plan.sites(model)},
             kept={name: model.get_submodule(name)._get_name() for name in plan.keep},
             layers=best.layers,
             held_out=held_out,
-            choosing_samples=choosing,
+            choosing_samples=choosing if is_apart else 0,
             evaluation=evaluation,
             repeated=0 if second is None else second.repeated(),
             samples=folds.samples.given,

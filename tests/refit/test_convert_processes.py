@@ -117,7 +117,7 @@ def test_two_processes_climb_the_whole_ladder(found):
     (one, report), (other, other_report) = (each["climbed"] for each in found)
     assert all(torch.equal(value, other[name]) for name, value in one.items())
     assert report == other_report
-    _, whole = run.climbed(None)
+    _, whole = run.climbed()
     assert [step["effort"] for step in report["steps"]] == ["refit", "place", "distill"]
     for given, expected in zip(report["steps"], whole["steps"], strict=True):  # 1e-14 was seen
         assert given["distance"] == pytest.approx(expected["distance"], rel=1e-9)
