@@ -118,8 +118,9 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
         reason = _why_not(program, operation)
         uses = [] if reason else [_map_at(program, finder, use) for use in _uses(program, operation)]
-        if not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
-            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, with another scale behind"
+        is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
+        if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
+            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
         if reason is not None:
             refused[operation.weight or describe(node), reason].update(reached[node])
         else:
