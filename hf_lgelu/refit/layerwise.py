@@ -218,7 +218,7 @@ class Refit:
             begun = last = time.perf_counter()
             longest = 0.0
             for index, layer in enumerate(found.layers):
-                if task.seconds_until(deadline) < longest:
+                if task.seconds_until(deadline - longest) < 0:
                     raise OutOfTimeError
                 if index < work.done:  # an earlier call has fitted the layer
                     done += filter(None, [work.restore(index, student)])
