@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hf_lgelu.files import hold
-from hf_lgelu.models.config_keys import pretrained_roots
+from hf_lgelu.models.config_keys import config_entries, pretrained_roots
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.layerwise import Plan, Work
@@ -144,7 +144,7 @@ def _fingerprint(model: nn.Module, folds: Folds, plan: Plan, config: ConversionC
 
     It does not see changed code, hooks, and attributes of modules that are no tensors.
     """
-    configs = [{**root.config.to_dict(), "_name_or_path": None} for _, root in pretrained_roots(model)]
+    configs = [[*config_entries(root.config)] for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
     arguments = plan.kinds, plan.keep, plan.target, config.outputs, config.width
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)

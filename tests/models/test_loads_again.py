@@ -94,3 +94,10 @@ def test_learned_gates_of_diffusers_come_back(tmp_path):
     assert len(hf_lgelu.hardness_profile(loaded)) > 3
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).sample, model(**inputs).sample)
+
+
+def test_a_conversion_of_diffusers_goes_on_to_the_same_network(tmp_path):
+    model, inputs = unet()
+    options = ConversionConfig(checkpoint_dir=str(tmp_path / "work"))
+    first, again = (hf_lgelu.convert_to_relu(model.eval(), inputs, options=options).model for _ in range(2))
+    assert all(map(torch.equal, first.state_dict().values(), again.state_dict().values()))
