@@ -113,10 +113,6 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
         for block in find_blocks(program, found.layers, found.units)
         if all(_sizes(owner_of(model, operation)) for operation in block.maps)
     ]
-    if budget > 1 and not blocks:
-        raise UnsupportedConfigError(
-            "no gate stands between linear layers or plain convolutions of its own, which could have more units"
-        )
     extra: dict[int, int] = {}
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
@@ -125,6 +121,10 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
         extra |= {block.unit.site: more for block in alike}
     is_wider = any(extra.values())
+    if budget > 1 and not is_wider:
+        raise UnsupportedConfigError(
+            "no gate stands between linear layers or plain convolutions of its own that could have a whole unit more"
+        )
     if not is_wider and all(block.unit.before.bias is not None for block in blocks):
         return WiderOriginal(model)
     try:

@@ -153,6 +153,7 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "no target": (PLAIN, rows(), {"target": "tanh"}, ValueError, "relu, relu6"),
     "wider for another": (PLAIN, rows(), {"target": "hardswish", "width": 1.5}, ValueError, "for ReLU only"),
     "nothing to hold out": (PLAIN, rows(40), {"effort": "place"}, ValueError, "held out"),
+    "no unit wider": (PLAIN, rows(), {"effort": "place", "width": 1.001}, ConversionRefusedError, "whole unit more"),
     "narrower": (PLAIN, rows(), {"width": 0.5}, ValueError, "width"),
     "endless": (PLAIN, rows(), {"width": float("inf")}, ValueError, "width"),
     "unknown gate": (PLAIN, rows(), {"keep": ["7"]}, ValueError, "no gate is named 7"),
