@@ -29,7 +29,7 @@ EXPORT_FORMS = {
 }
 """What `hf-lgelu export --to` writes. The first two are again checkpoints, of one with λ-GELU, and have a card."""
 
-_OF_A_CARD = ("push_to_hub", "license", "batch_size", "label_column", "max_eval_samples")
+_OF_A_CARD = ("push_to_hub", "license", "label_column", "max_eval_samples")
 _OF_A_FORM = {"allow_soft": ("relu",), "opset": ("onnx",), **dict.fromkeys(_OF_A_CARD, ("relu", "gelu"))}
 
 GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's options, in the order of its help
@@ -121,20 +121,17 @@ class InputArguments(RowArguments):
     evaluation_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
     evaluation_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_eval_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
-    batch_size: int | None = _input(
-        "Inputs computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.", None
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
         if unread:
-            raise ValueError(f"nothing reads {' and '.join(unread)} without a set that --evaluation names")
+            raise ValueError(f"nothing reads {' and '.join(unread)} without the data set that it is for")
 
     def _of_a_set(self) -> Sequence[str]:
-        """Options that nothing reads without --evaluation."""
+        """Options of data sets that are not given."""
         options = ("evaluation_split", "evaluation_config", "max_eval_samples", "column", "pair_column", "label_column")
-        return () if self.evaluation not in (None, "none") else (*options, "sequence_length", "batch_size")
+        return () if self.evaluation not in (None, "none") else (*options, "sequence_length")
 
 
 @dataclass(kw_only=True)
@@ -182,6 +179,7 @@ class ConvertArguments(OutputArguments):
     effort: str | None = _of_config("effort", choices=EFFORTS)
     width: float = _of_config("width")
     tolerance: float | None = _of_config("tolerance")
+    batch_size: int | None = _of_config("batch_size")
     max_seconds: float | None = _of_config("max_seconds")
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
@@ -228,6 +226,8 @@ class ConvertArguments(OutputArguments):
         return ConversionConfig(**own)
 
     def _of_a_set(self) -> Sequence[str]:
+        if self.data is None:
+            return (*super()._of_a_set(), "data_config")
         # Left out, --evaluation may be another split of --data.
         return ("evaluation_split", "evaluation_config", "max_eval_samples") if self.evaluation == "none" else ()
 

@@ -149,7 +149,7 @@ def _swap(examined: Examined) -> Iterator[str]:
     score, found = compare_networks_on(
         network,
         {"swapped": lambda inputs: compared_outputs(swapped, inputs, outputs)},
-        cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress)), asked.batch_size),
+        cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress))),
         outputs,
     )
     change = found["swapped"].change
@@ -159,10 +159,8 @@ def _swap(examined: Examined) -> Iterator[str]:
         yield f"That is far from the original: KL {change.kl:.3g} of {FAR_KL} nat a prediction"
     if len(examined.sites) < 2:
         return
-    costs = gate_costs(
-        network, evaluation.batches("gates", progress=False), max_samples=SAMPLES_TO_RANK, batch_size=asked.batch_size,
-        outputs=outputs,
-    )  # fmt: skip
+    inputs = evaluation.batches("gates", progress=False)
+    costs = gate_costs(network, inputs, max_samples=SAMPLES_TO_RANK, outputs=outputs)
     three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
     keep = min(3, len(examined.sites) - 1)  # one is left to convert
     way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
