@@ -263,7 +263,7 @@ class LambdaGELUTrainer(Trainer):
         """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
         prefix = args[-1]
         substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
-        with pass_undone(self), substitution.applied():
+        with pass_undone(self), buffers_kept(self.model), substitution.applied():
             found = super().evaluation_loop(*args).metrics
         relu_metrics = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in found.items()}
         output = super().evaluation_loop(*args)
