@@ -140,7 +140,7 @@ def export_onnx(
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporters write, got {opset}")
     model = uncompiled(model)  # whose forward names its arguments
-    if hasattr(model, "preprocess") and not isinstance(inputs, Mapping):  # of sentence-transformers
+    if hasattr(model, "preprocess") and not isinstance(inputs, Mapping | Tensor):  # of sentence-transformers
         inputs = {name: value for name, value in model.preprocess(inputs).items() if isinstance(value, Tensor)}
     inputs = _named_inputs(model, inputs)
     axes = _choose_axes(inputs, dynamic_axes)
