@@ -65,13 +65,9 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
-    """A table whose first columns are words; the others are numbers, on the right."""
+    """A table whose first columns are words; the others are numbers, on the right. A cell is on one line."""
     lines = [f"| {' | '.join(header)} |"]
     lines.append("|" + "".join(" --- |" if i < text_columns else " ---: |" for i in range(len(header))))
-    lines += [f"| {' | '.join(map(escaped, row))} |" for row in rows]
+    cells = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
+    lines += [f"| {' | '.join(row)} |" for row in cells]
     return "\n".join(lines)
-
-
-def escaped(text: str) -> str:
-    """`text` in a cell: on one line, without what would end the cell."""
-    return text.replace("|", "\\|").replace("\n", " ")

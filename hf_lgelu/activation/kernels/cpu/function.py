@@ -9,7 +9,6 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,34 +32,26 @@ _ALONE = 32768
 _SHORTEST_RUN = 8
 
 
-@dataclass(frozen=True)
-class Library:
-    """The functions of the compiled kernel, by the dtype of x.
+Functions = dict[tuple[str, torch.dtype], Callable[..., None]]
+"""{("forward" or "backward", dtype of x): function of the compiled kernel}.
 
-    Attributes:
-        forward: (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, of which λ varies
-            along `count`.
-        backward: (outer, count, inner; x, δ, λ, dx, sums; threads), with dx or the sums None where they are not wanted.
-    """
-
-    forward: dict[torch.dtype, Callable[..., None]]
-    backward: dict[torch.dtype, Callable[..., None]]
+Forward takes (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, and λ varies along
+`count`. Backward takes (outer, count, inner; x, δ, λ, dx, sums; threads), with None for what nobody wants."""
 
 
 @functools.cache
-def load_library(gate: str) -> Library | str:
+def load_library(gate: str) -> Functions | str:
     """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
-    path, found = None, []
+    path, functions = None, Functions()
     try:
         path = build_library(gate)
         library = ctypes.CDLL(str(path))
         for name, pointers in (("forward", 3), ("backward", 5)):
-            functions = {dtype: getattr(library, f"lambda_gate_{name}_{suffix}") for dtype, suffix in DTYPES.items()}
-            for function in functions.values():
+            for dtype, suffix in DTYPES.items():
+                function = functions[name, dtype] = getattr(library, f"lambda_gate_{name}_{suffix}")
                 sizes, memory = (ctypes.c_int64,) * 3, (ctypes.c_void_p,) * pointers
                 function.argtypes, function.restype = (*sizes, *memory, ctypes.c_int), None
-            found.append(functions)
-        return Library(*found)
+        return functions
     except RuntimeError as error:
         reason = str(error)
     except (OSError, AttributeError) as error:
@@ -136,7 +127,7 @@ def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torc
     return outer, count, inner
 
 
-def _loaded(gate: str) -> Library:
+def _loaded(gate: str) -> Functions:
     library = load_library(gate)
     if isinstance(library, str):  # as after a refusal that was not asked for
         raise RuntimeError(f"the kernel 'cpu' cannot be used here: {library}")
@@ -206,7 +197,7 @@ class _LambdaGate(torch.autograd.Function):
         y = torch.empty_like(x)  # in the layout that torch's own activations give it
         if x.numel():
             x = laid_as(y, x)
-            run = _loaded(gate).forward[x.dtype]
+            run = _loaded(gate)["forward", x.dtype]
             run(*ctx.used.sizes(x), x.data_ptr(), ctx.used.address, y.data_ptr(), _threads(x))
         return y
 
@@ -222,7 +213,7 @@ class _LambdaGate(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         if x.numel() and (needs_x or sums is not None):
             x, delta = laid_as(grad_x, x), laid_as(grad_x, delta)
-            _loaded(ctx.gate).backward[x.dtype](
+            _loaded(ctx.gate)["backward", x.dtype](
                 *(*ctx.used.sizes(x), x.data_ptr(), delta.data_ptr(), ctx.used.address),
                 grad_x.data_ptr() if needs_x else None,
                 None if sums is None else ctypes.addressof(sums),
