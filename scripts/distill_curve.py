@@ -97,7 +97,7 @@ def _measure(arguments: CurveArguments) -> None:
             losses = distill(measured.model, moved, folds, names=names, steps=steps, bf16=arguments.bf16)
         judged = measured.row("distilled", moved)
         row = asked | {name: judged[name] for name in (*_JUDGED, "judged")} | {
-            "refit_tokens": sum(unit["input_ids"].numel() for unit in own[: arguments.units]), "steps": steps,
+            "refit_tokens": sum(next(iter(unit.values())).numel() for unit in own[: arguments.units]), "steps": steps,
             "numbers": sum(moved.get_parameter(name).numel() for name in names), "bf16": arguments.bf16,
             "loss_before": losses[0], "loss_after": losses[1], "seconds": round(time.perf_counter() - started, 1),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type, "cpu": hardware(1)["cpu"],
