@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_068, 18_500),
+    "package: lines": (20_049, 18_500),
     "package: modules": (104, 110),
     "refit: lines": (5_573, 5_600),
     "refit: modules": (25, 28),
@@ -28,9 +28,9 @@ LIMITS = {  # limit, goal
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
-    "tests: lines": (29_976, 30_000),
-    "pages without api and changelog: words": (11_987, 12_000),
-    "README: words": (1_198, 1_200),
+    "tests: lines": (29_975, 30_000),
+    "pages without api and changelog: words": (11_986, 12_000),
+    "README: words": (1_191, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
     "convert_to_relu": (33, 32),
