@@ -28,8 +28,8 @@ LIMITS = {  # limit, goal
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (10_491, 10_500),
-    "tests: lines": (29_975, 30_000),
-    "pages without api and changelog: words": (11_986, 12_000),
+    "tests: lines": (29_976, 30_000),
+    "pages without api and changelog: words": (11_985, 12_000),
     "README: words": (1_191, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

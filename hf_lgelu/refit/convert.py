@@ -157,7 +157,7 @@ def convert_to_relu(
         is_refitted = any(layer.rows for layer in best.layers)
         next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
         choosing = sum(map(len, folds.choosing_together))
-        is_apart = choosing < folds.held_out_samples  # others chose the network; a process may run none of either
+        is_apart = choosing < folds.held_out_samples  # other samples chose the network; one process may run none
         measuring = (batch.load() for batch in folds.held_out)
         held_out = task.evaluate(best.model, measuring)[0] if is_apart else best.held_out
         evaluation = None if second is None else task.evaluate(best.model, second)[0]

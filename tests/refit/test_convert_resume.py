@@ -104,19 +104,15 @@ def test_another_conversions_folder_is_refused(tmp_path):
     assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
 
 
-class KilledError(Exception):
-    pass
-
-
 def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path, monkeypatch):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
 
     def killed(new, old):
-        raise KilledError
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", killed)
-        with pytest.raises(KilledError):
+        with pytest.raises(KeyboardInterrupt):
             convert_with(model, rows, checkpoint_dir=folder)
     assert {path.name for path in folder.iterdir()} == {"lock", "conversion.new"}
     (folder / "conversion.new").write_text('{"finger')
