@@ -1,270 +1,220 @@
 """Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
 
-One forward pass finds the calls. Each place in the code becomes a module `called.K` of the module in whose forward it
-stands, and while that forward runs, its calls go to these modules. Whatever exchanges, traces or refits gates then
-sees modules alone.
+One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, and that
+method calls the module (`rewrite`). Whatever exchanges, traces or refits gates then sees modules alone.
 """
 
-import functools
-import itertools
-import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple, cast
+from types import FrameType, FunctionType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode, handle_torch_function, has_torch_function
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, is_piecewise_linear, values_at
-from hf_lgelu.models.example_run import LIBRARIES, Inputs, ids_of, line_of, run_example, running
-
-CALLED = "called"
-"""The attribute that holds the gates of a module's calls; no state dict shows it, because no gate has a tensor."""
+from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, values_at
+from hf_lgelu.models.example_run import Inputs, frames_inside, ids_of, line_of, run_example
+from hf_lgelu.models.rewrite import (
+    GATES,
+    Call,
+    call_in,
+    called_in,
+    calls_of,
+    codes_in,
+    has_call,
+    method_in,
+    put_gates,
+)
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
 called, and clamp(x, min=0.01) bends, too."""
 
 _NO_CALLERS = (LambdaGate, nn.Sequential, nn.ModuleList, nn.ModuleDict)  # containers run their children
-
-
-class Call(NamedTuple):
-    """A place in the code of a module that calls an activation.
-
-    `place` is the name of the function that holds the call, and the line and column counted from that function's first
-    line; `where` is the same for a reader, "net.py:12 (Net.forward)".
-    """
-
-    function: Callable[..., Tensor]
-    place: tuple[str, int, int]
-    where: str
-
-
-class CalledGates(nn.Module):
-    """The gates in the place of a module's calls, each with its `Call`; a child's name is the number of its call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[str, Call] = {}
-        self.are_alone = False
-        """Whether no other smooth gate runs inside the module. Compiled code, which has no frames, needs that."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self.calls = {key: call._replace(function=_shown(call.function)) for key, call in self.calls.items()}
-
-    def add(self, call: Call, gate: nn.Module, number: str | None = None) -> None:
-        """One more gate, unless there is one for this place."""
-        if call not in self.calls.values():
-            number = str(len(self.calls)) if number is None else number
-            self.calls[number] = call
-            self.add_module(number, gate)
-
-    def at(self, function: Callable[..., Tensor], place: tuple[str, int, int] | None) -> nn.Module:
-        """The gate of a place, or of another call of the same function, which the example inputs did not reach."""
-        alike = [number for number, call in self.calls.items() if call.function is function]
-        return self.get_submodule(next((number for number in alike if self.calls[number].place == place), alike[0]))
+_ACTIVATIONS = ("torch.nn.", "torch.overrides", "transformers.activations", "timm.layers.activations")
+"""The starts of the names of modules in which the code of an activation may stand, below a call of it."""
 
 
 @contextmanager
 def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
-    """A block in which the calls of activations of these kinds are modules `called.K` of the modules that call.
+    """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
     in attributes are to be modules already. A formula is found where it is a function, `def swish(x)`. Only what one
-    forward pass on `inputs` calls is found. Raises ValueError where the model computes something else with these
-    modules.
+    forward pass on `inputs` calls is found. Raises ValueError where a call stands in no method whose text is known,
+    and where the model computes something else with these modules.
     """
     search = _Search(model, kinds)
     with search:
         expected = run_example(model, inputs)
-    if search.has_shown:
-        search = _Search(model, kinds)
-        with search:
-            run_example(model, inputs)
-    with ExitStack() as routes:
+    lines = [call.where for gates in search.found.values() for call in gates]
+    advice = "write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
+    if search.refused:
+        raise ValueError(
+            f"{type(model).__name__} calls activations where no module can take their place "
+            f"({'; '.join(dict.fromkeys(search.refused))}); {advice}"
+        )
+    with ExitStack() as changes:
         for owner, gates in search.found.items():
-            for handle in _route(owner, gates):
-                routes.callback(handle.remove)
-            routes.callback(owner._modules.pop, CALLED)
+            changes.callback(put_gates(owner, list(gates), list(gates.values())))
         outputs = (expected, run_example(model, inputs)) if search.found else ()
         pairs = zip(*map(pytree.tree_leaves, outputs), strict=True)
         if not all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
                    if isinstance(one, Tensor)):  # fmt: skip
-            lines = "; ".join(call.where for gates in search.found.values() for call in gates.calls.values())
             raise ValueError(
-                f"{type(model).__name__} gives other outputs where its activations are modules and not calls ({lines});"
-                " write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
+                f"{type(model).__name__} gives other outputs where its activations are modules and not calls "
+                f"({'; '.join(dict.fromkeys(lines))}); {advice}"
             )
         yield
 
 
-def settle(model: nn.Module) -> list[str]:
-    """Where the model's code calls an activation in the place of which another gate runs now, as `Call.where`.
-
-    Notes which modules have no smooth gate any more, so that they can be compiled. Changes `model` in place.
-    """
-    lines = []
-    for module in model.modules():
-        gates = module._modules.get(CALLED)
-        if isinstance(gates, CalledGates):
-            smooth = [each for each in module.modules() if isinstance(each, LambdaGate)
-                      or ((values := values_at(each)) is not None and not is_piecewise_linear(values))]  # fmt: skip
-            gates.are_alone = not smooth
-            lines += [f"{gates.calls[number].where}: {gates.calls[number].function.__name__}"
-                      for number, gate in gates.named_children() if not isinstance(gate, Called)]  # fmt: skip
+def lines_of_old_gates(model: nn.Module) -> list[str]:
+    """Where the text of the model's code calls an activation in whose place another gate runs, as `Call.where`."""
+    lines = [
+        f"{call.where}: {call.function}"
+        for module in model.modules()
+        for call, gate in zip(calls_of(module), module.get_submodule(GATES) if calls_of(module) else (), strict=True)
+        if not isinstance(gate, Called)
+    ]
     return list(dict.fromkeys(lines))
 
 
-def _shown(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as torch's modes see it: one of somebody's own file is put there anew, and computes the same."""
-    # A function that is shown already is one of this file.
-    if not isinstance(function, FunctionType) or str(function.__globals__["__name__"]).startswith(("torch.", __name__)):
-        return function
-
-    @torch.compiler.disable  # compiled code would run the function itself
-    def seen(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        run = functools.partial(handle_torch_function, shown, given) if has_torch_function(given) else function
-        return run(*args, **kwargs)
-
-    @functools.wraps(function)
-    def shown(*args: Any, **kwargs: Any) -> Any:
-        is_seen = not torch.compiler.is_dynamo_compiling() or torch._C._len_torch_function_stack()
-        return (seen if is_seen else function)(*args, **kwargs)
-
-    function.__globals__[function.__name__] = shown
-    return shown
-
-
-_HOLDERS = {"torch.nn.functional": F, "torch": torch, "torch.Tensor": Tensor}
-
-
 def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """{name of a gate in the place of a call: that call in plain values}, from which `restore_call` makes it again.
+    """{name of a gate in the place of a call: that call in plain values}, from which `restore_calls` makes it again."""
+    return {
+        f"{name}.{GATES}.{place}".removeprefix("."): call._asdict()
+        for name, module in model.named_modules()
+        for place, call in enumerate(calls_of(module))
+    }
 
-    Functions are torch's, or of the file that has the class of the module that calls them.
+
+def restore_calls(
+    model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
+) -> None:
+    """Have calls run as gates, for now ReLU, as they did where `recorded_calls` was read. Changes `model` in place.
+
+    `names_of` gives the names that a recorded module may have in this model. Nothing is done where the model has none
+    of them. Raises ValueError for what is no call of an activation, and for a call that the code does not have.
     """
-    found = {}
-    for name, gates in model.named_modules():
-        for number, call in gates.calls.items() if isinstance(gates, CalledGates) else ():
-            function = call.function.__name__
-            holders = (key for key, held in _HOLDERS.items() if getattr(held, function, None) is call.function)
-            holder = next(holders, call.function.__module__)
-            said = {"holder": holder, "function": function, "place": list(call.place), "where": call.where}
-            found[f"{name}.{number}"] = said
-    return found
-
-
-def restore_call(model: nn.Module, name: str, said: Mapping[str, Any]) -> None:
-    """Have a call run as a gate, for now ReLU, as it did where `recorded_calls` was read. Changes `model` in place.
-
-    Nothing is done where the model has no module of that name. Raises ValueError for what is no call of an activation.
-    """
-    owner_name, _, number = name.rpartition(f"{CALLED}.")
-    try:
-        owner = model.get_submodule(owner_name.removesuffix("."))
-    except AttributeError:
-        return  # it was in a head, and this model has another
-    try:
-        own = {cls.__module__: sys.modules[cls.__module__] for cls in type(owner).__mro__ if cls is not object}
-        function = _shown(getattr((own | _HOLDERS)[said["holder"]], said["function"]))
-        qualified, line, column = said["place"]
-        call = Call(function, (qualified, line, column), said["where"])
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise ValueError(f"the config's record has a call at {name} that its code does not have: {said}") from error
-    if not isinstance(owner._modules.get(CALLED), CalledGates):
-        _route(owner, CalledGates())
-    cast(CalledGates, owner._modules[CALLED]).add(call, nn.ReLU(), number)
-
-
-@functools.lru_cache(4096)
-def _place(code: CodeType, instruction: int) -> tuple[str, int, int]:
-    """The place of a call, as in `Call`: the name of the code, and line and column from the code's first line."""
-    line, _, column, _ = next(itertools.islice(code.co_positions(), instruction // 2, None))
-    return code.co_qualname, (line or 0) - code.co_firstlineno, column or 0
+    found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
+    for name, said in recorded.items():
+        _, _, place = name.rpartition(f"{GATES}.")
+        try:
+            number, call = int(place), Call(**said)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the config's record has no call that can be read at {name}: {said}") from error
+        modules = dict(model.named_modules(remove_duplicate=False))
+        names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
+        owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
+        if owners:  # else it was in a head, and this model has another
+            owner = next((each for each in owners if has_call(each, call)), owners[0])
+            held = called_in(owner, call)
+            if held is not None and form_at(Called(*held)) is None:
+                raise ValueError(f"the config's record makes a gate of {call.where}, whose call is no activation")
+            found[owner][number] = call
+    for owner, calls in found.items():
+        put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])
 
 
 class _Search(TorchFunctionMode):
-    """Finds the calls of activations while a model runs; `found` is {module: the gates of its calls}."""
+    """Finds the calls of activations while a model runs.
+
+    `found` is {object: {call in a method of its class: the gate that computes the same}}, `refused` the lines of calls
+    that stand elsewhere.
+    """
 
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
         super().__init__()
-        self.found: dict[nn.Module, CalledGates] = {}
-        self.has_shown = False  # a function of somebody's own file: another search finds its calls
+        self.found: dict[nn.Module, dict[Call, Called]] = defaultdict(dict)
+        self.refused: list[str] = []
         self._modules, self._kinds = ids_of(model.modules()), kinds
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        named = {name: value for name, value in (kwargs or {}).items() if name != "inplace"}
-        x = args[0] if args else named.pop("input" if "input" in named else next(iter(named), ""), None)
-        if (
-            isinstance(x, Tensor) and isinstance(output, Tensor) and x.is_floating_point() and output.shape == x.shape
-            and not isinstance(x, nn.Parameter)  # a scale
-            and not getattr(func, "__name__", "_").endswith("_")
-            and not any(isinstance(each, Tensor) for each in pytree.tree_leaves((args[1:], named)))
-        ):  # fmt: skip
-            gate = Called(func, args[1:], named)
-            if self._takes(gate) and (found := running(self._modules)) is not None:
-                owner, (inner, *_) = found
-                # A module that computes an activation is a gate already.
-                if values_at(owner) is None and not isinstance(owner, _NO_CALLERS):
-                    call = Call(func, _place(inner.f_code, inner.f_lasti), line_of(inner))
-                    self.found.setdefault(owner, CalledGates()).add(call, gate)
-                return output
-        frame = sys._getframe(1)
-        own = frame.f_globals.get(frame.f_code.co_name)
-        if (
-            isinstance(own, FunctionType) and own.__code__ is frame.f_code and not own.__module__.startswith(LIBRARIES)
-            and self._takes(own)
-        ):  # fmt: skip
-            _shown(own)
-            self.has_shown = True
+        running = frames_inside(self._modules)
+        # A module that computes an activation is a gate already.
+        if running is not None and not isinstance(running[0], _NO_CALLERS) and values_at(running[0]) is None:
+            self._look(_call_of(func, args, kwargs or {}), output, running[1][1:])
         return output
 
-    def _takes(self, held: Any) -> bool:
-        form = form_at(held)
+    def _look(self, seen: tuple[Any, Called], output: Any, frames: list[FrameType]) -> None:
+        is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
+        where = next((line_of(frame) for frame in frames if not _is_of_activation(frame)), "")
+        place = self._place(frames)
+        if place is None:
+            self.refused += [where] * is_gate
+            return
+        below, owner, name, method = place
+        called = seen
+        if not all(map(_is_of_activation, frames[:below])):  # the method calls a function that calls this
+            own = _call_in_progress(frames[below - 1], owner)
+            called, is_inside = seen if own is None else own, is_gate
+            is_gate = own is not None and self._takes(*own)
+            self.refused += [where] * (is_inside and not is_gate)
+        if not is_gate:
+            return
+        gate, where = called[1], line_of(frames[below])
+        try:
+            call = call_in(name, method, frames[below], where, gate._get_name())
+        except ValueError as error:
+            self.refused.append(str(error))
+            return
+        calls = {(each.method, each.number): other for each, other in self.found[owner].items()}
+        other = calls.get((call.method, call.number), gate)
+        if (gate.function, gate.args, gate.kwargs) != (other.function, other.args, other.kwargs):
+            self.refused.append(f"{where} calls several activations")
+        self.found[owner].setdefault(call, gate)
+
+    def _place(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
+        """(number of the frame that calls, object, name and function of the method that the frame is of or inside of).
+
+        The method is the innermost one of a module of the model.
+        """
+        for frame in frames:
+            first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
+            owner = frame.f_locals.get(*first) if first else None
+            if isinstance(owner, nn.Module) and id(vars(owner)) in self._modules:
+                method = method_in(owner, frame)
+                if method is not None:
+                    codes = set(codes_in(frame.f_code))
+                    return next(below for below, each in enumerate(frames) if each.f_code in codes), owner, *method
+        return None
+
+    def _takes(self, x: Any, gate: Called) -> bool:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # a scale
+            return False
+        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves((gate.args, gate.kwargs)))):
+            return False
+        form = form_at(gate)
         return form is not None and form.kind in self._kinds
 
 
-class _Route(TorchFunctionMode):
-    """While a module's forward runs, the calls in it go to its gates."""
-
-    def __init__(self, owner: nn.Module) -> None:
-        super().__init__()
-        self.owner = owner
-        self.gates: CalledGates = getattr(owner, CALLED)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if any(call.function is func for call in self.gates.calls.values()):
-            x = args[0] if args else kwargs.get("input", next(iter(kwargs.values())))
-            if torch.compiler.is_dynamo_compiling() and self.gates.are_alone:
-                return self.gates.at(func, None)(x)
-            found = running(ids_of(self.owner.modules()))
-            if found is not None and vars(found[0]) is vars(self.owner):
-                inner = found[1][0]
-                return self.gates.at(func, _place(inner.f_code, inner.f_lasti))(x)
-        return func(*args, **kwargs)
+def _is_of_activation(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith(_ACTIVATIONS)
 
 
-def _route(owner: nn.Module, gates: CalledGates) -> tuple[Any, ...]:
-    if hasattr(owner, CALLED):
-        raise ValueError(f"{type(owner).__name__} has an attribute {CALLED!r}, the name that gates of calls need")
-    owner.add_module(CALLED, gates)
-    return owner.register_forward_pre_hook(_enter), owner.register_forward_hook(_leave, always_call=True)
+def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Called]:
+    """(the input of a call, the module that computes the same)."""
+    rest = {name: value for name, value in named.items() if name != "inplace"}
+    x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
+    return x, Called(function, args[1:], rest)
 
 
-@torch.compiler.disable  # a compiled frame may not leave another mode behind
-def _enter(module: nn.Module, args: Any) -> None:
-    _push_mode(_Route(module))
-
-
-@torch.compiler.disable
-def _leave(module: nn.Module, args: Any, output: Any) -> None:
-    _pop_mode()
+def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, Called] | None:
+    """`_call_of` for the function that runs in a frame: one of its file, or a static method of the caller's class."""
+    name = frame.f_code.co_name
+    for held in (frame.f_globals.get(name), inspect.getattr_static(type(owner), name, None)):
+        function = getattr(held, "__func__", held)
+        if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
+            given = inspect.getargvalues(frame)
+            is_open = given.varargs is not None or given.keywords is not None
+            return None if is_open or not given.args else _call_of(
+                function, tuple(given.locals[each] for each in given.args[:1]),
+                {each: given.locals[each] for each in given.args[1:]},
+            )  # fmt: skip
+    return None

@@ -26,6 +26,7 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.example_run import NOT_TAKEN
+from hf_lgelu.models.rewrite import own_class
 from hf_lgelu.models.sites import computes_same, find_sites, is_activation, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
 
@@ -243,10 +244,10 @@ def _built(
         config = apply_changes(config, changes)
         with torch.device("meta"):
             if isinstance(config, Mapping):
-                arguments = inspect.signature(type(model).__init__).parameters
-                built = type(model)(**{key: value for key, value in config.items() if key in arguments})
+                arguments = inspect.signature(own_class(model).__init__).parameters
+                built = own_class(model)(**{key: value for key, value in config.items() if key in arguments})
             else:
-                built = type(model)(config)
+                built = own_class(model)(config)
     except (*NOT_TAKEN, StrictDataclassError, ZeroDivisionError) as refusal:
         if refused is not None:
             refused.append(refusal)

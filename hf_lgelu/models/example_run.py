@@ -324,24 +324,29 @@ def ids_of(modules: Iterable[nn.Module]) -> set[int]:
     return {id(vars(module)) for module in modules}
 
 
-def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
-    """(the innermost module whose forward runs, or of these `ids_of`; the frames inside it from the innermost on).
-
-    Left out are the frames of torch and of activations, unless they are the module's own code.
-    """
+def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """(the innermost module that is called now, or of these `ids_of`; the frames inside, from the innermost on)."""
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
         if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
-            module = frame.f_locals["self"]
-            own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
-            names = [str(frame.f_globals.get("__name__")) for frame in frames]
-            theirs = [frame for frame, name in zip(frames, names, strict=True)
-                      if name in own or not name.startswith(LIBRARIES)]  # fmt: skip
-            return module, theirs or frames[-1:]
+            return frame.f_locals["self"], frames
         frames.append(frame)
         frame = frame.f_back
     return None
+
+
+def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """`frames_inside` without the frames of torch and of activations, unless they are the module's own code."""
+    found = frames_inside(modules)
+    if found is None:
+        return None
+    module, frames = found
+    own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
+    names = [str(frame.f_globals.get("__name__")) for frame in frames]
+    theirs = [frame for frame, name in zip(frames, names, strict=True)
+              if name in own or not name.startswith(LIBRARIES)]  # fmt: skip
+    return module, theirs or frames[-1:]
 
 
 _TOKENS = 16

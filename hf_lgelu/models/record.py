@@ -21,7 +21,7 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, GuardedGate, LambdaGate
-from hf_lgelu.models.called import recorded_calls, restore_call
+from hf_lgelu.models.called import recorded_calls, restore_calls
 from hf_lgelu.models.config_keys import (
     Config,
     ConfigChange,
@@ -247,12 +247,11 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
     ):  # a config can be written by anybody
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
+    calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
+    restore_calls(model, calls, lambda name: _names(model, name))
     placed = 0
     for entry in record:
         name = entry["site"]
-        if "call" in entry:
-            for candidate in dict.fromkeys(_names(model, name)):
-                restore_call(model, candidate, entry["call"])
         parent, attribute = _site_place(model, name)
         if parent is None:
             continue  # it was in a head, and this model has another

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
@@ -105,9 +106,11 @@ def gate_of(module: nn.Module) -> str:
 
 
 def checked_module(model: nn.Module) -> nn.Module:
-    """The model, or a TypeError that names the class of another object."""
+    """The model, or a TypeError for another object, and for what torch.export gives back."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load it, or take pipeline.model")
+    if isinstance(model, GraphModule) and "eval" in vars(model):
+        raise TypeError("model is the module of an ExportedProgram, which has no eval mode; give the one it is made of")
     return model
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.batches import TRIED, Batch
-from hf_lgelu.models.called import settle
+from hf_lgelu.models.called import lines_of_old_gates
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
@@ -300,7 +300,7 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 f"by hf_lgelu.from_pretrained({name}, folder). Where hf_lgelu is not imported, the folder loads "
                 "without an error, but with the old gates: it computes another network"
             )
-    lines = settle(model)
+    lines = lines_of_old_gates(model)
     if lines:
         yield (
             f"the code still calls the old gates: {'; '.join(lines)}. This copy runs the new gates instead. Before you "
