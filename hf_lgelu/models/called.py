@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, values_at
-from hf_lgelu.models.example_run import Inputs, frames_inside, ids_of, line_of, run_example
+from hf_lgelu.models.example_run import LIBRARIES, Inputs, frames_inside, ids_of, line_of, run_example
 from hf_lgelu.models.rewrite import (
     GATES,
     Call,
@@ -26,8 +26,8 @@ from hf_lgelu.models.rewrite import (
     called_in,
     calls_of,
     codes_in,
-    has_call,
     method_in,
+    method_of,
     put_gates,
 )
 
@@ -112,8 +112,9 @@ def restore_calls(
         names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else it was in a head, and this model has another
-            owner = next((each for each in owners if has_call(each, call)), owners[0])
-            held = called_in(owner, call)
+            owner = next((each for each in owners if method_of(type(each), call)), owners[0])
+            method = method_of(type(owner), call)
+            held = None if method is None else called_in(method, call)
             if held is not None and form_at(Called(*held)) is None:
                 raise ValueError(f"the config's record makes a gate of {call.where}, whose call is no activation")
             found[owner][number] = call
@@ -144,7 +145,8 @@ class _Search(TorchFunctionMode):
 
     def _look(self, seen: tuple[Any, Called], output: Any, frames: list[FrameType]) -> None:
         is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
-        where = next((line_of(frame) for frame in frames if not _is_of_activation(frame)), "")
+        theirs = (frame for frame in frames if not str(frame.f_globals.get("__name__")).startswith(LIBRARIES))
+        where = line_of(next(theirs, frames[-1]))
         place = self._place(frames)
         if place is None:
             self.refused += [where] * is_gate

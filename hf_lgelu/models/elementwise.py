@@ -166,6 +166,30 @@ def is_piecewise_linear(values: Tensor) -> bool:
     return int((near.diff(n=2).abs() > 1e-5).sum()) <= 8  # a corner bends two differences
 
 
+def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
+    """A copy of what code that is tried may write into: containers, and the variables of a function."""
+    known = {} if known is None else known  # {id: copy}
+    if id(held) in known:
+        return known[id(held)]
+    if isinstance(held, Tensor):
+        return held.detach().clone()
+    if type(held) in (list, tuple, set):
+        return type(held)(_apart(each, known) for each in held)
+    if isinstance(held, types.FunctionType):
+        cells = tuple(types.CellType() for _ in held.__closure__ or ())
+        function = types.FunctionType(held.__code__, held.__globals__, held.__name__, held.__defaults__, cells)
+        known[id(held)], function.__kwdefaults__ = function, held.__kwdefaults__
+        for cell, own in zip(cells, held.__closure__ or (), strict=True):
+            if own != types.CellType():  # it has a value already
+                cell.cell_contents = _apart(own.cell_contents, known)
+        return function
+    made = held if isinstance(held, nn.Module | types.MethodType) else copy.copy(held)
+    if isinstance(made, dict):
+        known[id(held)] = made
+        made.update({key: _apart(value, known) for key, value in held.items()})
+    return made
+
+
 def _as_key(value: Any) -> Any:
     if isinstance(value, tuple | list | dict) and len(value) < 8:  # arguments
         return type(value), *map(_as_key, value.items() if isinstance(value, dict) else value)
@@ -213,8 +237,7 @@ def _read(held: Any) -> tuple[Tensor | None, Form | None]:
 
         def forward(x: Tensor) -> Tensor:
             own = copy.copy(module)  # the module's own attributes stay as they are
-            for name, value in vars(module).items():
-                vars(own)[name] = value.detach().clone() if isinstance(value, Tensor) else copy.copy(value)
+            vars(own).update({name: _apart(value) for name, value in vars(module).items()})
             own.training = False
             for place, (name, weight) in enumerate(own._parameters.items()):
                 if weight is not None:

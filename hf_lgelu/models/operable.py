@@ -106,6 +106,8 @@ def independent_copy(model: Model) -> Model:
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
+    if [name for name, _ in twin.named_modules()] != [name for name, _ in model.named_modules()]:
+        raise RuntimeError(f"{type(model).__name__} cannot be copied: its own __deepcopy__ gives other modules")
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 
     def is_known_to(value: Any) -> bool:

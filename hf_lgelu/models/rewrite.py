@@ -5,6 +5,7 @@ torch.export.
 """
 
 import ast
+import contextlib
 import copy
 import functools
 import hashlib
@@ -52,8 +53,12 @@ class _Text(NamedTuple):
 def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] | None:
     """(name, function) of the method of `module` that runs in a frame, without decorators; None for another frame."""
     name = frame.f_code.co_name
-    functions = functions_in(inspect.getattr_static(type(module), name, None))
-    return next(((name, each) for each in functions if each.__code__ is frame.f_code), None)
+    private = [f"_{cls.__name__.lstrip('_')}{name}" for cls in type(module).__mro__ if name.startswith("__")]
+    for attribute in (name, *private):
+        for function in functions_in(inspect.getattr_static(type(module), attribute, None)):
+            if function.__code__ is frame.f_code:
+                return attribute, function
+    return None
 
 
 def call_in(name: str, method: FunctionType, frame: FrameType, where: str, function: str) -> Call:
@@ -76,6 +81,13 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
     not have these calls.
     """
+    for call in calls:
+        if method_of(type(owner), call) is None:
+            raise ValueError(
+                f"{type(owner).__name__}.{call.method} has another text than it had when its call of {call.function} "
+                f"at {call.where} became a gate. Which call that is now is not known: use the code of then, or convert "
+                "the network anew"
+            )
     if hasattr(owner, GATES):
         raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
     if isinstance(owner, fx.GraphModule):
@@ -103,28 +115,16 @@ def own_class(module: nn.Module) -> Any:
     return next(each for each in type(module).__mro__ if _CALLS not in vars(each))
 
 
-def has_call(module: nn.Module, call: Call) -> bool:
-    """Whether the code of a module has a call, in a method of the same text."""
-    try:
-        return _method(type(module), call) is not None
-    except ValueError:
-        return False
-
-
-def called_in(owner: nn.Module, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
-    """The function of a call, and its other arguments, where the text alone tells them: `F.elu(self.a(x), 0.5)`.
-
-    Raises ValueError where the code of the owner does not have the call.
-    """
-    method = _method(type(owner), call)
+def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    """The function of a call, and its other arguments, where the text alone tells them: `F.elu(self.a(x), 0.5)`."""
     called = _text(method.__code__).calls[call.number]
     x = _argument(called)
     first, *steps = ast.unparse(called.func).split(".")
     try:
         function = functools.reduce(getattr, steps, method.__globals__[first])
         arguments = [ast.literal_eval(node) for node in called.args if node is not x]
-        return function, arguments, {str(each.arg): ast.literal_eval(each.value) for each in called.keywords
-                                     if each.value is not x}  # fmt: skip
+        named = {str(each.arg): ast.literal_eval(each.value) for each in called.keywords if each.value is not x}
+        return function, arguments, named
     except (KeyError, AttributeError, ValueError):
         return None
 
@@ -187,17 +187,14 @@ def _argument(call: ast.Call) -> ast.expr:
     return given[0]
 
 
-def _method(cls: type, call: Call) -> FunctionType:
-    """The method of a class that has a call. Raises ValueError where its text is another."""
+def method_of(cls: type, call: Call) -> FunctionType | None:
+    """The method of a class that has a call; None where its text is another."""
     for function in functions_in(inspect.getattr_static(cls, call.method, None)):
-        if function.__name__ == call.method:
+        with contextlib.suppress(ValueError):  # a decorator's text may not be known
             text = _text(function.__code__)
             if text.digest == call.digest and call.number < len(text.calls):
                 return function
-    raise ValueError(
-        f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at {call.where} "
-        "became a gate. Which call that is now is not known: use the code of then, or convert the network anew"
-    )
+    return None
 
 
 @functools.lru_cache(512)
@@ -205,7 +202,7 @@ def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     for name in dict.fromkeys(call.method for call in calls):
         places = {call.number: place for place, call in enumerate(calls) if call.method == name}
-        method = next(_method(cls, call) for call in calls if call.method == name)
+        method: Any = next(method_of(cls, call) for call in calls if call.method == name)
         body[name] = _with_code(inspect.getattr_static(cls, name), method, _code_with_gates(method.__code__, places))
 
     def reduced(self: Any, protocol: SupportsIndex) -> Any:
@@ -283,7 +280,7 @@ def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph
     """The graph of a module in which the calls are nodes of the modules `called.K`."""
     graph = copy.deepcopy(module.graph)
     nodes = {old.name: new for old, new in zip(module.graph.nodes, graph.nodes, strict=True)}
-    text = _text(_method(type(module), calls[0]).__code__)
+    text = _text(type(module).forward.__code__)
     names = {node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
              for node in ast.walk(text.definition) if isinstance(node, ast.Assign | ast.AnnAssign)}  # fmt: skip
     for place, call in enumerate(calls):

@@ -1,13 +1,14 @@
 """Activation sites: where in a module tree an activation sits, and of what kind it is."""
 
 import copy
+import inspect
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from torch.fx import GraphModule
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Called, form_at, is_linear, values_at
+from hf_lgelu.models.rewrite import codes_in, functions_in
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
@@ -171,13 +173,13 @@ def _walk(
     if id(module) in seen:
         return
     seen.add(id(module))
-    fused = getattr(module, _FUSED_KERNEL, None)
+    fused, cls = getattr(module, _FUSED_KERNEL, None), cast(Any, type(module))
     for attribute, value in list(vars(module).items()):
         if attribute == "forward" or attribute.startswith("_"):  # nearly all: a training looks at them in each step
             continue
-        # A function that can be tried: no method of an object, none of Python's.
+        # A function that can be tried: no method of an object, none of Python's, and one that a forward reads.
         is_function = isinstance(value, _FUNCTIONS) or isinstance(getattr(value, "__self__", None), type)
-        if is_function and getattr(value, "__module__", None) != "builtins":
+        if is_function and getattr(value, "__module__", None) != "builtins" and attribute in _names_read(cls):
             called = Called(value).train(module.training)
             kind = read_kind(called)
             if kind is not None:
@@ -197,6 +199,19 @@ def _walk(
             yield from _walk(child, f"{name}.", seen, read_kind)
         else:
             yield ActivationSite(name, parent, attribute, child, kind, getattr(parent, _FUSED_KERNEL, None))
+
+
+@lru_cache(1024)
+def _names_read(cls: Any) -> frozenset[str]:
+    """The names in the code of `forward`, and in that of the methods which it names: "act" for `self.act(x)`."""
+    names, left = set[str](), ["forward"]
+    while left:
+        for function in functions_in(inspect.getattr_static(cls, left.pop(), None)):
+            for code in codes_in(function.__code__):
+                found = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))} - names
+                names |= found
+                left += found
+    return frozenset(names)
 
 
 def uncompiled_name(name: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 from torch import nn
@@ -29,7 +29,7 @@ from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
-from hf_lgelu.refit.layers import Layer, Layers
+from hf_lgelu.refit.layers import Layer, Layers, find_layers
 from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
@@ -50,6 +50,11 @@ class Plan:
         """The gates of a model that are exchanged."""
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
+    def programs(self, model: nn.Module, config: ConversionConfig) -> Programs:
+        """Traces of the original or of a wider copy, up to the outputs that count."""
+        outputs_of = lambda output: list(task_outputs(output, config.outputs).values())  # noqa: E731
+        return Programs(model, self.sites(model), outputs_of)
+
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
         """A context in which the gates of `model` are the target; no weight changes."""
         make = partial(make_gate, self.target)
@@ -65,8 +70,9 @@ class Plan:
 def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Plan:
     """The plan that the options ask for; where `keep` is a number, with the names of the dearest gates.
 
-    A gate that computes the target already stays, too. Raises ValueError where all do, and ConversionRefusedError where
-    a gate changes what is used again: no operation of a trace works in place.
+    A gate that computes the target already stays, too, and a Softplus with no linear map behind it: it makes a scale
+    positive, and ReLU would give zeros. Raises ValueError where all stay, and ConversionRefusedError where a gate
+    changes what is used again: no operation of a trace works in place.
     """
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
@@ -76,8 +82,17 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     plan = Plan(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
-    if len(plan.keep) == len(sites):
-        raise ValueError(f"{', '.join(done[:4])}: nothing to convert, computes {config.gate.title} already")
+    sites = plan.sites(model)
+    if any(site.kind == "softplus" for site in sites):
+        program = plan.programs(model, config).of(folds.first)
+        without_map = set().union(*find_layers(program, model, sites).unfit.values())
+        scales = [site.name for index, site in enumerate(sites) if site.kind == "softplus" and index in without_map]
+        plan = replace(plan, keep=(*plan.keep, *scales))
+    if not plan.sites(model):
+        raise ValueError(
+            f"{', '.join(plan.keep[:4])}: nothing to convert, computes {config.gate.title} already, or is a Softplus "
+            "with no linear map behind it"
+        )
     if reused := reused_inputs(model, plan.sites(model), folds.first.load()[:TRIED].inputs):
         raise ConversionRefusedError(
             f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again: what is "
@@ -131,12 +146,7 @@ class Task:
     @cached_property
     def programs(self) -> Programs:
         """The original's traces, one for each shape of inputs."""
-        return self.programs_of(self.model)
-
-    def programs_of(self, model: nn.Module) -> Programs:
-        """Traces of the original or of a wider copy, up to the outputs that count."""
-        outputs_of = lambda output: list(task_outputs(output, self.config.outputs).values())  # noqa: E731
-        return Programs(model, self.plan.sites(model), outputs_of)
+        return self.plan.programs(self.model, self.config)
 
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         """Original, plain swap and student on the samples that choose, and the student's distance on each of them."""
@@ -199,7 +209,7 @@ class Refit:
         """
         # The student: the original, or its wider copy, with the new gates.
         task, original = self.task, self.original
-        programs = task.programs if original.model is task.model else task.programs_of(original.model)
+        programs = task.programs if original.model is task.model else task.plan.programs(original.model, task.config)
         student = independent_copy(original.model)
         rewritten = task.plan.carry_out(student)
         changes = [*map(str, (*original.config_changes, *rewritten)), *forget_quantizer(student)]

@@ -1,7 +1,12 @@
 """Activations that a forward calls as functions, as gates: found, converted, written into the code, saved."""
 
 import copy
+import functools
+import importlib.util
+import inspect
 import pickle
+import re
+import sys
 import threading
 from functools import partial
 
@@ -10,10 +15,13 @@ import torch
 import transformers
 from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
+from torch.ao.quantization import get_default_qconfig_mapping
+from torch.ao.quantization.quantize_fx import prepare_fx
 from torch.nn import functional as F
 
 import hf_lgelu
 from hf_lgelu.models.called import gates_as_modules
+from hf_lgelu.models.sites import find_sites, functions_as_modules
 from hf_lgelu.models.smooth_calls import find_smooth_calls
 
 
@@ -92,6 +100,7 @@ class BuiltAnewEdited(BuiltAnew):
     make = nn.ReLU
 
 
+torch.manual_seed(0)
 NETWORKS = {
     "in turn": (InTurn(F.gelu), InTurn(F.relu)),
     "tanh form": (InTurn(F.gelu, approximate="tanh"), InTurn(F.relu)),
@@ -150,6 +159,9 @@ def test_pickled_traced_threaded_and_trained_networks_run_the_same_gates(x):
     converted = hf_lgelu.convert_to_relu(network, x).model
     edited.load_state_dict(converted.state_dict())
     expected, found = edited(x), []
+    quantizer = prepare_fx(copy.deepcopy(converted), get_default_qconfig_mapping("x86"), (x,))
+    found += [converted.forward(x), torch.fx.symbolic_trace(converted)(x), quantizer(x)]
+    found += [torch.jit.trace(converted, x[:2])(x), torch.jit.script(converted)(x)]
     threads = [threading.Thread(target=lambda: found.append(converted(x))) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -161,7 +173,7 @@ def test_pickled_traced_threaded_and_trained_networks_run_the_same_gates(x):
     found.append(torch.compile(converted, backend="eager")(x))
     for output in found:
         torch.testing.assert_close(output, expected)
-    assert len(found) == 6
+    assert len(found) == 11
     gradients = [torch.autograd.grad(each.train()(x).square().sum(), each.a.weight) for each in (converted, edited)]
     torch.testing.assert_close(*gradients)
 
@@ -184,6 +196,237 @@ def test_nothing_stays_behind_an_error(x):
     assert "called" not in network._modules
     assert not network._forward_hooks
     assert not network._forward_pre_hooks
+
+
+def doubled(method):
+    @functools.wraps(method)
+    def run(*args, **kwargs):
+        return 2 * method(*args, **kwargs)
+
+    return run
+
+
+SHAPES_OF_CODE = """
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.out = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.out(self.hidden(x))
+
+
+class Plain(Base):
+    @doubled
+    def hidden(self, x, *, scale=3.0):
+        \'\'\'A text
+    of lines\'\'\'
+        first = (torch.nn
+                 .functional
+                 .silu(
+                     self.a(x), inplace=False,  # a comment
+                 ))
+        return scale * F.gelu(input=self.b(F.elu((first + 1), 0.5)), approximate="tanh") if True else None
+
+
+class Inner(Base):
+    scale = staticmethod(lambda x: x)
+
+    def __hidden(self, x):
+        return sum([(lambda y: F.mish(y))(self.b(part)) for part in [static(self.a(x)), self.own(self.a(x))]])
+
+    def hidden(self, x):
+        return super().__repr__() and self.__hidden(self.scale(x))
+
+    @staticmethod
+    def own(x, beta=1.0):
+        return x * torch.sigmoid(beta * x)
+
+
+def static(x):
+    return F.silu(x)
+"""
+
+
+def module_of(text, folder, name):
+    """A module of a text, which stands in a file that is imported."""
+    (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    specification = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+IMPORTS = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\nfrom test_called import doubled\n"
+
+
+@pytest.mark.parametrize("name", ["Plain", "Inner"])
+def test_calls_in_every_shape_of_code_become_gates_and_each_line_stays(name, x, tmp_path):
+    text = IMPORTS + SHAPES_OF_CODE
+    network = getattr(module_of(text, tmp_path, "code_as_it_was"), name)()
+    for call in ("F.gelu", "F.elu", "F.mish", "static(", "self.own("):
+        text = text.replace(f"{call}(" if call[-1] != "(" else call, "relu_of(")
+    text = re.sub(r"torch.nn\s+\.functional\s+\.silu", "relu_of", text)
+    text += "\n\ndef relu_of(x=None, *args, input=None, **kwargs):\n    return torch.relu(input if x is None else x)\n"
+    edited = getattr(module_of(text, tmp_path, "code_edited"), name)()
+    converted, report = hf_lgelu.convert_to_relu(network, x)
+    assert len(report.gates) == 3
+    edited.load_state_dict(converted.state_dict())
+    for ran in (converted(x), pickle.loads(pickle.dumps(converted))(x)):
+        torch.testing.assert_close(ran, edited(x))
+    changed = inspect.getsource(type(converted).hidden)
+    assert changed.count("\n") == inspect.getsource(type(network).hidden).count("\n")
+    assert type(network) is sys.modules["code_as_it_was"].__dict__[name]
+
+
+OF_THE_HUB = (
+    IMPORTS
+    + """
+from transformers import PreTrainedConfig, PreTrainedModel
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "calls_two_gates"
+
+class Own(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.a, self.b, self.out = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+        self.post_init()
+
+    def forward(self, x):
+        x = F.gelu(self.b(F.gelu(self.a(x))))
+        return {"logits": self.out(x).softmax(-1) + F.softmax(self.out(x), dim=-1)}
+"""
+)
+
+
+def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_code_changed(x, tmp_path):
+    own = module_of(OF_THE_HUB, tmp_path, "of_the_hub")
+    converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}, keep=1).model
+    converted.save_pretrained(tmp_path / "saved")
+    expected = converted(x)["logits"]
+    moved = OF_THE_HUB.replace("        x = F.gelu", "        # a comment\n\n        x  =  F.gelu")
+    loaded = hf_lgelu.from_pretrained(module_of(moved, tmp_path, "of_the_hub").Own, tmp_path / "saved").eval()
+    torch.testing.assert_close(loaded(x)["logits"], expected)
+    changed = OF_THE_HUB.replace("F.gelu(self.b(F.gelu(self.a(x))))", "F.gelu(self.b(F.gelu(self.a(F.gelu(x)))))")
+    with pytest.raises(ValueError, match=r"Own.forward has another text .* gelu at of_the_hub.py:20 \(Own.forward\)"):
+        hf_lgelu.from_pretrained(module_of(changed, tmp_path, "of_the_hub").Own, tmp_path / "saved")
+    config = tmp_path / "saved" / "config.json"
+    # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
+    config.write_text(config.read_text().replace('"number": 1', '"number": 7'), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"makes a gate of of_the_hub.py:20 .*, whose call is no activation"):
+        hf_lgelu.from_pretrained(module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own, tmp_path / "saved")
+
+
+def test_a_call_on_a_parameter_is_no_gate(x):
+    class Scaled(Code):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((12,), 0.4))
+
+        def forward(self, x):
+            scale = self.act(self.scale)
+            return self.out(F.gelu(self.b(F.gelu(self.a(x)))) * scale)
+
+    converted, report = hf_lgelu.convert_to_relu(Scaled(), x)
+    hidden = F.relu(converted.b(F.relu(converted.a(x))))
+    torch.testing.assert_close(converted(x), converted.out(hidden * F.gelu(converted.scale)))
+    assert any("gelu × 1, called as a function" in line for line in report.smooth_calls)
+
+
+def test_a_graph_of_torch_fx_has_the_gates_in_its_graph(x):
+    network = InTurn(F.silu)
+    network.act = F.silu
+    graph = torch.fx.symbolic_trace(network)
+    code, before = graph.code, graph(x)
+    converted = hf_lgelu.convert_to_relu(graph, x).model
+    expected = converted.out(F.relu(converted.b(F.relu(converted.a(x)))))
+    for ran in (converted, copy.deepcopy(converted), torch.fx.symbolic_trace(converted)):
+        torch.testing.assert_close(ran(x), expected)
+    assert "silu" not in converted.code
+    assert graph.code == code
+    assert torch.equal(graph(x), before)
+
+
+def test_the_module_of_an_exported_program_is_refused(x):
+    exported = torch.export.export(InTurn(F.gelu).eval(), (x,)).module()
+    for look in (hf_lgelu.convert_to_relu, find_smooth_calls):
+        with pytest.raises(TypeError, match="has no eval mode; give the one it is made of"):
+            look(exported, x)
+
+
+def test_looking_leaves_nothing_and_tries_only_what_a_forward_reads(x):
+    class Watched(Code):
+        def __init__(self):
+            super().__init__()
+            seen, self.calls, self.told = [], {"inputs": []}, []
+            self.noted, self.gate, self.on_epoch_end = seen, lambda x: seen.append(x) or F.gelu(x), self.told.append
+            self.tell = lambda x: self.told.append(x) or F.relu(x)
+
+        def forward(self, x):
+            return self.out(self.gate(self.b(swish(self.a(x)))))
+
+    network, function, forward = Watched(), swish, Watched.forward
+    assert [site.name for site in find_sites(network)] == ["gate"]
+    assert (network.noted, network.told, network.calls) == ([], [], {"inputs": []})
+    hf_lgelu.convert_to_relu(OfFunctions(), x)
+    with functions_as_modules(network, ("gelu",)), gates_as_modules(network, x[:2]):
+        assert type(network) is not Watched
+    assert (type(network), Watched.forward, swish) == (Watched, forward, function)
+    pickle.dumps(OfFunctions())
+
+
+def in_a_function(x):
+    return F.gelu(x.mean(-1, keepdim=True) + x)
+
+
+class OneOfTwo(Code):
+    def forward(self, x):
+        for act in (F.gelu, F.silu):
+            x = act(self.a(x))[:, :6]
+        return x
+
+
+class InAFunction(Code):
+    def forward(self, x):
+        return self.out(in_a_function(self.a(x)))
+
+
+class ThroughTorch(Code):
+    def forward(self, x):
+        return self.out(torch.utils.checkpoint.checkpoint(F.gelu, self.a(x), use_reentrant=False))
+
+
+NO_TEXT = {"F": F, "Code": Code, "__name__": "no_file"}
+exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.gelu(self.a(x)))", NO_TEXT)
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (OneOfTwo, r"test_called.py:\d+ \(OneOfTwo.forward\) calls several activations"),
+        (InAFunction, r"test_called.py:\d+ \(in_a_function\)"),
+        (ThroughTorch, r"test_called.py:\d+ \(ThroughTorch.forward\)"),
+        (NO_TEXT["NoText"], "the text of NoText.forward is not that of the code that runs: <string> is not there"),
+    ],
+)
+def test_calls_that_cannot_be_written_anew_are_refused_in_words(cls, reason, x):
+    with pytest.raises(ValueError, match=rf"(?s)calls activations where .*{reason}.*write these calls as modules"):
+        hf_lgelu.convert_to_relu(cls(), x)
+
+
+def test_a_copy_that_is_another_network_is_refused(x):
+    class Copied(InTurn):
+        def __deepcopy__(self, memo):
+            made = InTurn()
+            made.load_state_dict(self.state_dict())
+            return made
+
+    with pytest.raises(RuntimeError, match="its own __deepcopy__ gives other modules"):
+        hf_lgelu.convert_to_relu(Copied(F.gelu), x)
 
 
 def test_a_formula_is_refused_with_its_line(x):

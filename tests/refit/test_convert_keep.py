@@ -186,3 +186,22 @@ def test_a_gate_that_computes_the_target_stays():
     with pytest.raises(ValueError, match="1, 3: nothing to convert, computes LeakyReLU"):
         convert_to_relu(converted, rows(), target="leaky_relu:0.1")
     assert list(convert_to_relu(net, rows()).report.gates) == ["1", "3"]
+
+
+def test_a_softplus_that_makes_a_scale_stays_and_one_before_a_map_does_not():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.mean, self.scale = nn.Linear(5, 16), nn.Linear(16, 2), nn.Linear(16, 2)
+            self.hidden, self.positive = nn.Softplus(), nn.Softplus()
+
+        def forward(self, x):
+            x = self.hidden(self.a(x))
+            return {"values": self.mean(x) / self.positive(self.scale(x))}
+
+    converted, report = convert_to_relu(Scaled(), rows())
+    assert (list(report.gates), report.kept) == (["hidden"], {"positive": "Softplus"})
+    hidden = torch.relu(converted.a(rows()))
+    scale = nn.functional.softplus(converted.scale(hidden))
+    torch.testing.assert_close(converted(rows())["values"], converted.mean(hidden) / scale)
