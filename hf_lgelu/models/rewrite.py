@@ -156,21 +156,17 @@ def _content(cell: CellType) -> Any:
 def _text(code: CodeType) -> _Text:
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
-    definitions = []
-    try:
-        tree = ast.parse(file)
-        if code in codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True)):
-            named = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef) and each.name == code.co_name]
-            starts = (min([each.lineno, *(node.lineno for node in each.decorator_list)]) for each in named)
-            definitions = [each for each, line in zip(named, starts, strict=True) if line == code.co_firstlineno]
-    except SyntaxError:
-        pass  # then it is not the text of code that runs
-    if not definitions:
+    tree = ast.parse(file)
+    starts = {
+        min([node.lineno, *(each.lineno for each in node.decorator_list)]): node
+        for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+    }  # fmt: skip
+    if code not in codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True)):
         raise ValueError(
             f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
             "has changed since it was imported"
         )
-    definition = definitions[0]
+    definition = starts[code.co_firstlineno]
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
     bare = "".join("".join(word.string.split()) for word in words if word.type != tokenize.COMMENT)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
@@ -237,10 +233,9 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
         made.__kwdefaults__ = copy.copy(function.__kwdefaults__)
         for name, held in inside.items():
             cells[name].cell_contents = copied(held)
-        below: Any = getattr(function, "__wrapped__", None)
-        del made.__wrapped__  # type: ignore[attr-defined] # of update_wrapper
-        if below is not None:
-            made.__wrapped__ = copies.get(below, below)  # type: ignore[attr-defined]
+        vars(made).pop("__wrapped__")  # of update_wrapper
+        if "__wrapped__" in vars(function):  # where `inspect` and torch.jit look for the text
+            vars(made)["__wrapped__"] = copied(vars(function)["__wrapped__"])
         return made
 
     return copied(function)
