@@ -295,7 +295,8 @@ def freeze_hardness(model: nn.Module) -> None:
     None
     """
     for _, module in require_lambda_gelu(model):
-        module.raw_hardness.grad = None
+        for parameter in module.parameters():  # s, or what a parametrization computes it from
+            parameter.grad = None
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ import torch
 from accelerate.utils import has_offloaded_params
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils.parametrize import is_parametrized
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -44,9 +45,14 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
-    """Raise RuntimeError, in all processes, where FSDP1 has flattened an s into shards."""
+    """Raise RuntimeError, in all processes, where an s is no parameter of its gate: FSDP1 flattens it into shards."""
     for name, owner in owners:
         s = owner.raw_hardness
+        if is_parametrized(owner, "raw_hardness"):
+            raise RuntimeError(
+                f"a parametrization computes the raw hardness of {name or 'a gate'}, and what it is computed from is "
+                "not known. Remove it: torch.nn.utils.parametrize.remove_parametrizations(gate, 'raw_hardness')"
+            )
         if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
             raise RuntimeError(
                 f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, and its λ is not known. Wrap "

@@ -4,6 +4,7 @@ import pytest
 import torch
 from closed_forms import SCHEDULE_FORMS, hardened, hardness, progress_at, target
 from tiny_training import batch, hardness_values, lambda_gelus, raw_values, rows, state_of, tiny_model
+from torch.nn.utils.parametrize import register_parametrization
 
 from hf_lgelu import (
     anneal_hardness,
@@ -80,12 +81,17 @@ def test_s_gets_a_gradient_of_exactly_zero_while_annealed_and_rules_again_when_r
 
 
 @pytest.mark.parametrize("freezes", [True, False])
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+@pytest.mark.parametrize("kind", ["adamw", "sgd", "parametrized"])
 def test_momentum_moves_s_unless_it_is_frozen(freezes, kind):
     """Why freeze_hardness exists: a gradient of exactly 0 is not enough."""
     model, data = tiny_model(), batch(rows(8))
     groups = hardness_parameter_groups(model, 0.05)
     optimizer = torch.optim.AdamW(groups) if kind == "adamw" else torch.optim.SGD(groups, momentum=0.9)
+    if kind == "parametrized":  # the optimizer moves the parameter from which s is computed
+        for module in lambda_gelus(model):
+            register_parametrization(module, "raw_hardness", torch.nn.Softsign())
+        with pytest.raises(RuntimeError, match="a parametrization computes the raw hardness of activations.0"):
+            anneal_hardness(model, 0.5)
 
     def step(freezes):
         optimizer.zero_grad()
@@ -96,13 +102,14 @@ def test_momentum_moves_s_unless_it_is_frozen(freezes, kind):
 
     for _ in range(5):
         step(False)
-    anneal_hardness(model, 0.5)
+    if kind != "parametrized":
+        anneal_hardness(model, 0.5)
     before, weights = raw_values(model), state_of(model)
     for _ in range(5):
         step(freezes)
     assert (raw_values(model) == before) == freezes
     assert not torch.equal(weights["linears.0.weight"], model.linears[0].weight)  # weights train on
-    assert all(module.raw_hardness.requires_grad for module in lambda_gelus(model))
+    assert all(s.requires_grad for module in lambda_gelus(model) for s in module.parameters())
 
 
 def test_is_hardened_from_half_the_target_at_every_layer(model):
