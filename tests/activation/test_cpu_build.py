@@ -165,11 +165,13 @@ NOT_OURS = {
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a link": lambda path: path.rename(path.with_suffix(".moved")) and path.symlink_to(path.with_suffix(".moved")),
     "writable for all": lambda path: path.chmod(0o777),
+    "cut off": lambda path: os.truncate(path, 3),
+    "changed": lambda path: path.write_text("bui1t\n"),
 }
 
 
 @pytest.mark.parametrize("what", NOT_OURS)
-def test_what_others_could_have_written_is_built_anew(compiler, what):
+def test_what_is_not_as_it_was_built_is_built_anew(compiler, what):
     path = build.build_library("lambda_gelu")
     NOT_OURS[what](path)
     if what == "a folder":  # which no rename replaces

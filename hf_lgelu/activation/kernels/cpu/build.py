@@ -1,6 +1,7 @@
 """Compiling the C++ source for this processor, once a gate, into a folder of the user's own in the cache.
 
-A library is loaded only if it is this user's and nobody else may write it.
+A library is loaded only if it is this user's, nobody else may write it, and it is as it was built: its name ends in a
+digest of what it holds.
 """
 
 import hashlib
@@ -33,8 +34,8 @@ _FLAGS = (
 def build_library(gate: str) -> Path:
     """The shared library of a gate, a struct of formulas.h, for this processor, compiled unless the cache has it whole.
 
-    A file is put in its place whole, by each of several processes that need one. A file that others may write is built
-    anew. Raises RuntimeError where there is no C++ compiler, it fails, the source cannot be read or the cache not be
+    A file is put in its place whole, by each of several processes that need one. A file that others may write, or that
+    is no longer what was built, is built anew. Raises RuntimeError where there is no C++ compiler, it fails, the source cannot be read or the cache not be
     written; the message says which, with the compiler's own words.
     """
     machine, processor = platform.machine().lower(), _processor()
@@ -51,7 +52,7 @@ def build_library(gate: str) -> Path:
         compiler = Path(shutil.which(command[0]) or command[0]).resolve()
         sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
         parts = (*sources, *command, str(compiler.stat().st_mtime_ns), processor)
-        library = folder / f"{gate}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}.so"
+        name = f"{gate}-{_digest(chr(0).join(parts).encode())}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
@@ -60,28 +61,35 @@ def build_library(gate: str) -> Path:
             )
         if found.st_mode & 0o022:
             folder.chmod(0o700)
-        kept = library.lstat() if library.exists() or library.is_symlink() else None
-        if kept is None or not stat.S_ISREG(kept.st_mode) or kept.st_uid != user or kept.st_mode & 0o022:
-            with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
-                fresh = Path(building) / library.name
-                command += [str(SOURCE), "-o", str(fresh)]
-                done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-                if done.returncode != 0 or not fresh.exists():
-                    words = done.stderr.strip() or "it said nothing"
-                    # The first line is what is logged.
-                    raise RuntimeError(
-                        f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shlex.join(command)}"
-                    )
-                fresh.chmod(0o700)
-                with fresh.open("rb") as file:
-                    os.fsync(file.fileno())
-                os.replace(fresh, library)
+        for library in folder.glob(f"{name}-*.so"):
+            kept = library.lstat()
+            is_own = stat.S_ISREG(kept.st_mode) and kept.st_uid == user and not kept.st_mode & 0o022
+            # A process that loads a library which was cut off is ended by the system.
+            if is_own and library.stem == f"{name}-{_digest(library.read_bytes())}":
+                return library
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
+            fresh = Path(building) / f"{name}.so"
+            command += [str(SOURCE), "-o", str(fresh)]
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+            if done.returncode != 0 or not fresh.exists():
+                words = done.stderr.strip() or "it said nothing"
+                # The first line is what is logged.
+                raise RuntimeError(f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shlex.join(command)}")
+            fresh.chmod(0o700)
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            library = folder / f"{name}-{_digest(fresh.read_bytes())}.so"
+            os.replace(fresh, library)
     except OSError as error:
         raise RuntimeError(
             f"the compiled kernel cannot be kept in {folder} ({error}); "
             f"set {CACHE_VARIABLE} to a folder that can be written"
         ) from error
     return library
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def find_compiler() -> list[str]:
