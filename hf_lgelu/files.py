@@ -1,7 +1,10 @@
 """Names of files, folders and repositories of the Hub, and what is written whole or not at all."""
 
+import ctypes
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,7 +101,8 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
     """Yield a new folder to write into; it becomes `target` when the block ends well.
 
     After an error nothing is left behind, and what was at `target` is as it was. A process that is killed may leave a
-    hidden folder beside `target`.
+    hidden folder beside `target`. On Linux the new folder and the old one change places in one step. Elsewhere a
+    process that is killed between two steps leaves the old folder beside `target`, as `target`-….hf_lgelu.
 
     Args:
         target: the folder to be. An empty one may be there. Of a link, what it leads to.
@@ -109,10 +113,12 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
     named, target = Path(target), Path(os.path.realpath(target))
     require_replaceable(named, overwrite=overwrite)
     with _folder_beside(target) as folder:
-        new, old = folder / "new", folder / "old"
+        new, old = folder / "new", folder.with_name(folder.name.removeprefix("."))
         new.mkdir()
         yield new
         require_replaceable(named, overwrite=overwrite)  # it may have been filled in the meantime
+        if target.exists() and _exchanged(new, target):
+            return
         try:
             if target.exists():
                 os.replace(target, old)
@@ -120,11 +126,21 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         finally:  # also when it is interrupted between the two
             if old.exists() and not target.exists():
                 os.replace(old, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step; False, and nothing done, where the system or the disk cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:
     """Raise OSError or ValueError unless `whole_folder` could put its new folder at `target`."""
     target, whole = Path(target), os.path.realpath(target)
+    if target.is_symlink() and not _is_own(target):
+        raise PermissionError(f"{target} is a link of another user's; give the folder that you mean")
     if Path.cwd().is_relative_to(whole):
         raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
     if os.path.ismount(whole):
@@ -164,6 +180,20 @@ def _folder_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def own_folder(path: Path) -> None:
+    """Make a folder that only this user can write. Raise PermissionError for a link, or another user's folder."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_symlink() or not _is_own(path):
+        raise PermissionError(f"{path} is a link or another user's folder; give another one, or remove it")
+    if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        path.chmod(stat.S_IRWXU)
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a folder, or a link itself, is this user's, as far as the system tells."""
+    return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
+
+
 def hold(path: Path) -> int | None:
     """The descriptor of a file, locked until it is closed or the process ends; None on a system without such locks.
 
@@ -171,7 +201,7 @@ def hold(path: Path) -> int | None:
     """
     if fcntl is None:
         return None
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -199,8 +229,7 @@ def require_inside(file: Path, folder: Path) -> None:
 
 def save_picture(figure: "Figure", path: str | os.PathLike, dots_per_inch: int) -> Path:
     """Write a PNG and return its path; the same numbers give the same bytes. Its folder is made where it is missing."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Which matplotlib it was would make another file of the same picture.
-    figure.savefig(path, dpi=dots_per_inch, metadata={"Software": None})
-    return path
+    with whole_file(path, overwrite=True) as new:
+        # Which matplotlib it was would make another file of the same picture.
+        figure.savefig(new, dpi=dots_per_inch, metadata={"Software": None})
+    return Path(path)

@@ -1,9 +1,12 @@
 import os
+import signal
 import stat
 
 import pytest
+from matplotlib.figure import Figure
 
-from hf_lgelu.files import whole_file, whole_folder
+from hf_lgelu import files
+from hf_lgelu.files import own_folder, save_picture, whole_file, whole_folder
 
 
 def model_folder(place, name="b"):
@@ -62,9 +65,33 @@ def test_a_failure_between_the_renames_puts_the_old_folder_back(error, tmp_path,
         replace(source, to)
 
     monkeypatch.setattr("hf_lgelu.files.os.replace", failing)
+    monkeypatch.setattr(files, "_exchanged", lambda one, other: False)
     with pytest.raises(type(error)):
         fill(target, overwrite=True)
     assert ((target / "config.json").read_text(), names(tmp_path)) == ("old", ["b"])
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_a_process_killed_behind_its_first_rename_leaves_a_model_in_sight(in_one_step, tmp_path, monkeypatch):
+    target, replace = model_folder(tmp_path), os.replace
+
+    def killed(*paths):
+        replace(*paths)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("hf_lgelu.files.os.replace", killed)
+    if not in_one_step:
+        monkeypatch.setattr(files, "_exchanged", lambda one, other: False)
+    child = os.fork()
+    if child == 0:
+        fill(target, overwrite=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    if in_one_step:
+        assert (names(target), names(tmp_path)) == (["file"], ["b"])
+    else:
+        (old,) = (path for path in tmp_path.iterdir() if path.name.startswith("b-"))
+        assert (old / "config.json").read_text() == "old"
 
 
 def test_who_comes_second_does_not_replace_the_first(tmp_path):
@@ -127,6 +154,22 @@ def test_what_is_refused_before_the_work(make, error, told, tmp_path, monkeypatc
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_nothing_is_written_into_what_is_another_users(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    own_folder(tmp_path / "own")
+    (tmp_path / "own").chmod(0o777)
+    own_folder(tmp_path / "own")
+    assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
+    with pytest.raises(PermissionError, match=r"link is a link or another user's folder"):
+        own_folder(tmp_path / "link")
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(PermissionError, match=r"own is a link or another user's folder"):
+        own_folder(tmp_path / "own")
+    with pytest.raises(PermissionError, match=r"link is a link of another user's"):
+        fill(tmp_path / "link", overwrite=True)
+
+
 def test_where_nothing_can_be_written_the_place_that_was_given_is_named(tmp_path, monkeypatch):
     def refuse(dir, prefix, suffix):
         raise OSError(30, "Read-only file system", f"{dir}/{prefix}x{suffix}")
@@ -145,6 +188,8 @@ def test_a_file_is_whole_or_not_there_and_replaces_a_link(tmp_path):
     with whole_file(tmp_path / "note", overwrite=True) as new:
         new.write_text("x")
     assert not (tmp_path / "note").is_symlink()
+    (tmp_path / "picture.png").symlink_to(tmp_path / "elsewhere")
+    save_picture(Figure(), tmp_path / "picture.png", 50).unlink()
     assert ((tmp_path / "note").read_text(), (tmp_path / "elsewhere").read_text()) == ("x", "mine")
     assert names(tmp_path) == ["elsewhere", "note"]
     with pytest.raises(IsADirectoryError, match="is a folder"), whole_file(tmp_path, overwrite=True):

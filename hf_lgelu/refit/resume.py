@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hf_lgelu.files import hold
+from hf_lgelu.files import hold, own_folder, whole_file
 from hf_lgelu.models.config_keys import config_entries, pretrained_roots
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
@@ -42,8 +42,8 @@ def work_in(
     A missing folder is made. No other conversion can use the folder inside the block. All processes of the conversion
     name the same folder, and the main process writes.
 
-    Raises ValueError for a folder that holds something else, FileExistsError for a file, and BlockingIOError for a
-    folder that is in use.
+    Raises ValueError for a folder that holds something else, PermissionError for a link or another user's folder,
+    FileExistsError for a file, and BlockingIOError for a folder that is in use.
     """
     fingerprint, refusal = _fingerprint(model, folds, plan, config), None
     with ExitStack() as lock:
@@ -95,7 +95,8 @@ class KeptWork(Work):
             }
             row = json.dumps(None if layer is None else asdict(layer))
             told = {"layer": row, "fingerprint": self._fingerprint}
-            _write(self._folder / self._name(index), save(changed, told))
+            with whole_file(self._folder / self._name(index), overwrite=True) as new:
+                new.write_bytes(save(changed, told))
 
     @torch.no_grad()
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
@@ -115,11 +116,12 @@ class KeptWork(Work):
 
 def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
     """Lock the folder, and put the fingerprint there, unless there is something else."""
-    path.mkdir(parents=True, exist_ok=True)
-    # A killed call may leave the lock and a half-written mark: neither holds work.
-    there = {entry.name for entry in path.iterdir()} - {_LOCK, _new(path / _MARK).name}
+    # A killed call may leave the lock and hidden folders of files that were not whole: neither holds work.
+    left = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    there = {name for name in left if name != _LOCK and not name.startswith(".")}
     if there and _MARK not in there:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
+    own_folder(path)
     held = hold(path / _LOCK)
     if held is not None:
         lock.callback(os.close, held)
@@ -136,7 +138,8 @@ def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
             f"arguments, or of another number of processes than {PartialState().num_processes}; give another "
             "folder, or delete it"
         )
-    _write(path / _MARK, fingerprint.encode())
+    with whole_file(path / _MARK, overwrite=True) as new:
+        new.write_text(fingerprint, encoding="utf-8")
 
 
 def _fingerprint(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> str:
@@ -153,16 +156,6 @@ def _fingerprint(model: nn.Module, folds: Folds, plan: Plan, config: ConversionC
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    _new(path).write_bytes(content)
-    os.replace(_new(path), path)
-
-
-def _new(path: Path) -> Path:
-    """The path at which a file is written before it is renamed."""
-    return path.with_suffix(".new")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
+from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
@@ -268,5 +269,4 @@ def draw_curves(path: Path, log_history: list[dict[str, Any]]) -> None:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
-    # Which matplotlib it was would make another file of the same picture.
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    save_picture(figure, path, 120)

@@ -104,20 +104,32 @@ def test_another_conversions_folder_is_refused(tmp_path):
     assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
 
 
-def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path, monkeypatch):
+def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path):
     model, rows, folder = net(), torch.randn(200, 4), tmp_path / "work"
-
-    def killed(new, old):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", killed)
-        with pytest.raises(KeyboardInterrupt):
-            convert_with(model, rows, checkpoint_dir=folder)
-    assert {path.name for path in folder.iterdir()} == {"lock", "conversion.new"}
-    (folder / "conversion.new").write_text('{"finger')
+    (folder / ".conversion.txt-abc.hf_lgelu").mkdir(parents=True)  # as a process leaves it that is killed there
+    (folder / "lock").touch()
     convert_with(model, rows, checkpoint_dir=folder)
     assert {path.name for path in folder.iterdir()} >= {"conversion.txt", "refit-00000.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["", "conversion.new", "lock", "conversion.txt", "refit-00000.safetensors"])
+def test_nothing_is_written_through_a_link_in_the_folder(name, tmp_path):
+    model, rows, folder, victim = net(), torch.randn(200, 4), tmp_path / "work", tmp_path / "victim"
+    if name:
+        convert_with(model, rows, checkpoint_dir=folder)
+        (folder / name).unlink(missing_ok=True)
+        victim.write_text("precious")
+    else:
+        victim.mkdir()
+    (folder / name).symlink_to(victim)
+    before = sorted(path.name for path in folder.iterdir())
+    if name == "conversion.new":  # which is no name of ours
+        convert_with(model, rows, checkpoint_dir=folder)
+    else:
+        with pytest.raises((OSError, ValueError)):
+            convert_with(model, rows, checkpoint_dir=folder)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    assert not list(victim.iterdir()) if victim.is_dir() else victim.read_text() == "precious"
 
 
 def test_a_disk_that_fills_up_is_told_as_such(tmp_path):
