@@ -35,8 +35,8 @@ def build_library(gate: str) -> Path:
     """The shared library of a gate, a struct of formulas.h, for this processor, compiled unless the cache has it whole.
 
     A file is put in its place whole, by each of several processes that need one. A file that others may write, or that
-    is no longer what was built, is built anew. Raises RuntimeError where there is no C++ compiler, it fails, the source cannot be read or the cache not be
-    written; the message says which, with the compiler's own words.
+    is no longer what was built, is built anew. Raises RuntimeError where there is no C++ compiler, it fails, the source
+    cannot be read or the cache not be written; the message says which, with the compiler's own words.
     """
     machine, processor = platform.machine().lower(), _processor()
     native = ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
