@@ -260,7 +260,7 @@ def anneal_hardness(
     """
     targets = target_hardnesses(target_hardness)
     by_device: dict[torch.device, list[LambdaGate]] = {}
-    target_of = _target_of_each(model, targets)
+    target_of = target_of_each(model, targets)
     for _, module in _settable_gates(model):
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for device, neighbours in by_device.items():
@@ -326,7 +326,7 @@ def smallest_soft_hardness(
     model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None, fraction: float = HARDENED_FRACTION
 ) -> float | None:
     """The smallest λ below this fraction of its target; None if none is below."""
-    target_of = _target_of_each(model, target_hardnesses(target_hardness))
+    target_of = target_of_each(model, target_hardnesses(target_hardness))
     soft = []
     for _, module in require_lambda_gelu(model):
         hardness = known_hardness(module).flatten()
@@ -335,7 +335,7 @@ def smallest_soft_hardness(
     return min(soft, default=None)
 
 
-def _target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
+def target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
     """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES."""
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):

@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -28,7 +29,7 @@ from hf_lgelu.models.hardening import (
 )
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu, short_names
+from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped, warn_unreached
 
@@ -51,8 +52,8 @@ class HardeningCallback(TrainerCallback):
     with them, and a warning says so.
 
     Raises, when training begins:
-        ValueError: DeepSpeed; an s that is frozen; in a plain Trainer `load_best_model_at_end` or
-            `save_strategy="best"`, which would select a soft epoch.
+        ValueError: DeepSpeed; a target for what is no gate; an s that is frozen; in a plain Trainer
+            `load_best_model_at_end` or `save_strategy="best"`, which would select a soft epoch.
         RuntimeError: an optimizer that does not hold s.
 
     >>> import torch, hf_lgelu
@@ -76,7 +77,7 @@ class HardeningCallback(TrainerCallback):
     >>> [round(value, 3) for value in hf_lgelu.hardness_profile(model).values()]
     [79.788, 79.788]
     >>> [name for name in trainer.state.log_history[0] if name.startswith("hardness/")]
-    ['hardness/layers.0', 'hardness/layers.1', 'hardness/mean']
+    ['hardness/layers.0.activation', 'hardness/layers.1.activation', 'hardness/mean']
     """
 
     selects_hardened_checkpoints = False
@@ -178,10 +179,9 @@ def _epoch_in(state: TrainerState) -> int:
 class HardnessLogCallback(TrainerCallback):
     """Adds to every training log each gate's λ, their mean and the learning rate of s, and draws the curves of λ.
 
-    Keys: `hardness/<short name>` (`short_names`: "layer.3" for a BERT's gates), `hardness/mean`,
-    `hardness_learning_rate`. Evaluations get the same in the trainer's `state.log_history`. At the end of a training,
-    the curves of λ over the epochs are hardness.png in `output_dir`. A warning names the gates that the first step has
-    no gradient for.
+    Keys: `hardness/<module name>` as in `hardness_profile`, `hardness/mean`, `hardness_learning_rate`. Evaluations get
+    the same in the trainer's `state.log_history`. At the end of a training, the curves of λ over the epochs are
+    hardness.png in `output_dir`. A warning names the gates that the first step has no gradient for.
 
     LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb).
     Callbacks that are passed to a plain Trainer run after them: call `HardnessLogCallback.add_to(trainer)` there.
@@ -231,7 +231,7 @@ class HardnessLogCallback(TrainerCallback):
         if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
             return
         profile = hardness_profile(model)
-        added = {f"{_PREFIX}{short}": profile[name] for name, short in short_names(profile).items()}
+        added = {f"{_PREFIX}{name}": hardness for name, hardness in profile.items()}
         added[_MEAN] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:
             added["hardness_learning_rate"] = float(self._learning_rate)
@@ -257,16 +257,24 @@ def draw_curves(path: Path, log_history: list[dict[str, Any]]) -> None:
     import matplotlib  # not with the package: it takes half a second
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 3.6))
-    figure.subplots_adjust(left=0.1, right=0.8, bottom=0.15)  # a layout that is computed takes three times as long
+    width = 6.4 + 0.065 * max(map(len, curves))  # inches, with the legend
+    figure = Figure(figsize=(width, 3.6))
+    # A layout that is computed takes three times as long.
+    figure.subplots_adjust(left=0.8 / width, right=5.8 / width, bottom=0.15)
     axis = figure.subplots()
     for index, (name, values) in enumerate(curves.items()):
         is_named = index % math.ceil(len(curves) / 12) == 0
         color = matplotlib.colormaps["viridis"](0.9 * index / max(1, len(curves) - 1))  # dark is near the input
         axis.plot(list(values), list(values.values()), color=color, label=name if is_named else None)
     axis.set(xlabel="epoch", ylabel="λ", title="Hardness of each gate")
-    if axis.get_ylim()[1] > 10:
-        axis.set_yscale("log")
+    shown = [value for values in curves.values() for value in values.values()]
+    if (highest := 1.3 * max(shown)) > 10:
+        # By the logarithm of λ − 1: otherwise what is learned, between 1 and 2, is a flat line below the schedule.
+        lowest = 1 + max(min(shown) - 1, 1e-4) / 2
+        axis.set_yscale("function", functions=(lambda y: np.log(np.maximum(y - 1, 1e-5)), lambda y: 1 + np.exp(y)))
+        axis.set_ylim(lowest, highest)
+        axis.set_yticks([tick for tick in (1.001, 1.01, 1.1, 2, 10, 100, 1000) if lowest <= tick <= highest])
         axis.yaxis.set_major_formatter("{x:g}")
+        axis.grid(alpha=0.3)
     axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
     save_picture(figure, path, 120)

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from hf_lgelu.models.hardening import is_hardened, known_hardness
+from hf_lgelu.models.hardening import is_hardened, known_hardness, target_of_each
 from hf_lgelu.models.optimizer_groups import hardness_group, trainable_gates
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
@@ -64,6 +64,7 @@ def refuse_to_harden(
             "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
             "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
         )
+    target_of_each(model, config.targets)  # raises where a name is no gate, or a target of another shape
     check_hardness_learns(model, optimizer)
     if config.hardening_strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The quickstart, shortened: both roads, every cell filled, and the table's accuracies counted anew."""
+"""The quickstart: both roads, every cell filled, the table's accuracies counted anew, and λ that learns."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ import quickstart
 import torch
 from lgelu_lab.benchmarks.data import DataOptions
 from lgelu_lab.benchmarks.digits import load_digits
+from lgelu_lab.studies.records import read_record
 
 from hf_lgelu.models.checkpoint import load_checkpoint
 
@@ -14,7 +15,7 @@ from hf_lgelu.models.checkpoint import load_checkpoint
 @pytest.mark.slow
 @pytest.mark.usefixtures("rendered")
 def test_the_quickstart_fills_its_table(tmp_path, capsys):
-    rows = {row["network"]: row for row in quickstart.quickstart(tmp_path, epochs=8)}
+    rows = {row["network"]: row for row in quickstart.quickstart(tmp_path, epochs=120)}
     assert list(rows) == list(quickstart._FOLDERS)
     assert all(cell.strip("–- ") for row in rows.values() for cell in row.values())
     rows_held_out = load_digits(DataOptions()).eval
@@ -26,6 +27,9 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys):
         assert float(rows[way]["accuracy"]) == pytest.approx(right.double().mean().item(), abs=0.05)  # of five in six
         assert float(rows[way]["plain torch"]) < 1e-4
     assert Path(tmp_path, "hardened", "hardness.png").stat().st_size > 10_000
+    learned = read_record(tmp_path / "hardened").epochs[29].hardness.values()  # hardening begins behind it
+    assert min(learned) > 1.5
+    assert max(learned) > 2 * min(learned)
     said = capsys.readouterr().out
     assert said.startswith("[  0 s] Five small networks on 1,797 handwritten digits: about two minutes")
     assert "What to try next" in said

@@ -7,7 +7,7 @@ import pytest
 import torch
 from closed_forms import hardness
 from hardening_runs import TARGET, check_path, epochs, run
-from tiny_training import hardness_values, raw_values, rows, tiny_model
+from tiny_training import hardness_values, raw_values, rows, tiny_model, tiny_trainer
 
 from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_groups, replace_activations
 
@@ -57,6 +57,19 @@ def test_callback_takes_the_same_options(tmp_path):
 
 
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("targets", "told"),
+    [({"activations": 9.0}, r"names activations, which is no row .*it has activations\.0, activations\.1"),
+     ({"activations.0": torch.tensor([9.0, 9.0])}, r"the target of activations\.0 has shape \(2,\) and its λ \(1,\)")],
+)  # fmt: skip
+def test_a_target_for_what_is_no_gate_is_refused_before_the_first_step(tmp_path, targets, told):
+    callback = HardeningCallback(HardeningConfig(target_hardness=targets))
+    trainer = tiny_trainer(tmp_path, plain=True, num_train_epochs=8, callbacks=[callback])
+    with pytest.raises(ValueError, match=told):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 def test_an_s_that_somebody_froze_is_not_hardened_without_a_word(tmp_path):

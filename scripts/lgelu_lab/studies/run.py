@@ -39,7 +39,7 @@ from hf_lgelu.activation.hardness import hardness_for_tolerance
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import hardening_progress
-from hf_lgelu.models.sites import find_sites, short_names
+from hf_lgelu.models.sites import find_sites
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
@@ -415,7 +415,6 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
 
 
 def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRecord:
-    keys = {site: f"hardness/{short}" for site, short in short_names(sites).items()}
     return EpochRecord(
         epoch=entry["epoch"],
         score=entry[f"eval_{metric}"],
@@ -424,5 +423,5 @@ def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRec
         relu_loss=entry.get("eval_relu_loss"),
         relu_max_logit_change=entry.get("eval_relu_max_logit_change"),
         relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
-        hardness={site: entry[key] for site, key in keys.items() if key in entry},
+        hardness={site: entry[f"hardness/{site}"] for site in sites if f"hardness/{site}" in entry},
     )
