@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,11 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import DemoArguments
 from hf_lgelu.cli.command import say
+from hf_lgelu.cli.convert import FIGURE_FILE
+from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card
+from hf_lgelu.export.hub.conversion_page import draw_conversion
+from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.sites import SMOOTH_KINDS
@@ -52,6 +58,13 @@ def demo(arguments: DemoArguments) -> None:
         converted, report = convert_to_relu(original, {"features": rows[0]})
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")
+        draw_conversion(new / FIGURE_FILE, report)
+        provenance = Provenance(
+            model="original", model_is_on_hub=False, data="the pictures in rows.csv", samples=len(rows[1]), seed=0,
+            evaluation=None, evaluation_source=None, created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=package_versions(), hardware=hardware(1),
+        )  # fmt: skip
+        save_card(render_conversion_card(report, provenance, facts_of_folder(new), figure=FIGURE_FILE), new)
         for name, (inputs, classes) in {"rows.csv": rows, "test.csv": seen}.items():
             with (new / name).open("w", newline="", encoding="utf-8") as table:
                 writer = csv.writer(table)
@@ -72,7 +85,10 @@ def demo(arguments: DemoArguments) -> None:
     if held_out is not None:
         swap, refit = held_out.direct.in_words, held_out.refitted.in_words
         say(f"\nDistance to the GELU network: {swap} with ReLU put in its place, {refit} converted.")
-    say(f"Saved in {folder}, with the GELU network in {folder}/original. It took {_since(begun)}.")
+    say(
+        f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}, and with the GELU network in "
+        f"{folder}/original. It took {_since(begun)}."
+    )
     say(
         f"""
 Try next:
