@@ -14,6 +14,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
@@ -48,10 +49,13 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
                 f"goes on from {checkpoint}, the last whole checkpoint before"
             )
         return checkpoint
-    raise ValueError(
-        f"{broken[0]} is absent, empty or damaged, and no whole checkpoint is before it. Begin the run anew, or from "
-        f"the weights, if {last} has them: from_pretrained(...) of that folder"
-    )
+    why = "there is no such folder"
+    if os.path.isdir(last):
+        why = (
+            f"{broken[0]} is absent, empty or damaged, and no whole checkpoint is before it. Begin the run anew, or "
+            f"from the weights, if {last} has them: from_pretrained(...) of that folder"
+        )
+    raise ValueError(f"Can't find a valid checkpoint at {last}: {why}")  # as transformers says it
 
 
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
@@ -64,9 +68,15 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     # Saved under other names, these are told apart when the tensors are loaded.
     is_renamed = not keys <= {uncompiled_name(name) for name in model.state_dict()}
     if len(saved) != len(present) or (saved != present and not is_renamed):
+        way = ""
+        if not saved and isinstance(model, PreTrainedModel):
+            options = [f"{key}={gate!r}" for key, gate in model.config.to_dict().items() if gate in [*GATES]]
+            call = f"from_pretrained({', '.join([repr(folder), *options[:1]])})"
+            way = f", or begin a new run with gates from its weights: {call}"
+            way += "" if options else ", then hf_lgelu.replace_activations"
         raise ValueError(
             f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
-            f"{len(present)}: they are not the same network. Resume with the model as it was then"
+            f"{len(present)}: they are not the same network. Resume with the model as it was then{way}"
         )
     config = os.path.join(folder, CONFIG_NAME)
     if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):

@@ -125,6 +125,29 @@ def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
     assert_same_state(state_of(model), before)
 
 
+def test_the_way_from_a_checkpoint_without_gates_is_named_and_works(tmp_path):
+    tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **ONE_STEP).train()
+    folder = str(tmp_path / "checkpoint-1")
+    with pytest.raises(ValueError, match=r"begin a new run with gates from its weights: from_pretrained\(.*\)") as told:
+        tiny_trainer(tmp_path / "other", tiny_model()).train(resume_from_checkpoint=folder)
+    call = str(told.value).partition("weights: ")[2]
+    model = eval(call, {"from_pretrained": type(tiny_model()).from_pretrained})
+    assert torch.equal(model.linears[0].weight, tiny_loaded(folder).linears[0].weight)
+    assert hardness_values(model) == pytest.approx([1.05] * 2)
+    tiny_trainer(tmp_path / "new", model, harden=True, num_train_epochs=4).train()
+
+
+@pytest.mark.parametrize("given", ["checkpoint-99", "nowhere", True])
+def test_a_checkpoint_that_is_not_there_is_told_as_transformers_tells_it(tmp_path, given):
+    told = []
+    for plain in (True, False):
+        folder = given if given is True else str(tmp_path / given)
+        with pytest.raises(ValueError, match="valid checkpoint") as error:
+            tiny_trainer(tmp_path, plain=plain).train(resume_from_checkpoint=folder)
+        told.append(str(error.value))
+    assert told[1] == told[0] + ("" if given is True else ": there is no such folder")
+
+
 def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, caplog):
     states = {"1": None, "2": '{"train_batch_size": 4}', "10": "", "11": '{"epoch": 3.'}
     for kind, text in states.items():

@@ -23,6 +23,7 @@ from transformers import (
     set_seed,
 )
 from transformers.activations import ACT2FN
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_lgelu import (
     HardeningConfig,
@@ -79,7 +80,7 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
 
     Raises:
         ValueError: an argument is wrong, the data are not there, or the run to resume had other settings or data.
-        FileExistsError: `output_dir` holds a run or a model.
+        FileExistsError: `output_dir` holds a run, the checkpoints of an interrupted run, or a model.
         FolderBusyError: another process trains into `output_dir`.
         DivergedError: an evaluation gave a number that is not finite; what there was until then is in failed.json.
         RuntimeError: training ended without an evaluation, so that there is nothing to record.
@@ -93,6 +94,11 @@ def run_benchmark(run: RunArguments, training: LambdaGELUTrainingArguments) -> R
             for name, what in ((RECORD_FILE, "a finished run"), ("config.json", "a model")):
                 if (folder / name).exists():
                     raise FileExistsError(f"{folder} holds {what} ({name}); remove it, or give another output folder")
+            if any(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
+                raise FileExistsError(
+                    f"{folder} holds the checkpoints of an interrupted run; go on with --resume_from_checkpoint "
+                    f"{folder}, remove them, or give another output folder"
+                )
         return train_and_record(run, training)
 
 

@@ -182,6 +182,15 @@ def first_epoch(saved, tmp_path):
     return folder
 
 
+def test_an_interrupted_run_is_not_begun_anew_and_goes_on_as_told(first_epoch, saved):
+    there = sorted(path.name for path in first_epoch.rglob("*"))
+    with pytest.raises(FileExistsError, match="interrupted run; go on with --resume_from_checkpoint") as told:
+        digits(first_epoch, **TWO_EPOCHS)
+    assert sorted(path.name for path in first_epoch.rglob("*")) == there
+    way = str(told.value).partition("--resume_from_checkpoint ")[2].partition(",")[0]
+    assert digits(first_epoch, **TWO_EPOCHS, resume_from_checkpoint=way).epochs == saved[1].epochs
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
