@@ -70,13 +70,14 @@ def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor,
     root = _root(second_moments)
     left, values, right = torch.linalg.svd(matrix @ root, full_matrices=False)
     rank = min(rank, len(values))
-    return left[:, :rank] * values[:rank], torch.linalg.solve_triangular(root, right[:rank], upper=False, left=False)
+    return left[:, :rank] * values[:rank], torch.linalg.solve(root, right[:rank], left=False)
 
 
 def _root(second_moments: Tensor) -> Tensor:
-    identity = torch.eye(len(second_moments), dtype=torch.float64, device=second_moments.device)
+    values, vectors = torch.linalg.eigh(second_moments)
     least = _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12)
-    return torch.linalg.cholesky(second_moments + least * identity)
+    # Of fewer rows than inputs, rounding leaves values below 0.
+    return vectors * (values.clamp(min=0) + least).sqrt()
 
 
 class LinearPart(NamedTuple):
