@@ -138,10 +138,10 @@ class ConversionConfig:
             length become tensors.
         max_seconds: Seconds that the call may take. Above refit, nothing begins that would not end by then; the nearest
             network so far is taken. Default: no bound.
-        distill_steps: Steps of effort distill, of one batch each. More steps come nearer, if there are samples enough.
-            Default: 200, and 600 if the first few take a tenth of the distance away.
-        bf16: Compute the steps of effort distill in bfloat16: quicker if the processor or GPU has it. The result is
-            judged and saved in the model's own precision. Default: that precision throughout.
+        distill_steps: Steps of effort distill, which it implies, of one batch each. More steps come nearer, if there
+            are samples enough. Default: 200, and 600 if the first few take a tenth of the distance away.
+        bf16: Compute the steps of effort distill, which it implies, in bfloat16: quicker if the processor or GPU has
+            it. The result is judged and saved in the model's own precision. Default: that precision throughout.
         checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
             result. Every process must see the folder; delete it when the model is saved. Default: nothing is kept.
 
@@ -185,7 +185,7 @@ class ConversionConfig:
             raise ValueError(f"width is a multiple of the units there are, 1 or more and finite, got {self.width!r}")
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
-                raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill' in the same options")
+                raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill', got effort={self.effort!r}")
         if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
             raise ValueError(
                 f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
@@ -199,8 +199,9 @@ class ConversionConfig:
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """The rungs tried in turn where there are samples enough; a tolerance alone may lead up to the last."""
-        highest = self.effort or (EFFORTS[0] if self.tolerance is None else EFFORTS[-1])
+        """The rungs tried in turn where there are samples enough; up to the last for a tolerance or options of it."""
+        takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
+        highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
         highest = "place" if self.width > 1 and highest == "refit" else highest
         up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)

@@ -89,7 +89,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--max_kl", "0"), "max_kl must be a number above 0"),
         ((*CONVERT, "--evaluation", "none", "--max_eval_samples", "9"), "--max_eval_samples without the data set"),
         ((*CONVERT, "--width", "0.5"), "width is a multiple of the units there are, 1 or more"),
-        ((*CONVERT, "--bf16"), "--bf16 is for --effort 'distill'"),
+        ((*CONVERT, "--effort", "place", "--bf16"), "--bf16 is for --effort 'distill'"),
         ((*CONVERT, "--target", "relu:0.1"), "target must be one of relu, relu6"),
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
         ((*CONVERT, "--target", "relu6", "--equalize"), "--equalize: units of relu6 cannot be rescaled"),

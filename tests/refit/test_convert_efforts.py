@@ -153,6 +153,19 @@ def test_wider_blocks_bring_a_gated_network_nearer(monkeypatch):
     assert any("the same inputs chose the rung" in warning for warning in report.warnings)
 
 
+def test_options_of_distill_are_taken_with_the_effort_as_an_argument():
+    torch.manual_seed(7)
+    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
+    options = ConversionConfig(distill_steps=4, max_kl=None)
+    for report in (
+        convert_to_relu(model, rows, effort="distill", options=options).report,
+        convert_to_relu(model, rows, options=options).report,  # which implies it
+    ):
+        assert [step.effort for step in report.steps] == ["refit", "place", "distill"]
+    with pytest.raises(ValueError, match="distill_steps=4 is for effort='distill', got effort='refit'"):
+        convert_to_relu(model, rows, effort="refit", options=options)
+
+
 def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     torch.manual_seed(7)
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
