@@ -23,6 +23,7 @@ from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import exit_status, parse_mapping
+from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import run_benchmark
 from transformers import PreTrainedModel
@@ -118,7 +119,7 @@ def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
     say("loaded all of them again by plain torch; now measuring score, time and size in float32 and int8, pair by pair")
     rows, samples = _table(networks, benchmark, data, apart)
     text = pd.DataFrame(rows).set_index("network").rename_axis(None).to_string()
-    (folder / "table.txt").write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / "table.txt", text + "\n")
     print(
         f"\n{text}\n\nOn {samples} images held out; one image is {1 / samples:.4f} of accuracy. ms: processor time of "
         "8 images at once,\none thread of onnxruntime. plain torch: largest difference of a logit after loading.\n"

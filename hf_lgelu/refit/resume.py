@@ -1,14 +1,15 @@
 """The finished layers of a conversion on disk: a killed conversion goes on behind its last whole layer.
 
 The folder holds the fingerprint of the conversion, and a file for each layer that is done: the tensors that the layer
-changed, its row of the report, and the fingerprint. Values carried from layer to layer are not written: a forward pass
-of both networks gives the same bits again. The network of "distill" is written after its last step.
+changed, its row of the report, a digest of both, and the fingerprint. Values carried from layer to layer are not
+written: a forward pass of both networks gives the same bits again. The network of "distill" is written after its last
+step.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -94,7 +95,8 @@ class KeptWork(Work):
                 if self._versions[name] != before.get(name)  # torch counts the changes in place, also through views
             }
             row = json.dumps(None if layer is None else asdict(layer))
-            told = {"layer": row, "fingerprint": self._fingerprint}
+            digest = _digest(row.encode(), sorted(changed.items()))
+            told = {"layer": row, "fingerprint": self._fingerprint, "digest": digest}
             with whole_file(self._folder / self._name(index), overwrite=True) as new:
                 new.write_bytes(save(changed, told))
 
@@ -118,7 +120,7 @@ def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
     """Lock the folder, and put the fingerprint there, unless there is something else."""
     # A killed call may leave the lock and hidden folders of files that were not whole: neither holds work.
     left = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    there = {name for name in left if name != _LOCK and not name.startswith(".")}
+    there = {name for name in left if name != _LOCK and not name.endswith(".hf_lgelu")}
     if there and _MARK not in there:
         raise ValueError(f"checkpoint_dir: {path} holds something else; give a folder of the conversion's own")
     own_folder(path)
@@ -129,7 +131,11 @@ def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
     for file in path.glob("*.safetensors"):
         try:
             with safe_open(file, "pt") as layer:
-                found.add((layer.metadata() or {}).get("fingerprint"))
+                told = layer.metadata() or {}
+                found.add(told.get("fingerprint"))
+                tensors = ((name, layer.get_tensor(name)) for name in sorted(layer.keys()))
+                if found == {fingerprint} and told["digest"] != _digest(told["layer"].encode(), tensors):
+                    raise SafetensorError("its content is not what was written")
         except SafetensorError as error:
             raise ValueError(f"checkpoint_dir: {file} is damaged; delete it and try again") from error
     if found - {fingerprint}:
@@ -151,8 +157,12 @@ def _fingerprint(model: nn.Module, folds: Folds, plan: Plan, config: ConversionC
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
     arguments = plan.kinds, plan.keep, plan.target, config.outputs, config.width
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
-    digest = blake2b(repr(told).encode() + b"".join(folds.samples.keys), digest_size=16)
-    for name, tensor in _tensors(model).items():
+    return _digest(repr(told).encode() + b"".join(folds.samples.keys), _tensors(model).items())
+
+
+def _digest(told: bytes, tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = blake2b(told, digest_size=16)
+    for name, tensor in tensors:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()

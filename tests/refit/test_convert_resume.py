@@ -85,15 +85,17 @@ def test_another_conversions_folder_is_refused(tmp_path):
     ):
         with pytest.raises(ValueError, match="another model, on other inputs or with other arguments"):
             convert_with(other, data, checkpoint_dir=folder, **options)
-    (folder / "refit-00000.safetensors").write_bytes((folder / "refit-00000.safetensors").read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"refit-00000.safetensors is damaged; delete it"):
-        convert_with(model, rows, checkpoint_dir=folder)
+    written = (folder / "refit-00000.safetensors").read_bytes()
+    for damaged in (written[:100], written[:-1] + bytes([written[-1] ^ 1])):
+        (folder / "refit-00000.safetensors").write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"refit-00000.safetensors is damaged; delete it"):
+            convert_with(model, rows, checkpoint_dir=folder)
     lock = hold(folder / "lock")
     with pytest.raises(BlockingIOError, match="another process works in"):
         convert_with(model, rows, checkpoint_dir=folder)
     os.close(lock)
     (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "note.txt").write_text("mine")
+    (tmp_path / "notes" / ".note").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for wrong, said in (("notes", "holds something else"), ("file", "File exists")):
         with pytest.raises((ValueError, FileExistsError), match=said):
@@ -101,7 +103,7 @@ def test_another_conversions_folder_is_refused(tmp_path):
         forget_work(tmp_path / wrong)
     forget_work(folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "notes"]
-    assert (tmp_path / "notes" / "note.txt").read_text() == "mine"
+    assert (tmp_path / "notes" / ".note").read_text() == "mine"
 
 
 def test_a_folder_whose_mark_was_never_whole_is_taken_up(tmp_path):

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from hf_lgelu import HardeningConfig
 from lgelu_lab.studies.arguments import check_argument_values
 from lgelu_lab.studies.experiments import Experiment, Study
-from lgelu_lab.studies.folder import FolderBusyError
+from lgelu_lab.studies.folder import FolderBusyError, write_whole
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, train_resumably
 
@@ -120,6 +120,6 @@ def _succeeds(run: Callable[[Mapping[str, Any]], object], arguments: Mapping[str
         print(error, file=sys.stderr)
         return False
     except Exception:  # noqa: BLE001 - one run's failure, whatever it is, must not cost the others
-        error_file.write_text(traceback.format_exc(), encoding="utf-8")
+        write_whole(error_file, traceback.format_exc())
         return False
     return True
