@@ -47,17 +47,17 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
     """Raise RuntimeError, in all processes, where an s is no parameter of its gate: FSDP1 flattens it into shards."""
     for name, owner in owners:
-        s = owner.raw_hardness
+        s, whose = owner.raw_hardness, f"the raw hardness of {name or 'a gate'}"
         if is_parametrized(owner, "raw_hardness"):
-            raise RuntimeError(
-                f"a parametrization computes the raw hardness of {name or 'a gate'}, and what it is computed from is "
-                "not known. Remove it: torch.nn.utils.parametrize.remove_parametrizations(gate, 'raw_hardness')"
+            why = f"a parametrization computes {whose}. Remove it: remove_parametrizations(gate, 'raw_hardness')"
+        elif getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
+            why = (
+                f"FSDP1 has flattened {whose} into shards, and its λ is not known. Wrap with FSDP2 (fully_shard; "
+                "fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
             )
-        if getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
-            raise RuntimeError(
-                f"FSDP1 has flattened the raw hardness of {name or 'a gate'} into shards, and its λ is not known. Wrap "
-                "with FSDP2 (fully_shard; fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
-            )
+        else:
+            continue
+        raise RuntimeError(why)
 
 
 _MERGE = """
