@@ -126,7 +126,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         finally:  # also when it is interrupted between the two
             if old.exists() and not target.exists():
                 os.replace(old, target)
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchanged(one: Path, other: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -25,8 +25,8 @@ logger = logging.get_logger(__name__)
 def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
     """The checkpoint that a run goes on from: `folder`, the last in it (True: in `output_dir`), or a whole one before.
 
-    Trainer writes trainer_state.json last: where that cannot be read, the run was stopped while it saved.
-    Raises ValueError where no checkpoint is whole.
+    Trainer writes trainer_state.json last: where that cannot be read, the run was stopped while it saved. Weights that
+    were cut off were so by a disk or a copy. Raises ValueError where no checkpoint is whole.
     """
     of_run = output_dir if isinstance(folder, bool) else folder
     given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
@@ -40,8 +40,9 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
         state = os.path.join(checkpoint, TRAINER_STATE_NAME)
         try:
             TrainerState.load_from_json(state)
-        except (OSError, TypeError, ValueError):
-            broken.append(state)
+            _checkpoint_keys(checkpoint)
+        except (OSError, TypeError, ValueError, SafetensorError) as error:
+            broken.append(checkpoint if isinstance(error, SafetensorError) else state)
             continue
         if broken:
             logger.warning(

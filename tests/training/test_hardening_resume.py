@@ -1,5 +1,7 @@
 """A run resumed from any of its checkpoints is the run that was never interrupted, bit for bit."""
 
+import os
+
 import pytest
 import torch
 from tiny_training import (
@@ -155,6 +157,9 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, 
         if text is not None:
             (tmp_path / f"checkpoint-{kind}" / "trainer_state.json").write_text(text)
     tiny_model(seed=5).save_pretrained(tmp_path / "checkpoint-2")
+    tiny_model(seed=6).save_pretrained(tmp_path / "checkpoint-9")
+    (tmp_path / "checkpoint-9" / "trainer_state.json").write_text(states["2"])
+    os.truncate(tmp_path / "checkpoint-9" / "model.safetensors", 3000)
     for given in (True, str(tmp_path), str(tmp_path / "checkpoint-10")):
         caplog.clear()
         trainer = tiny_trainer(tmp_path, learning_rate=0.0)
