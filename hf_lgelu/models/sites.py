@@ -221,18 +221,6 @@ def uncompiled_name(name: str) -> str:
     return name
 
 
-def short_names(names: Iterable[str]) -> dict[str, str]:
-    """{module name: what tells it from the others}, as "layer.3" of "bert.encoder.layer.3.intermediate.activation"."""
-    paths = {name: name.split(".") for name in names}
-    room = min(map(len, paths.values()), default=1) - 1  # a step stays of each
-    start = next((step for step in range(room) if len({path[step] for path in paths.values()}) > 1), room)
-    room -= start
-    end = next((step for step in range(room) if len({path[-1 - step] for path in paths.values()}) > 1), room)
-    if start and any(path[start].isdigit() for path in paths.values()):
-        start -= 1
-    return {name: ".".join(path[start : len(path) - end]) for name, path in paths.items()}
-
-
 def lambda_gelu_modules(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     """(name, module) of every λ-gate, each once, in registration order."""
     if isinstance(checked_module(model), LambdaGate):
