@@ -14,7 +14,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any, TypeAlias, cast
 
@@ -27,7 +27,7 @@ from transformers.activations import ACT2FN
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.example_run import NOT_TAKEN
 from hf_lgelu.models.rewrite import own_class
-from hf_lgelu.models.sites import computes_same, find_sites, is_activation, uncompiled_name
+from hf_lgelu.models.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
 
 Config: TypeAlias = Any
@@ -113,7 +113,7 @@ def plan_config_changes(
         for name, module in plain.items():
             if not any(computes_same(_at(skeleton, name), there) for there in (module, _at(unchanged, name))):
                 return set()
-        found = {name for name in site_names if computes_same(_at(skeleton, name), ACT2FN[activation])}
+        found = _reached(skeleton, site_names, activation)
         built = _looked_up_names(skeleton) if found else {}
         other_names = {name for name, value in looked_up.items() if built.get(name, value) != value}
         renamed.update(other_names)
@@ -122,6 +122,7 @@ def plan_config_changes(
     candidates = _candidates(config, activation)
     at_no_key = reached([])  # GELU whatever the config says, or said already
     chosen = [change for change in candidates if reached([change]) - at_no_key]
+    chosen += _coupled(model, config, site_names, activation, chosen)
     missed = site_names - reached(chosen)
     if missed:
         raise UnsupportedConfigError(
@@ -129,7 +130,7 @@ def plan_config_changes(
             "and leaves the other activations as they are"
             + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else "")
         ) from (refusals[-1] if refusals else None)
-    return [change for change in chosen + _coupled(candidates, chosen) if change.old != change.new]
+    return [change for change in chosen if change.old != change.new]
 
 
 def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, nn.Module]) -> bool:
@@ -163,13 +164,9 @@ def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
     """The changes of `config` each of which alone builds `activation` at one or more of the sites."""
-    candidates = _candidates(config, activation)
-    chosen = []
-    for change in candidates:
-        skeleton = _built(model, config, [change])
-        if any(computes_same(_at(skeleton, name), ACT2FN[activation]) for name in sites):
-            chosen.append(change)
-    return chosen + _coupled(candidates, chosen)
+    chosen = [change for change in _candidates(config, activation)
+              if _reached(_built(model, config, [change]), sites, activation)]  # fmt: skip
+    return chosen + _coupled(model, config, sites, activation, chosen)
 
 
 def combined(config: Config, *steps: list[ConfigChange]) -> list[ConfigChange]:
@@ -266,6 +263,11 @@ def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
     return getattr(modules.get(parent_name), attribute, None)
 
 
+def _reached(skeleton: Mapping[str, nn.Module], sites: Iterable[str], activation: str) -> set[str]:
+    """The sites at which a built model has the activation."""
+    return {name for name in sites if computes_same(_at(skeleton, name), ACT2FN[activation])}
+
+
 def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
     """{attribute: the activation's name in it}, of modules that look the activation up when they run."""
     names = _activation_names()
@@ -312,15 +314,29 @@ def _candidates(config: Config, activation: str) -> list[ConfigChange]:
     return changes
 
 
-def _coupled(candidates: list[ConfigChange], chosen: list[ConfigChange]) -> list[ConfigChange]:
-    # T5 derives dense_act_fn from feed_forward_proj but lets a saved dense_act_fn win. Changing the
-    # one that decides would leave a config that contradicts itself, so the other follows.
-    holders = {change.path[:-1] for change in chosen if change.path[-1] == "dense_act_fn"}
-    return [
-        change
-        for change in candidates
-        if change.path[-1] == "feed_forward_proj" and change.path[:-1] in holders and change not in chosen
-    ]
+def _coupled(
+    model: PreTrainedModel, config: Config, sites: set[str], activation: str, chosen: list[ConfigChange]
+) -> list[ConfigChange]:
+    """The changes of keys beside the chosen ones that say the same gates to another reader of the config.
+
+    A key does where it decides once the chosen keys are gone: of T5, feed_forward_proj gives way to a saved
+    dense_act_fn. So does a key that names a smooth gate, and that the config's class does not know: of Gemma,
+    hidden_activation, which other versions and other programs read in the place of hidden_act.
+    """
+    without = [replace(change, new=None) for change in chosen]
+    holders = {path: held for path, held in held_configs(config) if any(change.path[:-1] == path for change in chosen)}
+    found = []
+    for change in _candidates(config, activation):
+        holder = holders.get(change.path[:-1])
+        if holder is None or change.path in {other.path for other in chosen}:
+            continue
+        said, known = str(change.old).removeprefix(_GATED).lower(), inspect.signature(type(holder)).parameters
+        if change.path[-1] not in known and said in ACT2FN and kind_of(ACT2FN[said]) in SMOOTH_KINDS:
+            found.append(change)
+        else:
+            alone, none = (_built(model, config, changes) for changes in ([*without, change], without))
+            found += [change] * bool(_reached(alone, sites, activation) - _reached(none, sites, activation))
+    return found
 
 
 def _items(node: Any) -> Iterable[tuple[Any, Any]]:

@@ -8,6 +8,7 @@ from families import BY_NAME
 from torch import nn
 from transformers import (
     GemmaConfig,
+    GemmaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     TimmWrapperConfig,
@@ -24,7 +25,7 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
     write_config_changes,
 )
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.models.sites import KINDS, find_sites
 
 BERT = BY_NAME["bert"]
 
@@ -153,6 +154,24 @@ def test_t5_ends_with_both_of_its_keys_saying_the_same(tmp_path):
         model.save_pretrained(tmp_path)
         saved = json.loads((tmp_path / "config.json").read_text())
         assert (saved["feed_forward_proj"], saved["dense_act_fn"]) == (f"{gate}relu", "relu")
+
+
+@pytest.mark.parametrize("gate", ["relu", "lambda_gelu_tanh"])
+def test_each_key_of_gemma_alone_says_the_new_gate(gate, tmp_path):
+    """Files of its first time have two keys; a reader of hidden_activation is the class of Gemma 2."""
+    BY_NAME["gemma"].build().save_pretrained(tmp_path)
+    file, second = tmp_path / "config.json", {"hidden_activation": "gelu_pytorch_tanh", "pooler_act": "tanh"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"hidden_act": "gelu_pytorch_tanh"} | second))
+    model = GemmaForCausalLM.from_pretrained(tmp_path)
+    replace_activations(model)
+    if gate == "relu":
+        substitute_relu(model)
+    model.save_pretrained(tmp_path)
+    saved = json.loads(file.read_text())
+    for key, family in (("hidden_act", "gemma"), ("hidden_activation", "gemma2")):
+        alone = BY_NAME[family].build(saved[key])
+        assert {site.kind for site in find_sites(alone, KINDS)} == ({gate} - {"relu"}), key
+    assert saved["pooler_act"] == "tanh"
 
 
 @pytest.mark.parametrize("model_args", [None, {"act_layer": "gelu"}])
