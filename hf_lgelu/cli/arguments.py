@@ -83,6 +83,7 @@ class CheckpointArguments(Arguments):
     """The checkpoint, a word without a name."""
 
     model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
+    trust_remote_code: bool = _input("Run code that the checkpoint brings. Default: not run.", False)
 
 
 @dataclass(kw_only=True)

@@ -82,7 +82,8 @@ class Examined:
 
 def check(arguments: CheckArguments) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
-    given = read_checkpoint(arguments.model, progress=arguments.progress)
+    trusted = arguments.trust_remote_code
+    given = read_checkpoint(arguments.model, progress=arguments.progress, trust_remote_code=trusted)
     evaluation = evaluation_set(arguments, given)
     print(f"{given.name}: {given.kind}, {sites_in_words(given.network)}")
     try:
@@ -247,4 +248,5 @@ def _how_to_convert(examined: Examined) -> str:
         )
     if reason is not None:
         return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
-    return f"hf-lgelu convert {examined.given.name} --data DATA --output_dir FOLDER --compare"
+    trusted = " --trust_remote_code" * examined.arguments.trust_remote_code
+    return f"hf-lgelu convert {examined.given.name}{trusted} --data DATA --output_dir FOLDER --compare"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class GivenCheckpoint:
     name: str
     network: PreTrainedModel | SentenceEmbedder
     sentences: SentenceFolder | None = None
+    trust_remote_code: bool = False
 
     @property
     def model(self) -> PreTrainedModel:
@@ -57,8 +59,8 @@ class GivenCheckpoint:
             save_checkpoint(encoder, folder, source=self.name)
 
 
-def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
-    """The checkpoint of a folder or Hub id.
+def read_checkpoint(name: str, *, progress: bool = True, trust_remote_code: bool = False) -> GivenCheckpoint:
+    """The checkpoint of a folder or Hub id; code that it brings is run with `trust_remote_code` alone.
 
     Raises FileNotFoundError for none, ValueError for an adapter, damaged weights, an unknown class or a link to another
     place, and ImportError for one of sentence-transformers without that package.
@@ -77,12 +79,13 @@ def read_checkpoint(name: str, *, progress: bool = True) -> GivenCheckpoint:
         processor_files(path)  # a link among them is refused before the work, not after it
     sentences = find_sentence_folder(name)
     try:
-        network = load_checkpoint(name) if sentences is None else sentences.load()
+        load = partial(load_checkpoint, name) if sentences is None else sentences.load
+        network = load(trust_remote_code=trust_remote_code)
     except safetensors.SafetensorError as error:
         raise ValueError(
             f"the weights of {name} are damaged: {error}; copy or download the checkpoint again"
         ) from error
-    return GivenCheckpoint(name, network, sentences)
+    return GivenCheckpoint(name, network, sentences, trust_remote_code)
 
 
 def require_hardness(given: GivenCheckpoint) -> None:

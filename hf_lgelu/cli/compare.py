@@ -17,8 +17,9 @@ from hf_lgelu.refit.report import REPORT_FILE
 
 def compare(arguments: CompareArguments) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
-    progress = arguments.progress
-    original, converted = (read_checkpoint(name, progress=progress) for name in (arguments.model, arguments.converted))
+    progress, trusted = arguments.progress, arguments.trust_remote_code
+    original, converted = (read_checkpoint(name, progress=progress, trust_remote_code=trusted)
+                           for name in (arguments.model, arguments.converted))  # fmt: skip
     data = data_set(arguments, original)
     try:
         report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))

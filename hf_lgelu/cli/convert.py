@@ -63,7 +63,7 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
         with state.main_process_first():  # data sets are prepared once
-            given = read_checkpoint(arguments.model, progress=progress)
+            given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=arguments.trust_remote_code)
             require_gates(given)
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
@@ -176,7 +176,7 @@ def _write(
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
-    reloaded = read_checkpoint(str(folder), progress=False).network
+    reloaded = read_checkpoint(str(folder), progress=False, trust_remote_code=given.trust_remote_code).network
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}

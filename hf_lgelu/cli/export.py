@@ -24,10 +24,10 @@ def export(arguments: ExportArguments) -> Any:
     where --to gives another checkpoint.
     """
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
-    progress = arguments.progress
+    progress, trusted = arguments.progress, arguments.trust_remote_code
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
-        given = read_checkpoint(arguments.model, progress=progress)
+        given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=trusted)
         if is_checkpoint:
             require_hardness(given)
         evaluation = evaluation_set(arguments, given)
@@ -54,7 +54,7 @@ def export(arguments: ExportArguments) -> Any:
             say("  these inputs are random; --evaluation DATA takes real ones")
         compared = None
         if is_checkpoint and evaluation is not None:
-            exported = read_checkpoint(str(new), progress=progress).network
+            exported = read_checkpoint(str(new), progress=progress, trust_remote_code=trusted).network
             compared = print_table(given.network, exported, evaluation, int8=False, progress=progress)
         if is_checkpoint:
             write_card(

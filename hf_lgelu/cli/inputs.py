@@ -232,7 +232,7 @@ class Selection:
         if "input_ids" in rows.column_names and is_of_tokens and pair_column is None:
             return encoded_sequences(rows, model, longest, self.wanted, seed, self._labels())
         texts = rows[self._column("text")]
-        tokenizer = tokenizer_of(self.given.processors)
+        tokenizer = tokenizer_of(self.given.processors, trust_remote_code=self.given.trust_remote_code)
         longest = longest if asked else min(longest, tokenizer.model_max_length)
         if is_causal(model):
             wanted = self.wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
@@ -248,7 +248,10 @@ class Selection:
         chosen = sample_numbers(len(rows), self.wanted or _IMAGES, self.asked.seed).tolist()
         if "pixel_values" not in rows.column_names or self.asked.column not in (None, "pixel_values"):
             mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
-            images = ProcessedImages(rows, self._column("image"), self.given.processors, mode=mode, labels=labels)
+            images = ProcessedImages(
+                rows, self._column("image"), self.given.processors, mode=mode, labels=labels,
+                trust_remote_code=self.given.trust_remote_code,
+            )  # fmt: skip
             return Subset(images, chosen)
         # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
         found = rows[chosen]

@@ -94,11 +94,13 @@ class ProcessedImages(Dataset):
     models as config.json's `pretrained_cfg` says). `mode` is PIL's name of what a pixel is: "RGB", "L" for one channel.
     """
 
-    def __init__(self, rows: Any, column: str, source: str, *, mode: str, labels: Tensor | None) -> None:
+    def __init__(
+        self, rows: Any, column: str, source: str, *, mode: str, labels: Tensor | None, trust_remote_code: bool = False
+    ) -> None:
         import datasets
 
         try:
-            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=False)
+            self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(
                 f"images need the model's image processor, and none can be loaded from {source} ({error}). Save it "
@@ -151,13 +153,13 @@ def context_length(model: PreTrainedModel, wanted: int | None) -> int:
     return wanted
 
 
-def tokenizer_of(model: str) -> PreTrainedTokenizerBase:
+def tokenizer_of(model: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
     folder = Path(model)
     try:
         if folder.is_dir() and not processor_files(folder):
             raise ValueError("the folder has no file of one")
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
         # transformers may make one of special tokens alone: every text is then unknown or empty.
         words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
         if len(words) < 2:  # T5's keeps a space

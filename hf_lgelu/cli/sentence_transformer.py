@@ -85,15 +85,15 @@ class SentenceFolder:
         """Folder of the encoder's config, weights and tokenizer."""
         return self.path / self.encoder
 
-    def load(self) -> SentenceEmbedder | PreTrainedModel:
+    def load(self, *, trust_remote_code: bool = False) -> SentenceEmbedder | PreTrainedModel:
         """The network in the folder; of a cross-encoder the encoder, whose logits are the scores.
 
         Raises ImportError without sentence-transformers, and ValueError where the first module is no encoder.
         """
         package = require("sentence_transformers", "sentence-transformers")
         if self.network_class == "CrossEncoder":
-            return load_checkpoint(self.encoder_path)
-        whole = getattr(package, self.network_class)(str(self.path), device="cpu", trust_remote_code=False)
+            return load_checkpoint(self.encoder_path, trust_remote_code=trust_remote_code)
+        whole = getattr(package, self.network_class)(str(self.path), device="cpu", trust_remote_code=trust_remote_code)
         first, *behind = whole.children()
         encoder = getattr(first, "auto_model", None)
         if not isinstance(encoder, PreTrainedModel):
@@ -102,7 +102,8 @@ class SentenceFolder:
                 "embeddings, a router or the like): there are no gates in it to exchange"
             )
         # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
-        return SentenceEmbedder(load_checkpoint(self.encoder_path, kind=type(encoder)), behind).eval()
+        loaded = load_checkpoint(self.encoder_path, kind=type(encoder), trust_remote_code=trust_remote_code)
+        return SentenceEmbedder(loaded, behind).eval()
 
     def copy_rest(self, target: Path) -> None:
         """Copy the files into `target`, without the card, the encoder's own files and other forms of the weights.

@@ -33,6 +33,7 @@ PROCESSOR_FILES = (
     *("*.spm", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer", "entity_vocab.json", "dict.txt", "emoji.json"),
     *("byte_maps.json", "word_shape.json", "word_pronunciation.json", "normalizer.json"),
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json", "video_preprocessor_config.json"),
+    *("tokenization_*.py", "processing_*.py", "image_processing_*.py"),  # code that the checkpoint brings
     *("*tekken*.json", "*_tokenizer/*"),  # Mistral's own; of processors with a second tokenizer (InstructBLIP)
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", f"{CHAT_TEMPLATE_DIR}/*"),
 )
@@ -43,12 +44,14 @@ logger = logging.get_logger(__name__)
 _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outputs"})
 
 
-def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+def load_checkpoint(
+    name_or_path: str | os.PathLike, *, kind: type[PreTrainedModel] | None = None, trust_remote_code: bool = False
+) -> PreTrainedModel:
     """The model of a folder or Hub id, as the class that its config names or `kind`, with every λ-GELU in its place.
 
-    Weights are read from safetensors only, and no code of the checkpoint is run. Raises ValueError for a config that
-    names no class of transformers or of this package, and where the tensors are not those of the model, but for a head
-    that this class does not have; OSError where there is no checkpoint in safetensors.
+    Weights are read from safetensors only. Code of the checkpoint is run with `trust_remote_code` alone. Raises
+    ValueError for a config that names no class of transformers or of this package, and where the tensors are not those
+    of the model, but for a head that this class does not have; OSError where there is no checkpoint in safetensors.
     """
     require_there(str(name_or_path))
     name_or_path = local(str(name_or_path)) or name_or_path
@@ -59,17 +62,23 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedMod
         raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
     try:
         # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
-        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=False)
-        kind = kind or model_class(config)
-        named = getattr(config, "auto_map", None)
-        own_code = [str(code) for name, code in (named.items() if isinstance(named, dict) else ())
-                    if name.startswith("AutoModel")]  # fmt: skip
-        if own_code and kind is not MLPForClassification:
-            logger.warning(
-                f"{name_or_path} brings code of its own ({', '.join(own_code)}), which is not run: what is loaded, "
-                f"compared and saved is transformers' {kind.__name__}, which may compute something else"
-            )
-        model, found = kind.from_pretrained(name_or_path, use_safetensors=True, output_loading_info=True)
+        config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        named, given = getattr(config, "auto_map", None), {}
+        own_code = {name: str(code) for name, code in (named.items() if isinstance(named, dict) else ())
+                    if name.startswith("AutoModel") and hasattr(transformers, name)}  # fmt: skip
+        loader: Any = kind
+        if kind is None and trust_remote_code and own_code:
+            saved = [name for name, code in own_code.items() if code.rpartition(".")[2] in (config.architectures or ())]
+            loader, given = getattr(transformers, [*saved, *own_code][0]), {"trust_remote_code": True}
+        elif kind is None:
+            loader = model_class(config)
+            if own_code and loader is not MLPForClassification:
+                logger.warning(
+                    f"{name_or_path} brings code of its own ({', '.join(own_code.values())}), which is not run: what "
+                    f"is loaded, compared and saved is transformers' {loader.__name__}, which may compute something "
+                    "else (trust_remote_code=True runs it)"
+                )
+        model, found = loader.from_pretrained(name_or_path, use_safetensors=True, output_loading_info=True, **given)
     except (StrictDataclassError, KeyError) as error:  # a field's type, an unknown activation
         raise ValueError(
             f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "
@@ -90,8 +99,8 @@ def load_checkpoint(name_or_path: str | os.PathLike, *, kind: type[PreTrainedMod
             f"{name_or_path} does not hold the tensors of {type(model).__name__}: {' and '.join(told)}. What is "
             "missing would be random. Save the whole model with save_pretrained, or look at its config.json"
         )
-    # The class is ours or transformers': code that the config names was not run, and must not be named in an export.
-    if hasattr(model.config, "auto_map"):
+    # Code that the config names and that was not run must not be named in an export.
+    if hasattr(model.config, "auto_map") and not model.is_remote_code():
         del model.config.auto_map
     return model
 
@@ -107,7 +116,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
             return found
     raise ValueError(
         f"the checkpoint's config names the architectures {', '.join(names) or 'none'}, and transformers "
-        f"{transformers.__version__} has none of them; load the model yourself and pass it to the function"
+        f"{transformers.__version__} has none of them; load the model yourself and pass it to the function, or run the "
+        "code that the checkpoint brings, if you trust it (trust_remote_code=True)"
     )
 
 

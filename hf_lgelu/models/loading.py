@@ -41,6 +41,7 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.record import (
     GUARDS_KEY,
     RECORD_KEY,
+    guard_code,
     has_record,
     is_guarded,
     rebuild_gates,
@@ -170,11 +171,14 @@ def _initialize_lambda_gelu(
     original(model, module, *args, **kwargs)
 
 
-def _keep_records_true(original: Any, model: PreTrainedModel, /, *args: Any, **kwargs: Any) -> Any:
+def _keep_records_true(
+    original: Any, model: PreTrainedModel, /, save_directory: str | os.PathLike, *args: Any, **kwargs: Any
+) -> None:
     renew_records(model)
     require_own_record(model)
     require_whole_config(model)
-    return original(model, *args, **kwargs)
+    original(model, save_directory, *args, **kwargs)
+    guard_code(model, save_directory)
 
 
 def _tell_gates_of_code(original: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:

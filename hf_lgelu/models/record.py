@@ -6,12 +6,16 @@ writes the sites of the gates that stayed.
 
 A process without this package would read such a checkpoint as a network of plain activations. So the keys that decide
 about these activations are guarded: their values name this package, which is no activation elsewhere. The config keeps
-the values without the guard beside the record.
+the values without the guard beside the record. Where no key decides, the code of the model's own that is saved with it
+imports this package.
 """
 
+import inspect
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,6 +49,11 @@ RECORD_KEY = "lambda_gelu"
 
 GUARDS_KEY = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
+
+_IMPORT = """
+
+import hf_lgelu  # noqa: E402, F401  # the config remembers gates that this code alone would not build
+"""
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
@@ -100,9 +109,18 @@ def refuse_guarded(model: nn.Module) -> None:
         raise RuntimeError(GuardedGate.refusal)
 
 
-def loads_elsewhere(config: Config) -> bool:
+def loads_elsewhere(model: PreTrainedModel) -> bool:
     """Whether a process without this package would load another network, without an error: a record and no guard."""
-    return has_record(config) and next(_kept(config, GUARDS_KEY), None) is None
+    return has_record(model.config) and next(_kept(model.config, GUARDS_KEY), None) is None
+
+
+def guard_code(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Have the model's own code, saved in the folder, import this package where no key is guarded."""
+    if loads_elsewhere(model) and model.is_remote_code():
+        code = Path(folder, Path(inspect.getfile(type(model))).name)
+        text = code.read_text(encoding="utf-8") if code.is_file() else _IMPORT
+        if _IMPORT not in text:
+            code.write_text(text + _IMPORT, encoding="utf-8")
 
 
 def describe_sites(

@@ -181,7 +181,7 @@ def replace_activations(
         modules.append(module.to(near.device))
     report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None)
     for _, root in pretrained_roots(model):
-        if loads_elsewhere(root.config):
+        if loads_elsewhere(root):
             logger.warning(
                 f"{type(root.config).__name__} has no key for its activations: a process that has not imported "
                 "hf_lgelu reads the saved checkpoint as a network without λ-GELU. Load it by hf_lgelu.from_pretrained"

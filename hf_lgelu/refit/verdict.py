@@ -12,7 +12,7 @@ from hf_lgelu.models.called import lines_of_old_gates
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
-from hf_lgelu.models.record import loads_elsewhere, refuse_guarded
+from hf_lgelu.models.record import has_record, loads_elsewhere, refuse_guarded
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.compare import labels_fit
@@ -294,11 +294,14 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 f"the checkpoint is of a {trained[0]}: unless the head of this {name} was trained since, its scores "
                 "do not show how far the network is. Train the head first, or convert the network without it"
             )
-        if loads_elsewhere(root.config):
+        if has_record(root.config):
+            elsewhere = "ends in KeyError: 'hf_lgelu.from_pretrained'"
+            if loads_elsewhere(root):
+                elsewhere = "loads it without an error, but with the old gates: it computes another network"
             yield (
-                f"{name} has no config key that says these gates, so the config remembers them: load the saved folder "
-                f"by hf_lgelu.from_pretrained({name}, folder). Where hf_lgelu is not imported, the folder loads "
-                "without an error, but with the old gates: it computes another network"
+                f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
+                f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Code that does not import "
+                f"hf_lgelu {elsewhere}"
             )
     lines = lines_of_old_gates(model)
     if lines:

