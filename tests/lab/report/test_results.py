@@ -106,12 +106,14 @@ def test_a_swap_is_free_up_to_a_thousandth_or_one_sample(record_of, table_of):
         return judged(table_of, "swap", runs)["mlp-adult"][0]
 
     runs = [record_of(), hardened(record_of, relu=0.8495)]
-    assert judged(table_of, "swap", runs)["mlp-adult"][1] == "hardened accuracy −0.0005, GELU −0.1500"
+    assert judged(table_of, "swap", runs)["mlp-adult"][1] == "accuracy: hardened −0.0005; GELU −0.1500"
     assert verdict(*runs) == "holds"
     assert verdict(hardened(record_of, relu=0.83)) == "holds", "one of 50 samples"
     assert verdict(hardened(record_of, relu=0.82)) == "does not hold"
     seeds = [hardened(record_of, relu=0.85 + change, seed=seed) for seed, change in enumerate((0.05, -0.05, 0.0))]
     assert verdict(*seeds) == "does not hold", "a mean of zero hides two seeds that changed"
+    swapped = judged(table_of, "swap", [*seeds, *(record_of(seed=seed) for seed in range(2))])["mlp-adult"][1]
+    assert swapped == "accuracy: hardened 0.0000, worst seed +0.0500; GELU −0.1500, worst seed −0.1500"
     many = hardened(record_of, relu=0.848)
     many.data["eval_samples"] = 10_000
     assert verdict(many) == "does not hold"
@@ -134,10 +136,10 @@ def test_a_pretrained_gpt2_can_be_swapped_if_it_is_hard(record_of, table_of):
             run.config["pretrained"] = pretrained
         return judged(table_of, "gpt2", runs)["gpt2-wikitext2"]
 
-    assert verdict(100.01) == ("does not hold", "hardened perplexity +0.01 %")
+    assert verdict(100.01) == ("does not hold", "perplexity: hardened +0.01 %")
     assert verdict(200.0)[0] == "holds"
     assert verdict(100.01, gelu=100.02)[0] == "too close", "GELU's swap is free too"
-    text = "hardened perplexity +0.01 %, of a network from scratch"
+    text = "perplexity: hardened +0.01 %, of a network from scratch"
     assert verdict(100.01, pretrained=None) == ("not comparable", text)
 
 
