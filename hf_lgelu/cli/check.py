@@ -10,7 +10,8 @@ from torch import Tensor
 
 from hf_lgelu.cli.arguments import CheckArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
-from hf_lgelu.cli.inputs import evaluation_set, why_not_read
+from hf_lgelu.cli.data import Rows
+from hf_lgelu.cli.inputs import read_rows, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.models.batches import cut_batches, read_batches
 from hf_lgelu.models.called import gates_as_modules
@@ -80,20 +81,20 @@ class Examined:
             return f"No: {' '.join(str(error).split())}"
 
 
-def check(arguments: CheckArguments) -> None:
+def check(arguments: CheckArguments, evaluation: Rows | None) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
     trusted = arguments.trust_remote_code
     given = read_checkpoint(arguments.model, progress=arguments.progress, trust_remote_code=trusted)
-    evaluation = evaluation_set(arguments, given)
+    rows = None if evaluation is None else read_rows(evaluation, given)
     print(f"{given.name}: {given.kind}, {sites_in_words(given.network)}")
     try:
-        inputs = random_inputs(given.model) if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+        inputs = random_inputs(given.model) if rows is None else rows.first(_EXAMPLE_ROWS)
     except ValueError as error:
         print(f"\nIt cannot be run here, and nothing more is known: {error}")
         return
-    examined = Examined(given, inputs, evaluation, named(arguments.outputs), arguments)
+    examined = Examined(given, inputs, rows, named(arguments.outputs), arguments)
     if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
-        where = "random inputs" if evaluation is None else evaluation.description
+        where = "random inputs" if rows is None else rows.description
         raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
     network = given.network
     with functions_as_modules(network, SMOOTH_KINDS), gates_as_modules(network, inputs):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
+from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
 
@@ -157,9 +158,10 @@ def _answer(arguments: Arguments) -> int:
         signal.signal(number, leave)
     try:
         require_paths(arguments)
+        sets = open_sets(arguments)
         if arguments.progress:
             print(f"hf-lgelu {name}: loading torch and transformers ...", file=sys.stderr, flush=True)
-        getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments)
+        getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments, **sets)
     except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
         _stop_saying()
         return 128 + signal.SIGPIPE

@@ -9,24 +9,27 @@ from torch import nn
 from hf_lgelu.cli.arguments import CompareArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.inputs import data_set
+from hf_lgelu.cli.data import Rows
+from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.export.comparison import NetworkComparison, compare_networks
 from hf_lgelu.refit.report import REPORT_FILE
 
 
-def compare(arguments: CompareArguments) -> None:
+def compare(arguments: CompareArguments, data: Rows) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
     progress, trusted = arguments.progress, arguments.trust_remote_code
     original, converted = (read_checkpoint(name, progress=progress, trust_remote_code=trusted)
                            for name in (arguments.model, arguments.converted))  # fmt: skip
-    data = data_set(arguments, original)
+    inputs = read_rows(data, original)
     try:
         report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))
-        is_fitted = report["provenance"]["data"] == data.description
+        is_fitted = report["provenance"]["data"] == inputs.description
     except (OSError, ValueError, LookupError, TypeError):  # not the folder of a conversion
         is_fitted = False
-    print_table(original.network, converted.network, data, int8=arguments.int8, is_fitted=is_fitted, progress=progress)
+    print_table(
+        original.network, converted.network, inputs, int8=arguments.int8, is_fitted=is_fitted, progress=progress
+    )
 
 
 def print_table(

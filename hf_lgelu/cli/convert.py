@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,8 @@ from torch import nn
 from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.inputs import data_set, evaluation_set
+from hf_lgelu.cli.data import Rows
+from hf_lgelu.cli.inputs import own_text, read_rows
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, package_versions, require
 from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
@@ -27,6 +29,7 @@ from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
+from hf_lgelu.refit.layerwise import progress_log
 from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
@@ -41,7 +44,7 @@ _COMPARED_ROWS = 8
 _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
 
 
-def convert(arguments: ConvertArguments) -> ConversionReport:
+def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport:
     """Read inputs, convert, write model, report and card, push; returns the report.
 
     Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
@@ -62,50 +65,55 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
     # Entered first: a folder that cannot be written to must not be found out after the work.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
-        with state.main_process_first():  # data sets are prepared once
+        with state.main_process_first():
             given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=arguments.trust_remote_code)
             require_gates(given)
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
             begun = time.perf_counter()
-            data, made = data_set(arguments, given), list[str]()
-            if arguments.data is None:
-                made.append(own_text_warning(data.first(len(data))["input_ids"], time.perf_counter() - begun))
-                tell(made[0])
-            evaluation = evaluation_set(arguments, given)
-        try:
-            converted, report = convert_to_relu(
-                given.network,
-                data.batches("inputs", progress=progress),
-                evaluation_data=None if evaluation is None else evaluation.batches("second set", progress=progress),
-                options=arguments.config(work),
-                progress=progress,
+            inputs, made = (
+                own_text(given, arguments.max_samples) if data is None else read_rows(data, given),
+                list[str](),
             )
+            if data is None:
+                made.append(own_text_warning(inputs.first(len(inputs))["input_ids"], time.perf_counter() - begun))
+                tell(made[0])
+            second = None if evaluation is None else read_rows(evaluation, given)
+        is_logged = state.is_main_process and not arguments.progress and not arguments.disable_tqdm
+        try:
+            with _a_line_a_minute() if is_logged else nullcontext():
+                converted, report = convert_to_relu(
+                    given.network,
+                    inputs.batches("inputs", progress=progress),
+                    evaluation_data=None if second is None else second.batches("second set", progress=progress),
+                    options=arguments.config(work),
+                    progress=progress,
+                )
         except ConversionRefusedError as error:
             if error.report is not None:
                 tell(str(error.report))
             raise
         report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
         tell(str(report))
-        equalized = _equalized(converted, data, tell) if arguments.equalize and new is not None else ()
+        equalized = _equalized(converted, inputs, tell) if arguments.equalize and new is not None else ()
         if new is not None:
             on_hub = is_hub_id(arguments.model)
             provenance = Provenance(
                 model=arguments.model if on_hub else own_name(arguments.model),
                 model_is_on_hub=on_hub,
-                data=data.description,
-                samples=len(data),
+                data=inputs.description,
+                samples=len(inputs),
                 seed=arguments.seed,
-                evaluation=None if evaluation is None else evaluation.description,
-                evaluation_source=None if evaluation is None else evaluation.source,
-                evaluation_is_whole=evaluation is not None and evaluation.whole,
+                evaluation=None if second is None else second.description,
+                evaluation_source=None if second is None else second.source,
+                evaluation_is_whole=second is not None and second.whole,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
                 versions=package_versions(),
                 hardware=hardware(state.num_processes),
                 equalized=tuple(layer.name for layer in equalized),
             )
-            _write(new, arguments, given, converted, report, provenance, data, equalized)
+            _write(new, arguments, given, converted, report, provenance, inputs, equalized)
     if work is not None and state.is_main_process:
         forget_work(work)
     tell(f"Saved in {folder}, with the model card README.md")
@@ -115,11 +123,37 @@ def convert(arguments: ConvertArguments) -> ConversionReport:
             from hf_lgelu.cli.compare import print_table  # for --compare alone
 
             print_table(
-                given.network, converted, evaluation or data, int8=arguments.int8, outputs=named(arguments.outputs),
-                is_fitted=evaluation is None, progress=progress,
+                given.network, converted, second or inputs, int8=arguments.int8, outputs=named(arguments.outputs),
+                is_fitted=second is None, progress=progress,
             )  # fmt: skip
     state.wait_for_everyone()
     return report
+
+
+class _LineAMinute(logging.StreamHandler):
+    """Lines of a log on stderr: the first, and then at most one a minute."""
+
+    _next = 0.0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.created >= self._next:
+            self._next = record.created + 60
+            super().emit(record)
+
+
+@contextmanager
+def _a_line_a_minute() -> Iterator[None]:
+    """A block whose progress is told on stderr where no terminal shows it."""
+    handler = _LineAMinute()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    progress_log.addHandler(handler)
+    level = progress_log.level
+    progress_log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        progress_log.setLevel(level)
+        progress_log.removeHandler(handler)
 
 
 @contextmanager

@@ -52,9 +52,7 @@ def demo(arguments: DemoArguments) -> None:
         original = _trained(*rows)
         swapped = copy.deepcopy(original)
         put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
-        say(
-            f"Converting it to ReLU without training, on the same pictures, without their classes ... ({_since(begun)})"
-        )
+        say(f"That took {_since(begun)}. Converting it to ReLU without training, on the same pictures, unlabelled ...")
         converted, report = convert_to_relu(original, {"features": rows[0]})
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")
@@ -84,7 +82,10 @@ def demo(arguments: DemoArguments) -> None:
     folder, held_out = arguments.output_dir, report.held_out
     if held_out is not None:
         swap, refit = held_out.direct.in_words, held_out.refitted.in_words
-        say(f"\nDistance to the GELU network: {swap} with ReLU put in its place, {refit} converted.")
+        say(
+            f"\nDistance to the GELU network, on {held_out.samples} pictures of rows.csv that conversion held out: "
+            f"{swap} with ReLU put in its place, {refit} converted. `hf-lgelu compare` below measures it on test.csv."
+        )
     say(
         f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}, and with the GELU network in "
         f"{folder}/original. It took {_since(begun)}."

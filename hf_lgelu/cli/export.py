@@ -8,7 +8,8 @@ from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import print_table
-from hf_lgelu.cli.inputs import evaluation_set
+from hf_lgelu.cli.data import Rows
+from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
 from hf_lgelu.export.plain import save_plain
@@ -17,7 +18,7 @@ from hf_lgelu.files import whole_folder
 _EXAMPLE_ROWS = 64
 
 
-def export(arguments: ExportArguments) -> Any:
+def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
     Raises what `export_relu`, `export_gelu` and `export_onnx` raise, and ValueError for a checkpoint without λ-GELU
@@ -30,8 +31,8 @@ def export(arguments: ExportArguments) -> Any:
         given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=trusted)
         if is_checkpoint:
             require_hardness(given)
-        evaluation = evaluation_set(arguments, given)
-        inputs = None if evaluation is None else evaluation.first(_EXAMPLE_ROWS)
+        rows = None if evaluation is None else read_rows(evaluation, given)
+        inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
         sentences = given.sentences if is_checkpoint else None
         place = new if sentences is None else new / sentences.encoder
         place.mkdir(exist_ok=True)
@@ -50,12 +51,12 @@ def export(arguments: ExportArguments) -> Any:
         if sentences is not None:
             sentences.copy_rest(new)
         say(str(report))
-        if evaluation is None:
+        if rows is None:
             say("  these inputs are random; --evaluation DATA takes real ones")
         compared = None
-        if is_checkpoint and evaluation is not None:
+        if is_checkpoint and rows is not None:
             exported = read_checkpoint(str(new), progress=progress, trust_remote_code=trusted).network
-            compared = print_table(given.network, exported, evaluation, int8=False, progress=progress)
+            compared = print_table(given.network, exported, rows, int8=False, progress=progress)
         if is_checkpoint:
             write_card(
                 given.model, new, form=arguments.to, change=report.change, compared=compared,

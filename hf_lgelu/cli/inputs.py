@@ -1,11 +1,8 @@
 """The inputs that a command's arguments name: which rows, columns and labels of a data set, as a model takes them."""
 
 import inspect
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -14,8 +11,8 @@ from torch.utils.data import Subset
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint
+from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.rows import (
     FEWEST_SEQUENCES,
     TOKENS,
@@ -30,8 +27,7 @@ from hf_lgelu.cli.rows import (
     text_sequences,
     tokenizer_of,
 )
-from hf_lgelu.files import is_hub_id, local, require_there
-from hf_lgelu.formats import counted
+from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.batches import TRIED
 from hf_lgelu.models.example_run import require_taken
 from hf_lgelu.models.outputs import is_causal
@@ -39,120 +35,25 @@ from hf_lgelu.refit.samples import TEXTS, sampled_text
 
 logger = logging.get_logger(__name__)
 
-_SECOND_SPLITS = ("validation", "valid", "test")
-_SAVED_TO_DISK = ("dataset_dict.json", "state.json")
-_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _LABELS = ("label", "labels")
 _FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
 
 
-def data_set(arguments: ConvertArguments | CompareArguments, given: GivenCheckpoint) -> InputSet:
-    """The inputs that --data names, made by the checkpoint's tokenizer or image processor; without --data, own text.
+def own_text(given: GivenCheckpoint, texts: int | None) -> InputSet:
+    """Text that the model samples itself, where no data are given. Raises ValueError of a model that cannot."""
+    text = sampled_text(given.network, texts or TEXTS)
+    return InputSet(TensorRows({"input_ids": text}), f"{text.numel():,} tokens that the model sampled itself")
 
-    Raises ValueError that says what is accepted where a set is not to be had or does not fit the model, OSError where
-    there is none.
+
+def read_rows(rows: Rows, given: GivenCheckpoint) -> InputSet:
+    """The rows as inputs, made by the checkpoint's tokenizer or image processor.
+
+    Raises ValueError where they do not fit the model.
     """
-    name, config = arguments.data, arguments.data_config
-    if name is None:
-        text = sampled_text(given.network, arguments.max_samples or TEXTS)
-        return InputSet(TensorRows({"input_ids": text}), f"{text.numel():,} tokens that the model sampled itself")
-    splits = load_splits(name, config, progress=arguments.progress)
-    split = arguments.data_split or _second_split(list(splits))
-    if split is None:
-        raise ValueError(f"{name} has several splits; give --data_split, of {', '.join(splits)}")
-    return _read(arguments, given, name, config, split, splits, arguments.max_samples)
-
-
-def evaluation_set(arguments: InputArguments, given: GivenCheckpoint) -> InputSet | None:
-    """The inputs that --evaluation names; left out, another split of --data for the command that has --data.
-
-    Raises as `data_set`, and ValueError where it would be the rows of --data once more.
-    """
-    of_data = arguments if isinstance(arguments, ConvertArguments) and arguments.data is not None else None
-    name, config = arguments.evaluation, arguments.evaluation_config
-    if name is None and of_data is not None:
-        name, config = of_data.data, config or of_data.data_config
-    if name is None or name == "none":
-        return None
-    splits = load_splits(name, config, progress=arguments.progress)
-    taken = None
-    if of_data is not None and config == of_data.data_config:  # however its name is spelled
-        here, there = local(name), local(str(of_data.data))
-        if name == of_data.data if here is None or there is None else here.samefile(there):
-            taken = of_data.data_split
-    split = arguments.evaluation_split or _second_split(list(splits), taken)
-    if split is None and arguments.evaluation is None:
-        for option in ("evaluation_config", "max_eval_samples"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is of a second set, and {name} has no split for one; give --evaluation")
-        return None
-    if split is None or split == taken:
-        beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
-        raise ValueError(
-            f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
-        )
-    return _read(arguments, given, name, config, split, splits, arguments.max_eval_samples)
-
-
-def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None:
-    """The split that networks are compared on where none is named: validation or test, else the only split."""
-    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
-    return next((split for split in usual if split != taken), None)
-
-
-def _read(
-    asked: RowArguments, given: GivenCheckpoint, name: str, config: str | None, split: str, splits: dict[str, Any],
-    wanted: int | None,
-) -> InputSet:  # fmt: skip
-    if split not in splits:
-        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
-    inputs = Selection(name, splits[split], given, asked, config, split, wanted).read()
+    inputs = Selection(**vars(rows), given=given).read()
     require_taken(given.network, inputs.first(TRIED), inputs.description)
     return inputs
-
-
-def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
-    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
-
-    Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
-    """
-    import datasets
-
-    if not progress:
-        datasets.disable_progress_bars()
-    require_there(name, "dataset")
-    path = local(name)
-    try:
-        if path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
-            found = datasets.load_from_disk(str(path))
-        else:
-            given: dict[str, Any] = {"path": str(path or name), "name": config}
-            if path is not None and path.is_file():
-                if path.suffix.lower() not in _BUILDERS:
-                    raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
-                given = {"path": _BUILDERS[path.suffix.lower()], "data_files": {"train": str(path)}}
-            builder = datasets.load_dataset_builder(**given)
-            # Without the mark of the byte order, which would be part of the first word.
-            found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
-            if path is not None and path.is_dir():  # of which `datasets` reads files of one type
-                read = {Path(file).resolve() for files in builder.config.data_files.values() for file in files}
-                kinds, files = {*_BUILDERS, *_PICTURES}, sorted(path.rglob("*"))
-                left = [file for file in files if file.suffix.lower() in kinds and file.resolve() not in read]
-                if left:
-                    types = ", ".join(sorted({file.suffix.lower() for file in read}))
-                    logger.warning(
-                        f"of {path} the files {types} are read, and left out are {counted(len(left), 'file')} of other "
-                        f"types, such as {left[0].relative_to(path)}: give a folder of one type"
-                    )
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
-        raise ValueError(
-            f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "
-            f"or a file with rows that ends in {', '.join(_BUILDERS)}"
-        ) from error
-    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:
@@ -167,29 +68,10 @@ def why_not_read(model: PreTrainedModel) -> str | None:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The rows and columns of a data set that become the inputs of a model.
+class Selection(Rows):
+    """The rows and columns of a data set that become the inputs of a model."""
 
-    `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`; `config` and `split` are for the description.
-    `asked` says which columns and how long a sequence; its help says what is taken where nothing is asked for.
-    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer gains are small.
-    """
-
-    name: str
-    rows: Any
-    given: GivenCheckpoint
-    asked: RowArguments
-    config: str | None = None
-    split: str | None = None
-    wanted: int | None = None
-
-    @property
-    def description(self) -> str:
-        """The data set in words, without the path of what is local."""
-        path = local(self.name)
-        name = self.name if path is None else path.resolve().name
-        has_splits = self.split and not (path is not None and path.is_file())  # a file has one, whose name says nothing
-        return ", ".join(filter(None, (name, self.config, f"split {self.split}" if has_splits else None)))
+    given: GivenCheckpoint = field(kw_only=True)
 
     def read(self) -> InputSet:
         """The rows as the model takes them.
@@ -212,11 +94,6 @@ class Selection:
             )
         if self.asked.pair_column is not None and (main != "input_ids" or is_causal(model)):
             raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave it out")
-        for column in (self.asked.column, self.asked.pair_column, self.asked.label_column):
-            if column is not None and column not in self.rows.column_names:
-                raise ValueError(f"{self.description} has no column {column!r}; {self._columns_in_words}")
-        if not len(self.rows):
-            raise ValueError(f"{self.description} has no rows")
         made = {"input_ids": self._tokens, "pixel_values": self._pixels, "features": self._features}[main]()
         whole = made.whole if isinstance(made, TensorRows) else len(made) == len(self.rows)
         hub_id = self.name if is_hub_id(self.name) else None
@@ -262,8 +139,8 @@ class Selection:
 
     def _features(self) -> TensorRows:
         labels, values = self._labels(), self.rows.with_format("numpy")
-        numbers = [column for column in self._columns_of("number") if column not in (*_LABELS, self.asked.label_column)]
-        if self.asked.column is None and numbers and not self._columns_of("list"):
+        numbers = [column for column in self.columns_of("number") if column not in (*_LABELS, self.asked.label_column)]
+        if self.asked.column is None and numbers and not self.columns_of("list"):
             stacked = np.stack([values[column][:] for column in numbers], axis=1)
         else:
             stacked = np.stack([np.asarray(row) for row in values[self._column("list")][:]])
@@ -279,17 +156,17 @@ class Selection:
         if features.shape[1] != expected:
             raise ValueError(
                 f"{self.description} has {features.shape[1]} features a row, and the model takes {expected}; keep the "
-                f"columns that it was trained on, prepared as they were. {self._columns_in_words}"
+                f"columns that it was trained on, prepared as they were. {self.columns_in_words}"
             )
         chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.asked.seed))
         return TensorRows.of_set({"features": features[chosen]}, chosen, labels, len(features))
 
     def _column(self, kind: str) -> str:
         """The column that was named, or the only one of that kind."""
-        found = self._columns_of(kind)
+        found = self.columns_of(kind)
         if self.asked.column is not None:
             found = [column for column in found if column == self.asked.column]
-        elif kind == "text" and self._columns_of("nested"):
+        elif kind == "text" and self.columns_of("nested"):
             found = []  # beside words or messages in lists, the only column of text may be an id
         else:
             found = [
@@ -299,18 +176,7 @@ class Selection:
             return found[0]
         what = "lists of numbers" if kind == "list" else kind
         pairs = ", and of pairs the second with --pair_column" if kind == "text" else ""
-        raise ValueError(
-            f"{self.description}: name the column of {what} with --column{pairs}; {self._columns_in_words}"
-        )
-
-    def _columns_of(self, kind: str) -> list[str]:
-        return [column for column, feature in self.rows.features.items() if _kind(feature) == kind]
-
-    @property
-    def _columns_in_words(self) -> str:
-        kinds = {column: _kind(feature) or type(feature).__name__ for column, feature in self.rows.features.items()}
-        shown = [f"{column} ({kind})" for column, kind in kinds.items()][:16]
-        return f"its columns are {', '.join(shown)}{', …' * (len(kinds) > 16)}"
+        raise ValueError(f"{self.description}: name the column of {what} with --column{pairs}; {self.columns_in_words}")
 
     @property
     def _is_classified(self) -> bool:
@@ -341,21 +207,6 @@ class Selection:
                 raise ValueError(reason)
             logger.warning(f"{reason}: nothing is scored by it")
         return labels
-
-
-def _kind(feature: Any) -> str | None:
-    """ "text", "image", "number", "list" (of numbers), "nested" (lists or mappings of others), or None."""
-    import datasets
-
-    if isinstance(feature, datasets.Image):
-        return "image"
-    if isinstance(feature, datasets.Value):
-        if feature.dtype in ("string", "large_string", "string_view"):
-            return "text"
-        return "number" if feature.dtype.startswith(("float", "int", "uint", "bool")) else None
-    if isinstance(feature, dict | list) or hasattr(feature, "feature"):
-        return "list" if _kind(getattr(feature, "feature", None)) == "number" else "nested"
-    return None
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:

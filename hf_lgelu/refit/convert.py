@@ -92,7 +92,8 @@ def convert_to_relu(
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             What it has in common with `data` is counted in a warning.
         options: the other options, and those above where they are not given.
-        progress: print a line a layer on stderr. By default where that is a terminal.
+        progress: print a line a layer on stderr. By default where that is a terminal; elsewhere they go to the logger
+            "hf_lgelu.progress", at level INFO.
 
     Raises:
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of

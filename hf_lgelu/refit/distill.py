@@ -31,7 +31,7 @@ from hf_lgelu.models.operable import independent_copy
 from hf_lgelu.models.outputs import QUERIES, Compared, compared_outputs, in_order_of, kl_terms
 from hf_lgelu.refit.compare import samples_at_once
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
-from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
+from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task, progress_log
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
 
@@ -236,6 +236,7 @@ class _Descent:
             is_over = share >= 1 or step == count
             if step and (is_over or step % every == 0):
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
+                progress_log.info(f"distill: {step} of {count} steps, loss {self.start.loss:.4g} → {best.loss:.4g}")
                 is_over |= best is self.start and 4 * step >= count
                 if steps is None and step == _STEPS // _LOOKS and best.loss < _FAR_FROM_DONE * self.start.loss:
                     count, every = _LONGER * count, _LONGER * every

@@ -5,6 +5,7 @@ there (moments), the ridge regression between the two, its solution written into
 on to the next layer. Before it stands what every rung works with: the plan, the finished work, the task.
 """
 
+import logging
 import math
 import sys
 import time
@@ -36,6 +37,9 @@ from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.weights import forget_quantizer, write_refit
+
+progress_log = logging.getLogger("hf_lgelu.progress")
+"""What a conversion does, a line a layer, at level INFO, where stderr is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,11 @@ class Task:
     _compared: list[float] = field(default_factory=list)  # seconds
 
     def tell(self, line: str) -> None:
-        """Print a line on stderr, where progress is to be shown."""
+        """Print a line on stderr, where progress is to be shown, and log it elsewhere."""
         if self.progress:
             print(line, file=sys.stderr, flush=True)
+        else:
+            progress_log.info(line)
 
     @cached_property
     def programs(self) -> Programs:

@@ -70,6 +70,33 @@ print(sorted({{"torch", "transformers", "datasets", "numpy", "matplotlib"}} & se
         assert reason in line
 
 
+def test_data_without_the_rows_that_are_asked_for_are_found_out_before_torch_is_loaded(tmp_path):
+    for name, text in {"empty": "", "head": "a,b\n", "rows": "a,b\n1,2\n", "lines": "one\n"}.items():
+        (tmp_path / f"{name}.{'txt' if name == 'lines' else 'csv'}").write_text(text)
+    calls = [
+        ["convert", ".", "--data", "empty.csv", "--output_dir", "out"],
+        ["compare", ".", ".", "--data", "head.csv"],
+        ["export", ".", "--evaluation", "rows.csv", "--column", "c", "--output_dir", "out"],
+        ["check", ".", "--evaluation", "lines.txt", "--evaluation_split", "test"],
+    ]
+    program = f"""
+import sys
+from hf_lgelu.cli import command
+print([command.main(words) for words in {calls!r}], "torch" in sys.modules)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert finished.stdout.splitlines()[-1] == "[1, 1, 1, 1] False", finished.stderr
+    assert [line for line in finished.stderr.splitlines() if line.startswith("hf-lgelu")] == [
+        "hf-lgelu convert: empty.csv has no rows",
+        "hf-lgelu compare: head.csv has no rows",
+        "hf-lgelu export: rows.csv has no column 'c'; its columns are a (number), b (number)",
+        "hf-lgelu check: lines.txt has no split 'test'; it has train",
+    ]
+
+
 CONVERT = ("convert", "m", "--data", "x", "--output_dir", "y")
 EXPORT = ("export", "m", "--output_dir", "y")
 
@@ -122,11 +149,11 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(monkeypatch):
     assert ExportArguments(model="m", output_dir="~/relu").output_dir == "/somewhere/relu"
 
 
-def fail(arguments):
+def fail(arguments, evaluation):
     raise ValueError("first line\n  second line")
 
 
-def write_and_be_killed(arguments):
+def write_and_be_killed(arguments, evaluation):
     with whole_folder(f"{arguments.model}/out") as new:
         (new / "half").write_text("x")
         os.kill(os.getpid(), signal_to_send)

@@ -8,7 +8,8 @@ from huggingface_hub.utils import filter_repo_objects
 
 from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
-from hf_lgelu.cli.inputs import data_set
+from hf_lgelu.cli.data import data_set
+from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 
 
@@ -20,7 +21,7 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
     (tmp_path / "short" / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 6}))
     arguments = ConvertArguments(model=str(model), data=str(texts), output_dir="out", disable_tqdm=True)
     for folder, longest in ((tmp_path / "short", 6), (model, 9)):
-        made = data_set(arguments, read_checkpoint(str(folder), progress=False))
+        made = read_rows(data_set(arguments), read_checkpoint(str(folder), progress=False))
         batch = made.rows.__getitems__(range(len(made)))
         assert batch["input_ids"].shape[1] == longest
         whole = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
@@ -28,7 +29,10 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tm
         expected = {tuple(ids) for ids in whole.tokenize(lines)["input_ids"].tolist()}
         assert {tuple(ids) for ids in batch["input_ids"].tolist()} == expected
     arguments.sequence_length = 4
-    assert data_set(arguments, read_checkpoint(str(tmp_path / "short"))).first(1)["input_ids"].shape == (1, 4)
+    assert read_rows(data_set(arguments), read_checkpoint(str(tmp_path / "short"))).first(1)["input_ids"].shape == (
+        1,
+        4,
+    )
 
 
 @pytest.mark.parametrize(

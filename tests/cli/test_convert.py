@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -53,6 +54,19 @@ def test_the_folder_has_a_relu_model_with_report_figure_and_card(converted, plac
     original = load_checkpoint(place / "gelu").state_dict()
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, original[name])}
     assert changed.isdisjoint({"layers.0.linear.weight", "layers.0.linear.bias"})  # nothing is in front of it
+
+
+def test_without_a_terminal_there_is_a_line_a_minute(place, tmp_path, call, capsys):
+    words = ["convert", place / "gelu", "--data", place / "rows.csv", "--effort", "distill", "--distill_steps", 16]
+    status, _, errors = call(*words, "--output_dir", tmp_path / "relu")
+    assert status == 0
+    assert [line.partition(" ")[2] for line in errors.splitlines()] == ["refit: 2 layers"]
+    with module._a_line_a_minute():
+        for second in (0, 59, 60, 61, 119, 121):
+            record = {"name": "hf_lgelu.progress", "levelno": 20, "msg": f"at {second}", "created": 1e9 + second}
+            layerwise.progress_log.handle(logging.makeLogRecord(record))
+    assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["at 0", "at 60", "at 121"]
+    assert call(*words, "--output_dir", tmp_path / "quiet", "--disable_tqdm")[2] == ""
 
 
 def test_scores_of_the_report_are_those_of_the_loaded_models(converted, place, test_rows):
@@ -299,7 +313,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
-        ("gelu", ("--evaluation", "EMPTY"), "empty.csv cannot be read as a data set"),
+        ("gelu", ("--evaluation", "EMPTY"), "empty.csv has no rows"),
         ("gleu", (), "there is no folder or file gleu"),
         ("runs/gelu", (), "the Hub cannot be reached"),
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),

@@ -30,7 +30,8 @@ from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.arguments import RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint
-from hf_lgelu.cli.inputs import Selection, load_splits
+from hf_lgelu.cli.data import Rows, load_splits
+from hf_lgelu.cli.inputs import Selection
 from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks, tokenizer_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -71,7 +72,9 @@ def inputs(rows, model, source="nowhere", name="rows", **options):
     rows = datasets.Dataset.from_dict(rows) if isinstance(rows, dict) else rows
     wanted = options.pop("wanted", None)
     given, asked = GivenCheckpoint(source, model), RowArguments(model=source, **options)
-    return Selection(name, rows, given, asked, split="train", wanted=wanted).read()
+    chosen = Rows(name, rows, asked, split="train", wanted=wanted)
+    chosen.require()
+    return Selection(**vars(chosen), given=given).read()
 
 
 def vit(**options):
@@ -370,7 +373,7 @@ def test_files_of_every_kind(ending, tmp_path):
     else:
         {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
     assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
-    assert Selection(str(file), rows, None, None, split="train").description == f"Rows.{ending}"
+    assert Rows(str(file), rows, None, split="train").description == f"Rows.{ending}"
     other = file.rename(tmp_path / "rows.xyz")
     with pytest.raises(ValueError, match=r"the file ends in \.xyz.*ends in \.csv, \.json"):
         load_splits(str(other))

@@ -12,7 +12,8 @@ from torch import nn
 
 from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
-from hf_lgelu.cli.inputs import data_set
+from hf_lgelu.cli.data import data_set
+from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
 
 
@@ -58,7 +59,7 @@ def pairs(sentence_folder, tmp_path_factory):
 
 def rows_of(folder, data, **options):
     arguments = ConvertArguments(model=str(folder), data=str(data), output_dir="out", disable_tqdm=True, **options)
-    made = data_set(arguments, read_checkpoint(str(folder), progress=False))
+    made = read_rows(data_set(arguments), read_checkpoint(str(folder), progress=False))
     return made.rows.__getitems__(range(len(made)))
 
 

@@ -95,7 +95,7 @@ def _at_least_gelu(data: ReportData, benchmark: str) -> Evidence | None:
 
 
 def _swap_changes(data: ReportData, benchmark: str) -> Mapping[str, list[float]]:
-    """{"GELU" or the hardened label: [the mean change by the swap in the last epoch, and of several seeds the largest]};
+    """{"GELU" or the hardened label: [the mean change by the swap in the last epoch, of several the largest too]};
     of perplexity its share."""
     runs = last_evaluations(data)
     found = of_label(runs[(runs["part"] == "") & runs["relu"].notna()], benchmark)

@@ -1,0 +1,196 @@
+"""The rows that a command's arguments name: splits and columns of a data set, before a model is there to read them.
+
+Nothing here imports torch, so that a wrong name is found out before what takes seconds.
+"""
+
+import logging
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
+from hf_lgelu.files import local, require_there
+from hf_lgelu.formats import counted
+
+logger = logging.getLogger(__name__)
+
+_SECOND_SPLITS = ("validation", "valid", "test")
+_SAVED_TO_DISK = ("dataset_dict.json", "state.json")
+_BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows and columns of a data set that are asked for.
+
+    `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`; `config` and `split` are for the description.
+    `asked` says which columns and how long a sequence; its help says what is taken where nothing is asked for.
+    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer gains are small.
+    """
+
+    name: str
+    rows: Any
+    asked: RowArguments
+    config: str | None = None
+    split: str | None = None
+    wanted: int | None = None
+
+    def require(self) -> None:
+        """Raise ValueError without rows, and for a column that is asked for and not there."""
+        for column in (self.asked.column, self.asked.pair_column, self.asked.label_column):
+            if column is not None and column not in self.rows.column_names:
+                raise ValueError(f"{self.description} has no column {column!r}; {self.columns_in_words}")
+        if not len(self.rows):
+            raise ValueError(f"{self.description} has no rows")
+
+    @property
+    def description(self) -> str:
+        """The data set in words, without the path of what is local."""
+        path = local(self.name)
+        name = self.name if path is None else path.resolve().name
+        has_splits = self.split and not (path is not None and path.is_file())  # a file has one, whose name says nothing
+        return ", ".join(filter(None, (name, self.config, f"split {self.split}" if has_splits else None)))
+
+    def columns_of(self, kind: str) -> list[str]:
+        """The names of the columns of a kind (`kind_of_column`)."""
+        return [column for column, feature in self.rows.features.items() if kind_of_column(feature) == kind]
+
+    @property
+    def columns_in_words(self) -> str:
+        """ "its columns are text (text), label (number)"."""
+        kinds = {
+            column: kind_of_column(feature) or type(feature).__name__ for column, feature in self.rows.features.items()
+        }
+        shown = [f"{column} ({kind})" for column, kind in kinds.items()][:16]
+        return f"its columns are {', '.join(shown)}{', …' * (len(kinds) > 16)}"
+
+
+def open_sets(arguments: Any) -> dict[str, Rows | None]:
+    """{"data": rows, "evaluation": rows} of a command, of those that it takes; raises as both."""
+    ways: dict[str, Callable[[Any], Rows | None]] = {"data": data_set, "evaluation": evaluation_set}
+    return {name: read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
+
+
+def data_set(arguments: ConvertArguments | CompareArguments) -> Rows | None:
+    """The rows that --data names; None without --data.
+
+    Raises ValueError that says what is accepted where a set is not to be had, is empty or lacks a column that is asked
+    for, and OSError where there is none.
+    """
+    name, config = arguments.data, arguments.data_config
+    if name is None:
+        return None
+    splits = load_splits(name, config, progress=arguments.progress)
+    split = arguments.data_split or _second_split(list(splits))
+    if split is None:
+        raise ValueError(f"{name} has several splits; give --data_split, of {', '.join(splits)}")
+    return _rows(arguments, name, config, split, splits, arguments.max_samples)
+
+
+def evaluation_set(arguments: InputArguments) -> Rows | None:
+    """The rows that --evaluation names; left out, another split of --data for the command that has --data.
+
+    Raises as `data_set`, and ValueError where it would be the rows of --data once more.
+    """
+    of_data = arguments if isinstance(arguments, ConvertArguments) and arguments.data is not None else None
+    name, config = arguments.evaluation, arguments.evaluation_config
+    if name is None and of_data is not None:
+        name, config = of_data.data, config or of_data.data_config
+    if name is None or name == "none":
+        return None
+    splits = load_splits(name, config, progress=arguments.progress)
+    taken = None
+    if of_data is not None and config == of_data.data_config:  # however its name is spelled
+        here, there = local(name), local(str(of_data.data))
+        if name == of_data.data if here is None or there is None else here.samefile(there):
+            taken = of_data.data_split
+    split = arguments.evaluation_split or _second_split(list(splits), taken)
+    if split is None and arguments.evaluation is None:
+        for option in ("evaluation_config", "max_eval_samples"):
+            if getattr(arguments, option) is not None:
+                raise ValueError(f"--{option} is of a second set, and {name} has no split for one; give --evaluation")
+        return None
+    if split is None or split == taken:
+        beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
+        raise ValueError(
+            f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
+        )
+    return _rows(arguments, name, config, split, splits, arguments.max_eval_samples)
+
+
+def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None:
+    """The split that networks are compared on where none is named: validation or test, else the only split."""
+    usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
+    return next((split for split in usual if split != taken), None)
+
+
+def _rows(
+    asked: RowArguments, name: str, config: str | None, split: str, splits: dict[str, Any], wanted: int | None
+) -> Rows:
+    if split not in splits:
+        raise ValueError(f"{name} has no split {split!r}; it has {', '.join(splits)}")
+    rows = Rows(name, splits[split], asked, config, split, wanted)
+    rows.require()
+    return rows
+
+
+def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
+    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
+
+    Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
+    """
+    import datasets
+
+    if not progress:
+        datasets.disable_progress_bars()
+    require_there(name, "dataset")
+    path = local(name)
+    try:
+        if path is not None and any((path / saved).is_file() for saved in _SAVED_TO_DISK):
+            found = datasets.load_from_disk(str(path))
+        else:
+            given: dict[str, Any] = {"path": str(path or name), "name": config}
+            if path is not None and path.is_file():
+                if path.suffix.lower() not in _BUILDERS:
+                    raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
+                given = {"path": _BUILDERS[path.suffix.lower()], "data_files": {"train": str(path)}}
+            builder = datasets.load_dataset_builder(**given)
+            # Without the mark of the byte order, which would be part of the first word.
+            found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
+            if path is not None and path.is_dir():  # of which `datasets` reads files of one type
+                read = {Path(file).resolve() for files in builder.config.data_files.values() for file in files}
+                kinds, files = {*_BUILDERS, *_PICTURES}, sorted(path.rglob("*"))
+                left = [file for file in files if file.suffix.lower() in kinds and file.resolve() not in read]
+                if left:
+                    types = ", ".join(sorted({file.suffix.lower() for file in read}))
+                    logger.warning(
+                        f"of {path} the files {types} are read, and left out are {counted(len(left), 'file')} of other "
+                        f"types, such as {left[0].relative_to(path)}: give a folder of one type"
+                    )
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # nothing, or names of columns
+            raise ValueError(f"{name} has no rows") from error
+        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
+        raise ValueError(
+            f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "
+            f"or a file with rows that ends in {', '.join(_BUILDERS)}"
+        ) from error
+    return dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+
+
+def kind_of_column(feature: Any) -> str | None:
+    """ "text", "image", "number", "list" (of numbers), "nested" (lists or mappings of others), or None."""
+    import datasets
+
+    if isinstance(feature, datasets.Image):
+        return "image"
+    if isinstance(feature, datasets.Value):
+        if feature.dtype in ("string", "large_string", "string_view"):
+            return "text"
+        return "number" if feature.dtype.startswith(("float", "int", "uint", "bool")) else None
+    if isinstance(feature, dict | list) or hasattr(feature, "feature"):
+        return "list" if kind_of_column(getattr(feature, "feature", None)) == "number" else "nested"
+    return None
