@@ -219,11 +219,16 @@ class ConvertArguments(OutputArguments):
         if self.equalize and self.target.partition(":")[0] not in ("relu", "leaky_relu"):
             raise ValueError(f"--equalize: units of {self.target} cannot be rescaled, those of relu and leaky_relu can")
 
-    def config(self, checkpoint_dir: Path | None = None) -> ConversionConfig:
-        """The same as `convert_to_relu` takes it; the command has chosen the samples itself."""
+    def config(self, checkpoint_dir: Path | None = None, max_samples: int | None = None) -> ConversionConfig:
+        """The same as `convert_to_relu` takes it; the command has chosen the samples itself, `max_samples` of more."""
         own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
         keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
-        own |= {"keep": keep, "outputs": named(self.outputs), "max_samples": None, "checkpoint_dir": checkpoint_dir}
+        own |= {
+            "keep": keep,
+            "outputs": named(self.outputs),
+            "max_samples": max_samples,
+            "checkpoint_dir": checkpoint_dir,
+        }
         return ConversionConfig(**own)
 
     def _of_a_set(self) -> Sequence[str]:

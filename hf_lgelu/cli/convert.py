@@ -87,7 +87,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                     given.network,
                     inputs.batches("inputs", progress=progress),
                     evaluation_data=None if second is None else second.batches("second set", progress=progress),
-                    options=arguments.config(work),
+                    options=arguments.config(work, None if inputs.whole else len(inputs)),
                     progress=progress,
                 )
         except ConversionRefusedError as error:

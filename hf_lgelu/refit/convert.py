@@ -125,7 +125,8 @@ def convert_to_relu(
     with _ALONE, looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
         started, made = time.perf_counter(), list[str]()
         if data is None:
-            data = {"input_ids": sampled_text(model, config.max_samples or TEXTS)}
+            texts = config.max_samples or TEXTS
+            config, data = replace(config, max_samples=texts), {"input_ids": sampled_text(model, texts)}
             made.append(own_text_warning(data["input_ids"], time.perf_counter() - started))
             if shown:
                 print(made[0], file=sys.stderr, flush=True)

@@ -207,7 +207,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             f"regression, an image), its relative error of {significant(change.relative_error)} (share of squares) "
             'counts: let the model return {"values": output}, or {"embeddings": output}'
         )
-    yield from _of_layers(report.layers, report.distinct_samples)
+    yield from _of_layers(report)
     if report.evaluation is None:
         return
     if report.repeated:
@@ -240,16 +240,19 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
         )
 
 
-def _of_layers(layers: Sequence[LayerRefit], samples: int) -> Iterator[str]:
+def _of_layers(report: ConversionReport) -> Iterator[str]:
+    layers, samples = report.layers, report.distinct_samples
     starved = [layer for layer in layers if layer.is_starved]
     if starved:
         fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
+        # Where all there are were given, no option brings more.
+        option = "" if report.config.get("max_samples") is None else f" (max_samples={enough})"
         yield (
             f"{len(starved)} of {fitted} layers are starved, with fewer than {ENOUGH_ROWS} rows a feature (most of all "
             f"{worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features): give {enough:,} inputs like these "
-            f"{samples:,} (max_samples={enough})"
+            f"{samples:,}{option}"
         )
     unfit = [layer for layer in layers if layer.is_unfit]
     for layer in unfit[:3]:

@@ -56,6 +56,27 @@ def test_the_folder_has_a_relu_model_with_report_figure_and_card(converted, plac
     assert changed.isdisjoint({"layers.0.linear.weight", "layers.0.linear.bias"})  # nothing is in front of it
 
 
+def test_more_rows_are_asked_for_by_an_option_where_there_are_more(place, tmp_path, call):
+    lines = (place / "rows.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "few.csv").write_text("".join(lines[:21]))
+    for data, more in (("few.csv", ""), (place / "rows.csv", " (--max_samples ")):
+        words = [
+            "convert",
+            place / "gelu",
+            "--data",
+            tmp_path / data,
+            "--max_samples",
+            20,
+            "--output_dir",
+            tmp_path / "o",
+        ]
+        status, said, _ = call(*words, "--overwrite")
+        (advice,) = (
+            line.partition(" inputs like these 20")[2] for line in said.splitlines() if "like these 20" in line
+        )
+        assert (status, advice[: len(more) or 1]) == (0, more)
+
+
 def test_without_a_terminal_there_is_a_line_a_minute(place, tmp_path, call, capsys):
     words = ["convert", place / "gelu", "--data", place / "rows.csv", "--effort", "distill", "--distill_steps", 16]
     status, _, errors = call(*words, "--output_dir", tmp_path / "relu")

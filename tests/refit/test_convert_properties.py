@@ -117,7 +117,7 @@ def test_fewer_rows_than_width():
     converted, report = convert_to_relu(model, inputs)
     assert any("most of all 2: 30 rows, 150 features" in text for text in report.warnings)
     assert report.layers[0].note == "starved: 30 rows for 150 features"
-    assert "give 600 inputs like these 30 (max_samples=600)" in " ".join(report.warnings)
+    assert any(text.endswith("give 600 inputs like these 30") for text in report.warnings)  # no option brings more
     assert any("too few to hold some out" in text for text in report.warnings)
     assert (report.layers[0].rows, report.layers[0].width, report.held_out) == (30, 150, None)
     fresh = torch.randn(500, 6, dtype=torch.float64)
