@@ -63,8 +63,14 @@ class _Parser(argparse.ArgumentParser):
 
 def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
     """The parser of a command's own words: an option a field of its dataclass, in groups."""
-    # Those without a default come first in their group.
-    options = sorted(dataclasses.fields(kind), key=lambda entry: entry.default is not dataclasses.MISSING)
+
+    def order(entry: Any) -> tuple[bool, ...]:
+        """Of a group first what must be given, words before options, and then the data."""
+        return (
+            entry.default is not dataclasses.MISSING, "is_word" not in entry.metadata, not entry.name.startswith("data")
+        )  # fmt: skip
+
+    options = sorted(dataclasses.fields(kind), key=order)
     required = [entry for entry in options if entry.default is dataclasses.MISSING]
     names = [("" if "is_word" in entry.metadata else f"--{entry.name} ", entry.name.upper()) for entry in required]
     examples = "\n".join(f"  {example}" for example in kind.examples)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -32,6 +33,10 @@ def test_help_has_two_examples_that_are_right_calls(command, call):
 def test_help_groups_the_options_and_says_each_default(command):
     titles = [group.title for group in parser_of(command)._action_groups[2:] if group._group_actions]
     assert titles == [title for title in GROUPS if title in titles]
+    if hasattr(command, "data"):  # what most calls need
+        usage, _, inputs = parser_of(command).format_help().partition("\ninput:\n")
+        assert f"usage: hf-lgelu {command.command} MODEL" in usage
+        assert re.search(r"^  --(\w+)", inputs, re.MULTILINE)[1] == "data"
     for entry in dataclasses.fields(command):
         words = entry.metadata["help"]
         assert words.count("Default: ") == (entry.default is not dataclasses.MISSING), entry.name

@@ -1,6 +1,7 @@
 """How a figure is saved, and what all figures share: palette, axes."""
 
 import io
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,12 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure  # takes a second, and records are read without it
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def head(figure: "Figure", text: str, *, fontsize: float, **look: str) -> None:
+    """A title over a whole figure, in as many lines as its width needs."""
+    letters = int(figure.get_figwidth() / (0.0092 * fontsize))
+    figure.suptitle(textwrap.fill(text, letters), fontsize=fontsize, **look)
 
 
 def save(figure: "Figure", path: Path) -> Path:

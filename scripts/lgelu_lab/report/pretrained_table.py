@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lgelu_lab.report.difference import student
-from lgelu_lab.report.drawing import PALETTE, new_figure, style
+from lgelu_lab.report.drawing import PALETTE, head, new_figure, style
 from lgelu_lab.report.frames import ReportData, of_label, seed_count
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import NONE, listed, mean_and_deviation, number, score_text
@@ -122,16 +122,19 @@ _PANELS = {
 
 
 def draw_profiles(data: ReportData) -> "Figure | None":
-    """λ of every layer in the last epoch, a panel a network, a line a start: mean and range over the seeds."""
+    """λ of every layer in the last epoch, a panel a network, a line a start: mean and range over the seeds.
+
+    Of more than four networks those of `_PANELS` come first, and the others have none.
+    """
     found: dict[str, dict[str, Sequence[Sequence[float]]]] = {}
-    for benchmark, title in _PANELS.items():
-        runs = of_label(profile_runs(data), benchmark)
+    for benchmark in dict.fromkeys([*_PANELS, *profile_runs(data)["benchmark"]]):
+        title, runs = _PANELS.get(benchmark, benchmark), of_label(profile_runs(data), benchmark)
         lines = {
             label: [list(record.last.hardness.values()) for record in runs[label]["record"]]
             for label in LEARNED_LABELS
             if label in runs
         }
-        found |= {title: lines} if lines else {}
+        found |= {title: lines} if lines and len(found) < len(_PANELS) else {}
     if not found:
         return None
     figure = new_figure(1 + 2.7 * len(found), 3.4)
@@ -146,5 +149,5 @@ def draw_profiles(data: ReportData) -> "Figure | None":
         axis.set_ylim(bottom=1)
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0].legend(fontsize=8)
-    figure.suptitle("Learned hardness over depth, nothing driving it but the loss", fontsize=12)
+    head(figure, "Learned hardness over depth, nothing driving it but the loss", fontsize=12)
     return figure

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
-from lgelu_lab.report.drawing import PALETTE, new_figure, plain, style
+from lgelu_lab.report.drawing import PALETTE, head, new_figure, plain, style
 from lgelu_lab.report.frames import (
     ReportData,
     last_evaluations,
@@ -283,7 +283,7 @@ def _int8_time(data: ReportData, name: str) -> pd.DataFrame:
 
 
 def _measure(ways: dict[str, pd.DataFrame], notes: Notes) -> str:
-    metric = ways[SMOOTH]["metric"].iloc[0]
+    metric = next(seeds["metric"].iloc[0] for seeds in ways.values() if len(seeds))  # of some way there are runs
     return metric_with_direction(_MEASURES.get(metric, metric), metric not in LOWER_IS_BETTER)
 
 
@@ -352,7 +352,7 @@ def draw_path(data: ReportData) -> "Figure | None":
         _draw_hero(axis, title, ways)
     names = [text for text, _ in reversed(_HERO_WAYS.values())]
     axes[0].set_yticks(range(len(names)), names)
-    figure.suptitle("From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
+    head(figure, "From a smooth network to a ReLU network: what each way costs", fontsize=13, fontweight="bold")
     return figure
 
 

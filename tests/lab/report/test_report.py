@@ -13,7 +13,16 @@ from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
-from lgelu_lab.report.write import ALL_TABLES, END, FIGURES, SECTIONS, START, put_results, read_downstream
+from lgelu_lab.report.write import (
+    ALL_TABLES,
+    END,
+    FIGURES,
+    SECTIONS,
+    START,
+    markdown_sections,
+    put_results,
+    read_downstream,
+)
 from lgelu_lab.studies.records import read_records, write_record
 from matplotlib import image
 from PIL import Image
@@ -44,9 +53,23 @@ def test_the_committed_picture_is_that_which_is_drawn(key, committed, tmp_path):
             words.append(picture.text["Description"].splitlines())
     assert words[0] == words[1]
     assert len(words[0]) > 20
+    assert touches_no_edge(path)
+
+
+def touches_no_edge(path):
     pixels = image.imread(path)[..., :3]
-    assert np.all(pixels[[0, -1], :] == 1)
-    assert np.all(pixels[:, [0, -1]] == 1)
+    return np.all(pixels[[0, -1], :] == 1) and np.all(pixels[:, [0, -1]] == 1)
+
+
+@pytest.mark.usefixtures("rendered")
+def test_runs_of_one_network_have_tables_and_whole_pictures(record_of, data_of, tmp_path):
+    learned = record_of(benchmark="mlp-digits", activation="lambda_gelu", hardness=[{"a": 2.0, "b": 3.0}] * 3)
+    for run, key in ((learned, "depth"), (record_of(), "path"), (record_of(activation="relu"), None)):
+        data = data_of([run])
+        assert f"| {run.config['benchmark']} |" in markdown_sections(data)
+        figures = {name: figure for name, draw in FIGURES.items() if (figure := draw(data)) is not None}
+        assert list(figures) == ([key] if key else [])
+        assert all(touches_no_edge(save(figure, tmp_path / "one.png")) for figure in figures.values())
 
 
 PLACES = """page,text,source
