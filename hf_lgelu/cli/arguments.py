@@ -85,6 +85,11 @@ class CheckpointArguments(Arguments):
     model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
     trust_remote_code: bool = _input("Run code that the checkpoint brings. Default: not run.", False)
 
+    @property
+    def reading(self) -> dict[str, bool]:
+        """How `read_checkpoint` is to read it."""
+        return {"progress": self.progress, "trust_remote_code": self.trust_remote_code}
+
 
 @dataclass(kw_only=True)
 class RowArguments(CheckpointArguments):

@@ -83,8 +83,7 @@ class Examined:
 
 def check(arguments: CheckArguments, evaluation: Rows | None) -> None:
     """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
-    trusted = arguments.trust_remote_code
-    given = read_checkpoint(arguments.model, progress=arguments.progress, trust_remote_code=trusted)
+    given = read_checkpoint(arguments.model, **arguments.reading)
     rows = None if evaluation is None else read_rows(evaluation, given)
     print(f"{given.name}: {given.kind}, {sites_in_words(given.network)}")
     try:

@@ -18,9 +18,10 @@ from hf_lgelu.refit.report import REPORT_FILE
 
 def compare(arguments: CompareArguments, data: Rows) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
-    progress, trusted = arguments.progress, arguments.trust_remote_code
-    original, converted = (read_checkpoint(name, progress=progress, trust_remote_code=trusted)
-                           for name in (arguments.model, arguments.converted))  # fmt: skip
+    progress = arguments.progress
+    original, converted = (
+        read_checkpoint(name, **arguments.reading) for name in (arguments.model, arguments.converted)
+    )
     inputs = read_rows(data, original)
     try:
         report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))

@@ -66,16 +66,14 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
         with state.main_process_first():
-            given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=arguments.trust_remote_code)
+            given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
             require_gates(given)
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
             begun = time.perf_counter()
-            inputs, made = (
-                own_text(given, arguments.max_samples) if data is None else read_rows(data, given),
-                list[str](),
-            )
+            made = list[str]()
+            inputs = own_text(given, arguments.max_samples) if data is None else read_rows(data, given)
             if data is None:
                 made.append(own_text_warning(inputs.first(len(inputs))["input_ids"], time.perf_counter() - begun))
                 tell(made[0])
@@ -210,7 +208,7 @@ def _write(
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
-    reloaded = read_checkpoint(str(folder), progress=False, trust_remote_code=given.trust_remote_code).network
+    reloaded = read_checkpoint(str(folder), **arguments.reading | {"progress": False}).network
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}

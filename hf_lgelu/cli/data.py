@@ -171,9 +171,9 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
                         f"types, such as {left[0].relative_to(path)}: give a folder of one type"
                     )
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # nothing, or names of columns
-            raise ValueError(f"{name} has no rows") from error
         cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
+        if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # nothing, or names of columns
+            cause = "it has no rows"
         raise ValueError(
             f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "
             f"or a file with rows that ends in {', '.join(_BUILDERS)}"

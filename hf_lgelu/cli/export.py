@@ -25,10 +25,10 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
     where --to gives another checkpoint.
     """
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
-    progress, trusted = arguments.progress, arguments.trust_remote_code
+    progress = arguments.progress
     # Entered first: a folder that cannot be written to must not be found out after the work.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
-        given = read_checkpoint(arguments.model, progress=progress, trust_remote_code=trusted)
+        given = read_checkpoint(arguments.model, **arguments.reading)
         if is_checkpoint:
             require_hardness(given)
         rows = None if evaluation is None else read_rows(evaluation, given)
@@ -55,7 +55,7 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
             say("  these inputs are random; --evaluation DATA takes real ones")
         compared = None
         if is_checkpoint and rows is not None:
-            exported = read_checkpoint(str(new), progress=progress, trust_remote_code=trusted).network
+            exported = read_checkpoint(str(new), **arguments.reading).network
             compared = print_table(given.network, exported, rows, int8=False, progress=progress)
         if is_checkpoint:
             write_card(

@@ -17,8 +17,7 @@ def profile(arguments: ProfileArguments) -> None:
     """
     if arguments.figure is not None and Path(arguments.figure).suffix.lower() != ".png":
         raise ValueError(f"--figure {arguments.figure}: a PNG is written; give it a name that ends in .png")
-    trusted = arguments.trust_remote_code
-    given = read_checkpoint(arguments.model, progress=arguments.progress, trust_remote_code=trusted)
+    given = read_checkpoint(arguments.model, **arguments.reading)
     require_hardness(given)
     hardness, means = smallest_by_site(given.model), mean_of_several(given.model)
     errors = swap_errors(given.model, hardness)

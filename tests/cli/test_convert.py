@@ -334,7 +334,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
-        ("gelu", ("--evaluation", "EMPTY"), "empty.csv has no rows"),
+        ("gelu", ("--evaluation", "EMPTY"), "empty.csv cannot be read as a data set (it has no rows)"),
         ("gleu", (), "there is no folder or file gleu"),
         ("runs/gelu", (), "the Hub cannot be reached"),
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
