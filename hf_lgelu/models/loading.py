@@ -172,13 +172,20 @@ def _initialize_lambda_gelu(
 
 
 def _keep_records_true(
-    original: Any, model: PreTrainedModel, /, save_directory: str | os.PathLike, *args: Any, **kwargs: Any
+    original: Any,
+    model: PreTrainedModel,
+    /,
+    save_directory: Any,
+    is_main_process: bool = True,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     renew_records(model)
     require_own_record(model)
     require_whole_config(model)
-    original(model, save_directory, *args, **kwargs)
-    guard_code(model, save_directory)
+    original(model, save_directory, is_main_process, *args, **kwargs)
+    if is_main_process:
+        guard_code(model, save_directory)
 
 
 def _tell_gates_of_code(original: Any, model: Any, /, *args: Any, **kwargs: Any) -> Any:

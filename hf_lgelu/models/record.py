@@ -10,9 +10,9 @@ the values without the guard beside the record. Where no key decides, the code o
 imports this package.
 """
 
-import inspect
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -116,8 +116,9 @@ def loads_elsewhere(model: PreTrainedModel) -> bool:
 
 def guard_code(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     """Have the model's own code, saved in the folder, import this package where no key is guarded."""
-    if loads_elsewhere(model) and model.is_remote_code():
-        code = Path(folder, Path(inspect.getfile(type(model))).name)
+    source = getattr(sys.modules[type(model).__module__], "__file__", None)  # none in a notebook
+    if source and loads_elsewhere(model) and model.is_remote_code():
+        code = Path(folder, Path(source).name)
         text = code.read_text(encoding="utf-8") if code.is_file() else _IMPORT
         if _IMPORT not in text:
             code.write_text(text + _IMPORT, encoding="utf-8")
