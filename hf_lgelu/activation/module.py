@@ -1,5 +1,6 @@
 """The λ-gates as modules with a learnable hardness."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -64,6 +65,7 @@ class LambdaGate(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self._is_initialized = False  # by transformers, which asks again
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
         shape = tuple(raw_shape)
@@ -85,6 +87,26 @@ class LambdaGate(nn.Module):
         torch.nn.init.constant_(self.raw_hardness, raw_hardness)
         torch.nn.init.constant_(self.temperature, self.init_temperature)
         torch.nn.init.zeros_(self.hardness_override)
+
+    @property
+    def _is_hf_initialized(self) -> bool:
+        """Whether transformers may leave the state as it is. It asks in a load, before it initializes what is missing.
+
+        Only then, while it has guarded `torch.nn.init`, does the answer set what was not loaded, once.
+        """
+        guarded = getattr(sys.modules.get("transformers.initialization"), "constant_", None)
+        is_asked = torch.nn.init.constant_ is guarded and not self.raw_hardness.is_meta
+        if is_asked and not self._is_initialized:
+            self.reset_parameters()
+            self._is_initialized = True
+            problem = state_problem(self.raw_hardness, self.temperature, self.hardness_override)
+            if problem is not None:
+                raise RuntimeError(f"the checkpoint has no valid hardness for one of its gates: {problem}")
+        return True
+
+    @_is_hf_initialized.setter
+    def _is_hf_initialized(self, value: bool) -> None:
+        """What transformers notes of every module: here nothing."""
 
     @property
     def hardness(self) -> Tensor:
@@ -175,19 +197,14 @@ refuses the checkpoint, and its error names what is missing."""
 
 
 class GuardedGate(LambdaGELU):
-    """What `NEEDS_THE_PACKAGE` builds in a process that has imported this package: a place that computes nothing.
+    """What `NEEDS_THE_PACKAGE` is in a process that has imported this package: an error in words."""
 
-    The config's record says which gate stands there, and `from_pretrained` builds that one.
-    """
-
-    refusal: ClassVar[str] = (
-        "this model was built from a config that alone cannot build its gates: it would be another network. Load a "
-        "checkpoint with from_pretrained, copy a model with copy.deepcopy, or repeat the surgery on the config of "
-        "before"
-    )
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError(self.refusal)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            "the config alone cannot build this network's gates, and it would be another network. Load a checkpoint "
+            "with hf_lgelu.from_pretrained(ModelClass, folder), the whole network where this is a part of one, and "
+            "copy a model with copy.deepcopy"
+        )
 
 
 def state_problem(

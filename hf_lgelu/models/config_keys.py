@@ -33,9 +33,6 @@ from hf_lgelu.registry import TIMM, TIMM_TABLE
 Config: TypeAlias = Any
 """What a model is built from: a PreTrainedConfig, or of diffusers a mapping, the arguments of the model's class."""
 
-EXCHANGED = "_gates_exchanged_by_hf_lgelu"
-"""An attribute of models whose gates are not those of their code, for what saves weights alone."""
-
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedConfig, PreTrainedModel, initialization
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -134,3 +134,9 @@ class MLPForClassification(PreTrainedModel):
         logits = self.classifier(hidden_states)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels)
         return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+# Not AutoModelForImageClassification and not AutoModelForSequenceClassification: pipelines that look there hand over
+# pixel values or token ids, while this model takes rows of features.
+AutoConfig.register(MLPConfig.model_type, MLPConfig, exist_ok=True)
+AutoModel.register(MLPConfig, MLPForClassification, exist_ok=True)

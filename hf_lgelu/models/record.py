@@ -6,16 +6,12 @@ writes the sites of the gates that stayed.
 
 A process without this package would read such a checkpoint as a network of plain activations. So the keys that decide
 about these activations are guarded: their values name this package, which is no activation elsewhere. The config keeps
-the values without the guard beside the record. Where no key decides, the code of the model's own that is saved with it
-imports this package.
+the values without the guard beside the record.
 """
 
 import itertools
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +20,12 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, GuardedGate, LambdaGate
+from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, LambdaGate
 from hf_lgelu.models.called import recorded_calls, restore_calls
 from hf_lgelu.models.config_keys import (
     Config,
     ConfigChange,
     UnsupportedConfigError,
-    activation_strings,
     apply_changes,
     built_as_one,
     built_otherwise,
@@ -49,11 +44,6 @@ RECORD_KEY = "lambda_gelu"
 
 GUARDS_KEY = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
-
-_IMPORT = """
-
-import hf_lgelu  # noqa: E402, F401  # the config remembers gates that this code alone would not build
-"""
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
@@ -86,7 +76,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     # ReLU, but not our names.
     every = {uncompiled_name(site.name) for site in find_sites(model)}
     guards: list[ConfigChange] = []
-    for sites, known in itertools.product((places, every), (NEEDS_THE_PACKAGE, "relu")):
+    for sites, known in itertools.product((places, every), (DEFAULT_GATE, "relu")):
         guards = guards or [replace(change, new=NEEDS_THE_PACKAGE)
                             for change in changes_at(model, unguarded, sites, known)
                             if not isinstance(change.old, bool)]  # fmt: skip
@@ -98,30 +88,9 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     return [*combined(config, plain, guards), *inner, *remembered]
 
 
-def is_guarded(model: nn.Module) -> bool:
-    """Whether a model has a `GuardedGate`."""
-    return any(isinstance(module, GuardedGate) for module in model.modules())
-
-
-def refuse_guarded(model: nn.Module) -> None:
-    """Raise RuntimeError for a model with a `GuardedGate`."""
-    if is_guarded(model):
-        raise RuntimeError(GuardedGate.refusal)
-
-
-def loads_elsewhere(model: PreTrainedModel) -> bool:
+def loads_elsewhere(config: Config) -> bool:
     """Whether a process without this package would load another network, without an error: a record and no guard."""
-    return has_record(model.config) and next(_kept(model.config, GUARDS_KEY), None) is None
-
-
-def guard_code(model: PreTrainedModel, folder: str | os.PathLike) -> None:
-    """Have the model's own code, saved in the folder, import this package where no key is guarded."""
-    source = getattr(sys.modules[type(model).__module__], "__file__", None)  # none in a notebook
-    if source and loads_elsewhere(model) and model.is_remote_code():
-        code = Path(folder, Path(source).name)
-        text = code.read_text(encoding="utf-8") if code.is_file() else _IMPORT
-        if _IMPORT not in text:
-            code.write_text(text + _IMPORT, encoding="utf-8")
+    return has_record(config) and next(_kept(config, GUARDS_KEY), None) is None
 
 
 def describe_sites(
@@ -268,12 +237,13 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
     restore_calls(model, calls, lambda name: _names(model, name))
-    placed = 0
+    absent = []
     for entry in record:
         name = entry["site"]
         parent, attribute = _site_place(model, name)
         if parent is None:
-            continue  # it was in a head, and this model has another
+            absent.append(name)
+            continue
         plain = entry.get("activation")
         kind = _WITH_ARGUMENTS.get(str(plain))
         given = {} if kind is None else {key: entry[key] for key in _arguments(kind) if key in entry}
@@ -284,7 +254,6 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
                 f"the config's record puts {plain or 'a gate'} at {name} of {type(model).__name__}, which is no "
                 "activation here: the checkpoint is damaged, or of another model class"
             )
-        placed += 1
         if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
@@ -292,10 +261,13 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         else:
             gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
             place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
-    if not placed:
+    # Another class may have another head, or none.
+    is_same = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
+    if len(absent) == len(record) or (absent and is_same):
         raise ValueError(
-            f"the checkpoint has gates of its own at {', '.join(entry['site'] for entry in record)}, and "
-            f"{type(model).__name__} has no module at any of these; load it with the model class that was saved"
+            f"the checkpoint has gates of its own at {', '.join(absent)}, and {type(model).__name__} has no module at "
+            f"{'any of these' if len(absent) > 1 else 'this place'}; load it with the model class that was saved, and "
+            "change layers before surgery or conversion"
         )
     _replace_record(model, record, describe_sites(model, plain=_plain_sites(record)))
 
@@ -304,78 +276,3 @@ def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) ->
     for part in model.modules():  # some models give each of their parts a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
             setattr(part.config, RECORD_KEY, new)
-
-
-def renew_records(model: nn.Module) -> None:
-    """Have each record in the configs of a model that is about to be saved say the gates of now. Changes the configs.
-
-    Recorded sites may be gone or have other names, as behind a layer that was dropped. Raises RuntimeError where the
-    record has a plain gate, whose name may now be another gate's.
-    """
-    for inner, record in list(recorded_models(model)):
-        there = describe_sites(inner, plain=_plain_sites(record))
-        # But for the shapes: FSDP shows of each s the part of this process.
-        if [entry | {"raw_shape": None} for entry in there] == [entry | {"raw_shape": None} for entry in record]:
-            continue
-        if _plain_sites(record) or not there:
-            raise RuntimeError(
-                f"the gates of {type(inner).__name__} are no longer those that its config remembers "
-                f"({', '.join(entry['site'] for entry in record[:4])}{' and so on' if len(record) > 4 else ''}). "
-                "Change layers before surgery or conversion; substitute_relu exchanges gates and what is remembered"
-            )
-        _replace_record(inner, record, there)
-
-
-def require_own_record(model: PreTrainedModel) -> None:
-    """Raise RuntimeError for a part of a network whose gates only the config of the whole network tells."""
-    if not has_record(model.config) and f'"{NEEDS_THE_PACKAGE}"' in model.config.to_json_string():
-        raise RuntimeError(
-            f"{type(model).__name__} is a part of a network whose config alone remembers its gates, and could not be "
-            "loaded by itself. Save the whole network, or substitute_relu(the whole) first"
-        )
-
-
-def require_whole_config(model: PreTrainedModel) -> None:
-    """Raise RuntimeError for a model whose config says other activations than surgery on a part alone has left there.
-
-    Activations put in by hand, or with rewrite_config=False, are in no config and not found here.
-    """
-    held = [config for _, config in held_configs(model.config)]
-
-    def is_told_otherwise(part: PreTrainedModel) -> bool:
-        """Whether the config of a part says other activations than the config of its class in the whole's, if any."""
-        alike = [set(activation_strings(config)) for config in held if type(config) is type(part.config)]
-        if alike:
-            return alike.count(set(activation_strings(part.config))) < len(alike)
-        return any(isinstance(module, LambdaGate) for module in part.modules())
-
-    parts = {
-        uncompiled_name(name): part
-        for name, part in model.named_modules()
-        if isinstance(part, PreTrainedModel) and all(part.config is not config for config in held)
-        and is_told_otherwise(part)
-    }  # fmt: skip
-    not_told = _not_told(model) if parts else set()  # of nearly every model nothing is built to compare it with
-    for prefix, part in parts.items():
-        inside = {name.removeprefix(f"{prefix}.") for name in not_told if name.startswith(f"{prefix}.")}
-        lost = sorted(inside - _not_told(part)) if inside else []
-        if lost:
-            raise RuntimeError(
-                f"activations of {prefix} ({type(part).__name__}) were exchanged in that part alone (as {lost[0]}), "
-                "and the config that is saved says others there. Do the surgery on the outermost model, this "
-                f"{type(model).__name__}, or set the activation keys of its config to what that of {prefix} says"
-            )
-
-
-def _not_told(model: PreTrainedModel) -> set[str]:
-    """Names of the activations and λ-gates that neither the model's config builds nor a record in it tells."""
-    built = built_otherwise(model, apply_changes(model.config, without_guard(model.config)))
-    held = {id(config) for _, config in held_configs(model.config)}
-    names = {id(module): uncompiled_name(name) for name, module in model.named_modules()}
-    told = {
-        f"{names[id(inner)]}.{entry['site']}".removeprefix(".")
-        for inner, record in recorded_models(model)
-        if id(inner.config) in held
-        for entry in record
-    }
-    return {*built} - told

@@ -12,7 +12,6 @@ from typing import TypeAlias, TypeVar
 
 import torch
 from accelerate.utils import has_offloaded_params
-from huggingface_hub import ModelHubMixin
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
@@ -22,7 +21,6 @@ from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERAT
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
-    EXCHANGED,
     ConfigChange,
     UnsupportedConfigError,
     forget_checkpoint,
@@ -34,7 +32,7 @@ from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.operable import operable_module, require_values_here
 from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, refuse_guarded
+from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
 from hf_lgelu.models.sites import (
     KINDS,
     LEARNED_KINDS,
@@ -299,11 +297,7 @@ class TemporaryRelu:
 def found_sites(
     model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
 ) -> list[ActivationSite]:
-    """The activations of these kinds whose names `include` accepts, or a ValueError that names the model's others.
-
-    Raises RuntimeError for a model with gates that its config could not build (`refuse_guarded`).
-    """
-    refuse_guarded(model)
+    """The activations of these kinds whose names `include` accepts, or a ValueError that names the model's others."""
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if sites:
         return sites
@@ -370,8 +364,6 @@ def exchange_activations(
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     forget_checkpoint(model)
-    for mixin in (module for module in model.modules() if isinstance(module, ModelHubMixin)):
-        setattr(mixin, EXCHANGED, True)
     replaced = tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
                      for site, module in zip(sites, modules, strict=True))  # fmt: skip
     return SurgeryReport(replaced, write_configs(plans))

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
+from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from hf_lgelu.formats import counted, quoted, significant
@@ -12,7 +13,7 @@ from hf_lgelu.models.called import lines_of_old_gates
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, run_example
 from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
-from hf_lgelu.models.record import has_record, loads_elsewhere, refuse_guarded
+from hf_lgelu.models.record import has_record, loads_elsewhere
 from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.compare import labels_fit
@@ -63,7 +64,6 @@ class ConversionRefusedError(RuntimeError):
 
 def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
     """Raise what `convert_to_relu` says it raises of the model's weights, before any data are read."""
-    refuse_guarded(model)
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
@@ -299,13 +299,19 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
             )
         if has_record(root.config):
             elsewhere = "ends in KeyError: 'hf_lgelu.from_pretrained'"
-            if loads_elsewhere(root):
+            if loads_elsewhere(root.config):
                 elsewhere = "loads it without an error, but with the old gates: it computes another network"
             yield (
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
                 f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Code that does not import "
                 f"hf_lgelu {elsewhere}"
             )
+    for name in (type(module).__name__ for module in model.modules() if isinstance(module, ModelHubMixin)):
+        yield (
+            f"{name}.save_pretrained saves weights, and not the gates: {name}.from_pretrained builds those of the "
+            "code, another network, without an error. Write the new gates into the code before you load the folder, or "
+            "pickle the model"
+        )
     lines = lines_of_old_gates(model)
     if lines:
         yield (
