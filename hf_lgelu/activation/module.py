@@ -65,17 +65,17 @@ class LambdaGate(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self._is_initialized = False  # by transformers, which asks again
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
         shape = tuple(raw_shape)
         if not shape or 0 in shape:  # FSDP cannot shard a scalar
             raise ValueError(f"raw_shape must be at least one size above 0, such as (1,) or (64, 1, 1), got {shape}")
+        raw_hardness = raw_from_hardness(self.init_hardness, self.init_temperature)
         # float32: a step of s in bfloat16 would round away.
-        self.raw_hardness = nn.Parameter(torch.empty(shape, dtype=torch.float32, device=device))
-        self.register_buffer("temperature", torch.empty(1, dtype=torch.float32, device=device))
-        self.register_buffer("hardness_override", torch.empty(shape, dtype=torch.float32, device=device))
-        self.reset_parameters()
+        self.raw_hardness = nn.Parameter(torch.full(shape, raw_hardness, dtype=torch.float32, device=device))
+        self.register_buffer("temperature", torch.full((1,), self.init_temperature, dtype=torch.float32, device=device))
+        self.register_buffer("hardness_override", torch.zeros(shape, dtype=torch.float32, device=device))
+        self._awaits_values = self.raw_hardness.is_meta
 
     def reset_parameters(self) -> None:
         """Set s to the initial hardness, t to its constructor value, and lift the override.
@@ -90,15 +90,15 @@ class LambdaGate(nn.Module):
 
     @property
     def _is_hf_initialized(self) -> bool:
-        """Whether transformers may leave the state as it is. It asks in a load, before it initializes what is missing.
+        """True, for transformers asks this in a load, before it initializes what the checkpoint lacks.
 
-        Only then, while it has guarded `torch.nn.init`, does the answer set what was not loaded, once.
+        A gate that was built without memory then sets what was not loaded, once: while `torch.nn.init` is guarded.
         """
         guarded = getattr(sys.modules.get("transformers.initialization"), "constant_", None)
         is_asked = torch.nn.init.constant_ is guarded and not self.raw_hardness.is_meta
-        if is_asked and not self._is_initialized:
+        if is_asked and self._awaits_values:
             self.reset_parameters()
-            self._is_initialized = True
+            self._awaits_values = False
             problem = state_problem(self.raw_hardness, self.temperature, self.hardness_override)
             if problem is not None:
                 raise RuntimeError(f"the checkpoint has no valid hardness for one of its gates: {problem}")

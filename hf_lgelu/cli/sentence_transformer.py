@@ -26,6 +26,7 @@ from hf_lgelu.export.hub.loading import (
 )
 from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
+from hf_lgelu.models.loading import from_pretrained
 
 # Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
 _ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
@@ -93,7 +94,8 @@ class SentenceFolder:
         package = require("sentence_transformers", "sentence-transformers")
         if self.network_class == "CrossEncoder":
             return load_checkpoint(self.encoder_path, trust_remote_code=trust_remote_code)
-        whole = getattr(package, self.network_class)(str(self.path), device="cpu", trust_remote_code=trust_remote_code)
+        kind = getattr(package, self.network_class)
+        whole = from_pretrained(kind, str(self.path), device="cpu", trust_remote_code=trust_remote_code)
         first, *behind = whole.children()
         encoder = getattr(first, "auto_model", None)
         if not isinstance(encoder, PreTrainedModel):

@@ -23,6 +23,7 @@ from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files import local, require_inside, require_there
 from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.mlp import MLPForClassification
 from hf_lgelu.models.outputs import agree, outputs_of
 
@@ -78,7 +79,7 @@ def load_checkpoint(
                     f"is loaded, compared and saved is transformers' {loader.__name__}, which may compute something "
                     "else (trust_remote_code=True runs it)"
                 )
-        model, found = loader.from_pretrained(name_or_path, use_safetensors=True, output_loading_info=True, **given)
+        model, found = from_pretrained(loader, name_or_path, use_safetensors=True, output_loading_info=True, **given)
     except (StrictDataclassError, KeyError) as error:  # a field's type, an unknown activation
         raise ValueError(
             f"the {CONFIG_NAME} of {name_or_path} is none that transformers {transformers.__version__} takes: {error}. "

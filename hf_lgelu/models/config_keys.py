@@ -33,6 +33,9 @@ from hf_lgelu.registry import TIMM, TIMM_TABLE
 Config: TypeAlias = Any
 """What a model is built from: a PreTrainedConfig, or of diffusers a mapping, the arguments of the model's class."""
 
+GUARDS_KEY = "lambda_gelu_guards"
+"""{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
+
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 
@@ -81,15 +84,14 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
     return found
 
 
-def plan_config_changes(
-    model: PreTrainedModel, site_names: set[str], activation: str, config: PreTrainedConfig | None = None
-) -> list[ConfigChange]:
+def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites, and all others as they are.
 
-    `activation` is "relu", a row of GATES or one of a row's `plain_names`; "gelu" is the erf form. `config` is the
-    model's own by default. Raises UnsupportedConfigError if no set of keys does that.
+    `activation` is "relu", a row of GATES or one of a row's `plain_names`; "gelu" is the erf form. Guards are lifted.
+    Raises UnsupportedConfigError if no set of keys does that.
     """
-    config = model.config if config is None else config
+    lifted = without_guard(model.config)
+    config = apply_changes(model.config, lifted)
     there = modules_of(model)
     others = {name: site.module for site in find_sites(model) if (name := uncompiled_name(site.name)) not in site_names}
     plain = {name: module for name, module in there.items()
@@ -127,7 +129,7 @@ def plan_config_changes(
             "and leaves the other activations as they are"
             + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else "")
         ) from (refusals[-1] if refusals else None)
-    return [change for change in chosen if change.old != change.new]
+    return combined(model.config, lifted, chosen)
 
 
 def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, nn.Module]) -> bool:
@@ -157,6 +159,28 @@ def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[t
     for name, held in _items(config):
         if isinstance(held, PreTrainedConfig):
             yield from held_configs(held, (*path, name))
+
+
+def without_guard(config: Config, *, back: bool = False) -> list[ConfigChange]:
+    """The config changes that give each guarded key the plain network's value, or `back` the guard."""
+    kept = [((*path, *key.split(".")), *values[:: 1 if back else -1])
+            for path, guards in kept_in(config, GUARDS_KEY) for key, values in guards.items()]  # fmt: skip
+    return [ConfigChange(path, old, new) for path, old, new in kept if value_at(config, path) == old]
+
+
+def value_at(config: Any, path: tuple[str, ...]) -> Any:
+    """The value of a key, or None where there is none."""
+    for step in path:
+        config = config.get(step) if isinstance(config, Mapping) else getattr(config, step, None)
+    return config
+
+
+def kept_in(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
+    for path, held in held_configs(config):
+        value = value_at(held, (key,))
+        if value is not None:
+            yield path, value
 
 
 def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
@@ -381,8 +405,10 @@ def plan_width_changes(
     the keys.
     """
 
+    unguarded = apply_changes(model.config, without_guard(model.config))
+
     def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
-        built = _built(model, model.config, changes)
+        built = _built(model, unguarded, changes)
         return _shapes(built[""]) if built else None  # a key that is no part of the shape, or cannot hold this width
 
     # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.

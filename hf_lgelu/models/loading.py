@@ -18,16 +18,10 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
+import hf_lgelu.models.mlp  # noqa: F401 which the Auto classes then know
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.config_keys import apply_changes, gate_names, write_changes
-from hf_lgelu.models.record import (
-    GUARDS_KEY,
-    RECORD_KEY,
-    has_record,
-    rebuild_gates,
-    recorded_models,
-    without_guard,
-)
+from hf_lgelu.models.config_keys import GUARDS_KEY, apply_changes, gate_names, without_guard, write_changes
+from hf_lgelu.models.record import RECORD_KEY, has_record, rebuild_gates, recorded_models
 
 _OPEN = threading.RLock()  # the methods are those of the whole process
 
@@ -36,8 +30,9 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """`model_class.from_pretrained(...)`, which also rebuilds the gates that a config remembers without a key.
 
     These are several λ per layer, gates of a family without an activation key, and gates that a conversion kept.
-    `model_class` is a class of transformers, also an Auto class, or of diffusers. As in transformers, a checkpoint may
-    be loaded with another head or without one.
+    `model_class` is a class of transformers, also an Auto class, or of diffusers, or one that loads them: a pipeline of
+    diffusers, AutoPeftModel, SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or
+    without one. Threads take turns: while a load runs, methods of the two libraries are extended.
 
     Raises ValueError for a model without the places where the checkpoint has gates, and for a checkpoint without
     their λ.
@@ -50,25 +45,24 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     >>> loaded.layers[0].activation.hardness.shape
     torch.Size([8])
     """
-    wants_info = kwargs.pop("output_loading_info", False)
     with _OPEN, _gates_put_in():
-        model, info = model_class.from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **kwargs)
-    lost = sorted(key for key in info["missing_keys"] if key.endswith(".raw_hardness"))
-    if lost and has_record(model.config):
-        raise ValueError(f"{pretrained_model_name_or_path} does not hold λ of the gates that its config has: {lost}")
-    return (model, info) if wants_info else model
+        load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer is made of the name itself
+        return load(pretrained_model_name_or_path, **kwargs)
 
 
 @contextmanager
 def _gates_put_in() -> Iterator[None]:
     """A block in which models that transformers and diffusers build have the gates of their records."""
-    diffusers = sys.modules.get("diffusers.configuration_utils")
     extensions: list[tuple[type, str, Callable[..., Any]]] = [
+        (PreTrainedModel, "from_pretrained", _require_hardness),
         (PreTrainedModel, "__init__", _note_construction),
         (PreTrainedModel, "get_init_context", _with_gates_rebuilt),
         (PreTrainedModel, "get_expanded_tied_weights_keys", _keep_gates_untied),
     ]
-    if diffusers is not None:
+    if "diffusers.models.modeling_utils" in sys.modules:
+        import diffusers
+
+        extensions.append((diffusers.ModelMixin, "from_pretrained", _require_hardness))
         extensions.append((diffusers.ConfigMixin, "from_config", _rebuild_from_config))
     with ExitStack() as methods:
         for owner, name, extension in extensions:
@@ -87,6 +81,15 @@ def _extended(held: Any, extension: Callable[..., Any]) -> Any:
         return extension(function, *args, **kwargs)
 
     return extended if function is held else classmethod(extended)
+
+
+def _require_hardness(original: Any, cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
+    wants_info = kwargs.pop("output_loading_info", False)
+    model, info = original(cls, source, *args, output_loading_info=True, **kwargs)
+    lost = sorted(key for key in info["missing_keys"] if key.endswith(".raw_hardness"))
+    if lost and has_record(model.config):
+        raise ValueError(f"{source} does not hold λ of the gates that its config has: {', '.join(lost)}")
+    return (model, info) if wants_info else model
 
 
 _under_construction: ContextVar[list[PreTrainedModel] | None] = ContextVar("models under construction", default=None)

@@ -23,6 +23,7 @@ from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, LambdaGate
 from hf_lgelu.models.called import recorded_calls, restore_calls
 from hf_lgelu.models.config_keys import (
+    GUARDS_KEY,
     Config,
     ConfigChange,
     UnsupportedConfigError,
@@ -32,18 +33,17 @@ from hf_lgelu.models.config_keys import (
     changes_at,
     combined,
     has_config,
-    held_configs,
+    kept_in,
     modules_of,
     plan_config_changes,
+    value_at,
+    without_guard,
 )
 from hf_lgelu.models.elementwise import form_at
 from hf_lgelu.models.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""
-
-GUARDS_KEY = "lambda_gelu_guards"
-"""{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
@@ -66,7 +66,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     if len(names) == 1 and None not in names:
         there = {name: module for name, module in (modules_of(model) | dict(planned)).items() if name in places}
         try:
-            keys = combined(config, plain, plan_config_changes(model, places, str(names.pop()), unguarded))
+            keys = plan_config_changes(model, places, str(names.pop()))
             shared = any(isinstance(module, LambdaGate) for module in there.values())
             if not (shared and built_as_one(model, apply_changes(config, keys), there)):
                 return keys + forget_sites(config)
@@ -82,7 +82,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
                             if not isinstance(change.old, bool)]  # fmt: skip
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
     kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
-    remembered = [ConfigChange((key,), _value(config, (key,)), new)
+    remembered = [ConfigChange((key,), value_at(config, (key,)), new)
                   for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))]  # fmt: skip
     remembered = [change for change in remembered if change.old is not None or change.new is not None]
     return [*combined(config, plain, guards), *inner, *remembered]
@@ -90,7 +90,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
 
 def loads_elsewhere(config: Config) -> bool:
     """Whether a process without this package would load another network, without an error: a record and no guard."""
-    return has_record(config) and next(_kept(config, GUARDS_KEY), None) is None
+    return has_record(config) and next(kept_in(config, GUARDS_KEY), None) is None
 
 
 def describe_sites(
@@ -180,34 +180,13 @@ def forget_sites(config: Config) -> list[ConfigChange]:
     return [
         ConfigChange((*path, key), value, None)
         for key in (RECORD_KEY, GUARDS_KEY)
-        for path, value in _kept(config, key)
+        for path, value in kept_in(config, key)
     ]
-
-
-def without_guard(config: Config, *, back: bool = False) -> list[ConfigChange]:
-    """The config changes that give each guarded key the plain network's value, or `back` the guard."""
-    kept = [((*path, *key.split(".")), *values[:: 1 if back else -1])
-            for path, guards in _kept(config, GUARDS_KEY) for key, values in guards.items()]  # fmt: skip
-    return [ConfigChange(path, old, new) for path, old, new in kept if _value(config, path) == old]
-
-
-def _value(config: Any, path: tuple[str, ...]) -> Any:
-    for step in path:
-        config = config.get(step) if isinstance(config, Mapping) else getattr(config, step, None)
-    return config
-
-
-def _kept(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
-    for path, held in held_configs(config):
-        value = _value(held, (key,))
-        if value is not None:
-            yield path, value
 
 
 def has_record(config: Config) -> bool:
     """Whether a config, or one inside it, holds a record."""
-    return next(_kept(config, RECORD_KEY), None) is not None
+    return next(kept_in(config, RECORD_KEY), None) is not None
 
 
 def recorded_models(
@@ -218,7 +197,7 @@ def recorded_models(
     A record equal to the enclosing model's belongs to that model: inner models share or copy the config.
     """
     if has_config(model):
-        record = _value(model.config, (RECORD_KEY,))
+        record = value_at(model.config, (RECORD_KEY,))
         if record and record != enclosing:
             yield model, record
         enclosing = record

@@ -173,13 +173,12 @@ def replace_activations(
         module = GATE_MODULES[gate or gate_of(site.module)](
             init_hardness=init_hardness, temperature=temperature, raw_shape=shapes.get(site.name, (1,))
         )
-        module._is_hf_initialized = True  # or a later model.init_weights() would undo what it has learned
         # Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))
     report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None)
     for _, root in pretrained_roots(model):
-        if loads_elsewhere(root):
+        if loads_elsewhere(root.config):
             logger.warning(
                 f"{type(root.config).__name__} has no key for its activations: a process that has not imported "
                 "hf_lgelu reads the saved checkpoint as a network without λ-GELU. Load it by hf_lgelu.from_pretrained"

@@ -16,6 +16,7 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.config_keys import gate_names
+from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import RECORD_KEY
 from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
 
@@ -127,7 +128,7 @@ def load_renamed(folder: str, model: nn.Module) -> bool:
     # Exact: in the widest of the model's dtypes, from which each tensor is copied into its own.
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in state.values()) else torch.float32
     try:
-        loaded, found = type(own).from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        loaded, found = from_pretrained(type(own), folder, dtype=dtype, output_loading_info=True)
         if lost := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
             raise ValueError(_of_other_tensors(folder, lost))
         own.load_state_dict(loaded.state_dict())

@@ -85,9 +85,9 @@ def enlarge(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def rewrite_tensors(folder, change):
+def rewrite_tensors(folder, change, name="model.safetensors"):
     """Have a checkpoint hold what `change` makes of its {name: tensor}, in place or as another dict."""
-    file = folder / "model.safetensors"
+    file = folder / name
     tensors = load_file(file)
     changed = change(tensors)
     save_file(changed if isinstance(changed, dict) else tensors, file, metadata={"format": "pt"})

@@ -218,7 +218,12 @@ def test_an_adapter_of_gates_that_need_the_package_is_loaded_with_its_base(tmp_p
     with torch.no_grad():
         expected = soft.eval()(tokens).logits
         by_peft = PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter"
+            from_pretrained(AutoModelForCausalLM, tmp_path / "base"), tmp_path / "adapter"
         )
-        for again in (by_peft, AutoModelForCausalLM.from_pretrained(tmp_path / "adapter")):
+        whole = [
+            from_pretrained(kind, tmp_path / "adapter") for kind in (AutoModelForCausalLM, AutoPeftModelForCausalLM)
+        ]
+        for again in (by_peft, *whole):
             assert torch.equal(again.eval()(tokens).logits, expected)
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")

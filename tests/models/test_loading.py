@@ -1,27 +1,29 @@
 """Checkpoints: what a missing hardness becomes, what a saved one stays, and what is said about it."""
 
+import copy
+import inspect
 import json
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from families import BY_NAME
 from family import logits_of, rewrite_tensors
+from peft import LoraConfig, get_peft_model
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
     BertLMHeadModel,
     BertModel,
-    CLIPTextModel,
     EncoderDecoderModel,
-    PreTrainedModel,
 )
 
-from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
+from hf_lgelu import LambdaGELU, from_pretrained, replace_activations
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.checkpoint import load_checkpoint
-from hf_lgelu.models.sites import lambda_gelu_modules
-from hf_lgelu.models.surgery import TemporaryRelu
 
 POISON = -3e30
 INITIAL_RAW = 0.1 * math.log(math.expm1(0.05))  # λ = 1.05 at t = 0.1
@@ -62,33 +64,73 @@ def assert_initial(module: LambdaGELU) -> None:
     assert module.hardness.item() == pytest.approx(1.05, abs=1e-6)
 
 
-HOW = [{}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}, {"device_map": "auto", "dtype": torch.float16}]
+HOW = [
+    {"dtype": torch.bfloat16}, {"device_map": "cpu"}, {"device_map": "auto", "dtype": torch.float16},
+    {"low_cpu_mem_usage": True},
+]  # fmt: skip
+NAMES = ["bert", "gpt2", "t5", "vit", "clip", "timm-wrapper-resnet18"]
 
 
 @pytest.mark.usefixtures("polluted")
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [*(("bert", how) for how in HOW), *((name, {}) for name in ("gpt2", "t5", "timm-wrapper-resnet18", "clip"))],
-    ids=str,
-)
-def test_a_gelu_checkpoint_gets_initial_hardness(name, how, tmp_path):
+@pytest.mark.parametrize(("name", "how"), [*(("bert", how) for how in HOW), *((name, {}) for name in NAMES)], ids=str)
+def test_a_gelu_checkpoint_gets_initial_hardness_which_stays_what_it_has_learned(name, how, tmp_path):
     family = BY_NAME[name]
     family.build().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config).replace('"gelu"', '"lambda_gelu"'))
-    model = family.model_class.from_pretrained(tmp_path, **how)
-    modules = [module for module in model.modules() if isinstance(module, LambdaGELU)]
+    model, info = family.model_class.from_pretrained(tmp_path, **how, output_loading_info=True)
+    modules = {key: module for key, module in model.named_modules() if isinstance(module, LambdaGELU)}
     assert len(modules) == family.sites
-    for module in modules:
+    assert set(info["missing_keys"]) >= {f"{key}.raw_hardness" for key in modules}  # as transformers reports all
+    for module in modules.values():
         assert_initial(module)
+    learned = raw_values(learn(model))
+    model.init_weights()
+    assert raw_values(model) == learned
+    model.save_pretrained(tmp_path / "learned", max_shard_size="10KB")
+    assert len([*(tmp_path / "learned").glob("*.safetensors")]) > 1
+    again = family.model_class.from_pretrained(tmp_path / "learned", **how)
+    again.init_weights()
+    assert raw_values(again) == learned
 
 
 @pytest.mark.usefixtures("polluted")
-def test_without_the_extension_the_hardness_would_be_what_memory_held(tmp_path, monkeypatch):
+def test_a_gate_that_did_not_answer_would_have_what_memory_held(tmp_path, monkeypatch):
     BERT.build().save_pretrained(tmp_path)
-    monkeypatch.setattr(PreTrainedModel, "_initialize_weights", PreTrainedModel._initialize_weights.__wrapped__)
-    with pytest.raises(RuntimeError, match=r"no valid hardness for .*intermediate_act_fn: temperature holds -2\.99"):
-        BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
+    monkeypatch.setattr(LambdaGate, "_is_hf_initialized", True)
+    model = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
+    assert set(raw_values(model).values()) == {torch.tensor(POISON).item()}
+
+
+def test_gates_of_surgery_stay_what_they_have_learned():
+    model = BERT.build()
+    replace_activations(model, init_hardness=1.7)
+    learned = raw_values(learn(model))
+    model.init_weights()
+    assert raw_values(model) == learned
+
+
+LOOKS = {
+    "inspect": lambda model: [inspect.getmembers(module) for module in model.modules()],
+    "copy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "peft": lambda model: get_peft_model(
+        copy.deepcopy(model), LoraConfig(target_modules=["query"], modules_to_save=["intermediate_act_fn"])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_gate_that_is_looked_at_outside_a_load_stays_as_it_is(name):
+    """Also one that was built without memory, whose values transformers has not asked for."""
+    values = learn(BERT.build("lambda_gelu")).state_dict()
+    with torch.device("meta"):
+        model = BertForMaskedLM(_bert(hidden_act="lambda_gelu"))
+    model.to_empty(device="cpu").load_state_dict(values)
+    looked = LOOKS[name](model)
+    assert all(torch.equal(tensor, values[key]) for key, tensor in model.state_dict().items())
+    if isinstance(looked, torch.nn.Module):
+        assert {*raw_values(looked).values()} == {*raw_values(model).values()}
 
 
 @pytest.mark.usefixtures("polluted")
@@ -100,42 +142,50 @@ def test_one_lost_hardness_alone_is_initial_and_is_reported(tmp_path):
     assert raw_values(model) == pytest.approx({SITES[0]: 0.1, SITES[1]: INITIAL_RAW, SITES[2]: 0.3}, rel=1e-6)
 
 
-def test_a_gelu_checkpoint_is_not_reported_as_incomplete(tmp_path, host_log):
-    BERT.build().save_pretrained(tmp_path)
-    _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
-    assert set(info["missing_keys"]) == set()
-    assert "MISSING" not in host_log.text
-
-
-def test_a_lost_weight_is_still_reported(tmp_path, host_log):
-    BERT.build().save_pretrained(tmp_path)
-    rewrite_tensors(tmp_path, lambda tensors: tensors.pop("bert.encoder.layer.0.output.dense.weight"))
-    _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
-    assert set(info["missing_keys"]) == {"bert.encoder.layer.0.output.dense.weight"}
-    assert "MISSING" in host_log.text
-
-
 @pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granularity, tmp_path, host_log, caplog):
-    """Those that the config names, and those that its record describes."""
+def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granularity, tmp_path, host_log):
+    """Those that the config names by transformers, those that its record describes by an error."""
     model = BERT.build()
     replace_activations(model, granularity=granularity, inputs=BERT.inputs())
     model.save_pretrained(tmp_path)
     of_gates = ("raw_hardness", "temperature", "hardness_override")
     rewrite_tensors(tmp_path, lambda t: {name: t[name] for name in t if not name.endswith(of_gates)})
-    _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
-    assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
-    assert "says that it has λ-GELU, and it holds no hardness" in caplog.text
+    if granularity == "channel":
+        with pytest.raises(ValueError, match=f"does not hold λ of the gates that its config has: .*{SITES[0]}"):
+            from_pretrained(BertForMaskedLM, tmp_path)
+    else:
+        _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
+        assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
     assert "MISSING" in host_log.text
-    with pytest.raises(ValueError, match=r"missing .*raw_hardness"):
+    with pytest.raises(ValueError, match=rf"does not hold .*{SITES[0]}"):
         load_checkpoint(tmp_path)
 
 
-def test_gates_that_a_record_describes_are_not_saved_while_relu_is_in_their_place(tmp_path):
+def test_a_site_that_is_gone_is_named_by_the_load(tmp_path):
     model = BERT.build()
     replace_activations(model, granularity="channel", inputs=BERT.inputs())
-    with TemporaryRelu(model).applied(), pytest.raises(RuntimeError, match="no longer those that its config remembers"):
-        model.save_pretrained(tmp_path)
+    del model.bert.encoder.layer[1:]
+    model.config.num_hidden_layers = 1
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"gates of its own at {SITES[1]}, and BertForMaskedLM has no module at this"):
+        from_pretrained(BertForMaskedLM, tmp_path)
+
+
+def test_threads_load_at_once_each_its_own_gates(tmp_path):
+    families = [BY_NAME[name] for name in ("bert", "gpt2", "clip")]
+    wanted = {}
+    for family in families:
+        model = family.build()
+        replace_activations(model, granularity="channel", inputs=family.inputs())
+        wanted[family.name] = logits_of(learn(model), family.inputs())
+        model.save_pretrained(tmp_path / family.name)
+
+    def load(family):
+        return logits_of(from_pretrained(family.model_class, tmp_path / family.name), family.inputs())
+
+    with ThreadPoolExecutor(3) as pool:
+        for family, logits in zip(families * 3, pool.map(load, families * 3), strict=True):
+            assert torch.equal(logits, wanted[family.name])
 
 
 def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_path):
@@ -143,43 +193,6 @@ def test_a_checkpoint_that_fits_nothing_is_not_made_to_look_as_if_it_did(tmp_pat
     rewrite_tensors(tmp_path, lambda tensors: {f"other.{name}": tensor for name, tensor in tensors.items()})
     _, info = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu", output_loading_info=True)
     assert {f"{name}.raw_hardness" for name in SITES} <= set(info["missing_keys"])
-
-
-@pytest.mark.parametrize(("activation", "warns"), [("relu", True), ("lambda_gelu", False)])
-def test_lambda_gelu_weights_read_as_another_function_are_warned_of(activation, warns, tmp_path, caplog):
-    learn(BERT.build("lambda_gelu")).save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=activation)
-    assert ("holds the hardness of 3 λ-GELU activations" in caplog.text) is warns
-
-
-@pytest.mark.parametrize(
-    ("saved", "read", "warns"),
-    [
-        ("lambda_gelu", "lambda_silu", True),
-        ("lambda_gelu_tanh", "lambda_gelu", True),
-        ("lambda_silu", "lambda_silu", False),
-        ("silu", "lambda_gelu", False),  # no λ is lost
-    ],
-)
-def test_hardness_read_into_another_gate_is_warned_of(saved, read, warns, tmp_path, caplog):
-    BERT.build(saved).save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
-    text = f"The gates of the checkpoint are {saved} and those of this model {read}: with the same λ they are another"
-    assert (text in caplog.text) is warns
-
-
-def test_gates_of_two_kinds_and_a_record_of_gates_are_the_checkpoints_own(tmp_path, caplog):
-    model = BERT.build()
-    replace_activations(model, granularity="channel", inputs={"input_ids": torch.zeros(1, 3, dtype=int)})
-    model.save_pretrained(tmp_path / "channels")
-    from_pretrained(BertForMaskedLM, tmp_path / "channels")
-    clip = BY_NAME["clip"]
-    model = clip.build()
-    model.config.text_config.hidden_act, model.config.vision_config.hidden_act = "lambda_gelu", "lambda_silu"
-    type(model)(model.config).save_pretrained(tmp_path / "two")
-    clip.model_class.from_pretrained(tmp_path / "two")
-    CLIPTextModel.from_pretrained(tmp_path / "two")
-    assert "gates of the checkpoint" not in caplog.text
 
 
 @pytest.mark.usefixtures("polluted")
@@ -220,7 +233,6 @@ def test_between_base_model_and_head(tmp_path):
     assert list(raw_values(classifier).values()) == pytest.approx([0.1, 0.2])
     head, info = BertForMaskedLM.from_pretrained(tmp_path / "base", output_loading_info=True)
     assert list(raw_values(head).values()) == pytest.approx([0.1, 0.2, INITIAL_RAW])
-    # The base was λ-GELU, so the head's site is news to the user, unlike the sites of a GELU checkpoint.
     assert f"{HEAD}.raw_hardness" in info["missing_keys"]
 
 
@@ -239,88 +251,3 @@ def test_a_composite_of_two_checkpoints_keeps_what_they_learned(tmp_path):
     assert list(raw_values(model).values()) == learned
     model.save_pretrained(tmp_path / "both")
     assert list(raw_values(EncoderDecoderModel.from_pretrained(tmp_path / "both")).values()) == learned
-
-
-def _by_string(path):
-    return BERT.build("lambda_gelu")
-
-
-def _by_checkpoint(path):
-    BERT.build().save_pretrained(path)
-    return BertForMaskedLM.from_pretrained(path, hidden_act="lambda_gelu")
-
-
-@pytest.mark.parametrize("make", [_by_string, _by_checkpoint])
-def test_init_weights_does_not_undo_what_was_learned(make, tmp_path):
-    model = learn(make(tmp_path))
-    model.init_weights()
-    assert list(raw_values(model).values()) == pytest.approx([0.1, 0.2, 0.3])
-
-
-INNER = {
-    "put": ({}, replace_activations),
-    "a λ per channel": ({}, lambda part: replace_activations(part, granularity="channel", inputs=BERT.inputs())),
-    "substituted": ({"hidden_act": "lambda_gelu"}, substitute_relu),
-    "swapped": ({}, lambda part: substitute_relu(part, kinds=("gelu",))),
-}
-
-
-@pytest.mark.parametrize("name", INNER)
-def test_surgery_on_a_part_is_not_saved_with_the_config_of_the_whole(name, tmp_path):
-    """The config of the whole would build the activations from before."""
-    options, operate = INNER[name]
-    model = BertForSequenceClassification(_bert(**options)).eval()
-    operate(model.bert)
-    with pytest.raises(RuntimeError, match=r"of bert \(BertModel\).*outermost model, this BertForSequenceClassif"):
-        model.save_pretrained(tmp_path / "part")
-    assert not (tmp_path / "part").exists()
-    part = model.bert
-    part.save_pretrained(tmp_path / "alone")  # whose config knows
-    again = from_pretrained(BertModel, tmp_path / "alone").eval()
-    torch.testing.assert_close(again(**BERT.inputs()).pooler_output, part(**BERT.inputs()).pooler_output)
-
-
-def test_a_part_with_a_copy_of_the_config_is_told_from_one_with_surgery(tmp_path):
-    """T5 gives its encoder and decoder copies, which surgery on the whole does not reach."""
-    model = BY_NAME["t5"].build()
-    replace_activations(model)
-    model.save_pretrained(tmp_path / "whole")
-    again = type(model).from_pretrained(tmp_path / "whole")
-    assert {name for name, _ in lambda_gelu_modules(again)} == {name for name, _ in lambda_gelu_modules(model)}
-    substitute_relu(again.encoder)  # whose gates are those that the decoder still has
-    with pytest.raises(RuntimeError, match=r"activations of encoder .* were exchanged in that part alone"):
-        again.save_pretrained(tmp_path / "part")
-
-
-def test_a_part_of_a_composite_whose_neighbour_says_the_same_gates_is_found(tmp_path):
-    decoder = BertLMHeadModel(_bert(is_decoder=True, add_cross_attention=True, hidden_act="lambda_gelu"))
-    model = EncoderDecoderModel(encoder=BertModel(_bert()), decoder=decoder)
-    model.save_pretrained(tmp_path)
-    replace_activations(model.encoder)
-    with pytest.raises(RuntimeError, match=r"activations of encoder .* were exchanged in that part alone"):
-        model.save_pretrained(tmp_path)
-    replace_activations(model, kinds=("lambda_gelu",))
-    model.save_pretrained(tmp_path)
-    assert len(raw_values(EncoderDecoderModel.from_pretrained(tmp_path))) == len(raw_values(model)) == 5
-
-
-@pytest.mark.parametrize(
-    ("saved", "read", "differs"),
-    [("silu", "lambda_gelu", "0.19"), ("quick_gelu", "lambda_gelu", "0.02"), ("relu", "lambda_silu", "0.28")],
-)
-def test_a_gate_of_another_function_than_the_checkpoints_is_warned_of(saved, read, differs, tmp_path, caplog):
-    BERT.build(saved).save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
-    assert f"was trained with '{saved}' (hidden_act), and '{read}' at λ = 1 differs from that by up to {differs}" in (
-        caplog.text
-    )
-
-
-@pytest.mark.parametrize(
-    ("saved", "read"), [("silu", "lambda_silu"), ("gelu", "lambda_gelu"), ("gelu_new", "lambda_gelu")]
-)
-def test_a_gate_of_the_same_function_is_not(saved, read, tmp_path, caplog):
-    """The tanh form of GELU is the same to a thousandth, as the paper's GPT-2 has it."""
-    BERT.build(saved).save_pretrained(tmp_path)
-    BertForMaskedLM.from_pretrained(tmp_path, hidden_act=read)
-    assert "differs from that" not in caplog.text

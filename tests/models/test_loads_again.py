@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+from family import rewrite_tensors
 from torch import nn
 from torch.nn import functional as F
 from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -75,7 +76,7 @@ def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
     converted.save_pretrained(tmp_path / "first")
     loaded = hf_lgelu.from_pretrained(type(model), tmp_path / "first").eval()
     loaded.save_pretrained(tmp_path / "second")
-    again = type(model).from_pretrained(tmp_path / "second").eval()  # as hf_lgelu is imported here
+    again = hf_lgelu.from_pretrained(type(model), tmp_path / "second").eval()
     with torch.no_grad():
         given, *others = (next(iter(network(**inputs).values())) for network in (converted, loaded, again))
     assert (given - next(iter(model(**inputs).values()))).abs().max() > 1e-5
@@ -90,10 +91,16 @@ def test_learned_gates_of_diffusers_come_back(tmp_path):
     hf_lgelu.replace_activations(model.eval())
     hf_lgelu.initialize_hardness(model, init_hardness=2.5)
     model.save_pretrained(tmp_path)
-    loaded = type(model).from_pretrained(tmp_path).eval()
+    loaded = hf_lgelu.from_pretrained(type(model), tmp_path).eval()
     assert len(hf_lgelu.hardness_profile(loaded)) > 3
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).sample, model(**inputs).sample)
+    with pytest.raises(ValueError, match=r"activation function hf_lgelu\.from_pretrained not found"):
+        type(model).from_pretrained(tmp_path)
+    lost, file = "conv_act.raw_hardness", "diffusion_pytorch_model.safetensors"
+    rewrite_tensors(tmp_path, lambda tensors: tensors.pop(lost), file)
+    with pytest.raises(ValueError, match=f"does not hold λ of the gates that its config has: {lost}"):
+        hf_lgelu.from_pretrained(type(model), tmp_path)
 
 
 def test_a_conversion_of_diffusers_goes_on_to_the_same_network(tmp_path):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.registry import register_activation, register_auto_classes
+from hf_lgelu.registry import register_activation
 
 
 def small_mlp(hidden_act="gelu", **changes):
@@ -83,7 +83,6 @@ def test_weights_start_like_torchs_own_linear_layers():
 
 
 def test_layers_of_different_widths_compute_and_reload(tmp_path):
-    register_auto_classes()
     model, features = small_mlp("relu", hidden_size=[6, 2, 3]), small_batch()["features"]
     assert [tuple(layer.linear.weight.shape) for layer in model.layers] == [(6, 5), (2, 6), (3, 2)]
     assert tuple(model.classifier.weight.shape) == (4, 3)
@@ -99,8 +98,6 @@ def test_layers_of_different_widths_compute_and_reload(tmp_path):
 @pytest.mark.parametrize("name", ["gelu", "lambda_gelu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_reload_gives_the_same_logits(name, dtype, tmp_path):
-    register_auto_classes()
-    register_auto_classes()
     model, features = small_mlp(name).to(dtype), small_batch()["features"]
     model.save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors").exists()

@@ -12,7 +12,14 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, forget_checkpoint, plan_config_changes
+from hf_lgelu.models.config_keys import (
+    ConfigChange,
+    UnsupportedConfigError,
+    combined,
+    forget_checkpoint,
+    plan_config_changes,
+    without_guard,
+)
 from hf_lgelu.models.dataflow import trace_sites
 from hf_lgelu.models.example_run import Inputs, in_own_forward
 from hf_lgelu.models.operable import require_values_here, uncompiled
@@ -140,7 +147,8 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
                 f"{refusals[0]}. Saved and loaded, the model would come back with other activations than "
                 f"{GATES[gate].plain_label}. To absorb λ in memory only, pass rewrite_config=False"
             ) from refusals[0]
-    return changes + forget_sites(root.config)
+    lifted = without_guard(root.config)
+    return combined(root.config, lifted, [each for each in changes if each not in lifted]) + forget_sites(root.config)
 
 
 def max_relative_change(dtype: torch.dtype) -> float:

@@ -81,7 +81,7 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     recorded = any("activation" not in entry for entry in config.get(RECORD_KEY) or [])
     gates = tuple(sorted(gate_names(text))) or ("gates that surgery put in",) * recorded
     if is_of_sentences:
-        return CheckpointFacts(sentence_class(folder), gates=gates)
+        return CheckpointFacts(sentence_class(folder), needs_package=RECORD_KEY in config, gates=gates)
     name = str((config.get("architectures") or [""])[0])
     if not name.isidentifier():  # it becomes Python on the card
         raise ValueError(
@@ -126,9 +126,8 @@ def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
     """Python that loads a checkpoint with this package; `where` is a folder or Hub id."""
-    if model_class in SENTENCE_CLASSES:
-        return f"import hf_lgelu\n{_SENTENCE_TRANSFORMERS.format(model_class=model_class, where=where)}"
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
+    package = "sentence_transformers" if model_class in SENTENCE_CLASSES else package
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
 
 
