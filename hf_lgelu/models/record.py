@@ -4,9 +4,9 @@ Those are several λ per layer, λ-gates at some sites only, gates of two kinds,
 Surgery writes every λ-gate's site and the shape of its hardness into the config, under "lambda_gelu", and a conversion
 writes the sites of the gates that stayed.
 
-A process without this package would read such a checkpoint as a network of plain activations. So the keys that decide
-about these activations are guarded: their values name this package, which is no activation elsewhere. The config keeps
-the values without the guard beside the record.
+Any other load than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that decide about
+these activations are guarded: their values name that function, which is no activation. The config keeps the values
+without the guard beside the record.
 """
 
 import itertools

@@ -128,7 +128,7 @@ def replace_activations(
             layer, and 1 behind a convolution or batch norm, as one forward pass shows.
         include: a predicate on site names; the default takes all.
         rewrite_config: make a transformers config rebuild the model: by its activation key where that can say one λ
-            per layer, else by a record. `from_pretrained` reads both where this package is imported.
+            per layer, else by a record, which `hf_lgelu.from_pretrained` alone reads.
 
     Make the optimizer after the surgery, from `hardness_parameter_groups`: one made before never learns λ.
 
@@ -180,8 +180,8 @@ def replace_activations(
     for _, root in pretrained_roots(model):
         if loads_elsewhere(root.config):
             logger.warning(
-                f"{type(root.config).__name__} has no key for its activations: a process that has not imported "
-                "hf_lgelu reads the saved checkpoint as a network without λ-GELU. Load it by hf_lgelu.from_pretrained"
+                f"{type(root.config).__name__} has no key for its activations: load the saved checkpoint by "
+                "hf_lgelu.from_pretrained. Any other load gives a network without λ-GELU, without an error"
             )
     for encoder in model.modules():
         # Of padded rows it makes tensors without a shape, for a fused kernel that layers with λ-gates do not run.

@@ -117,8 +117,8 @@ class ConversionConfig:
             which else is 0.01. effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
             alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
-            then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and a load without this package is
-            refused. Default: none.
+            then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
+            Default: none.
         tolerance: The mean KL to the original in nats (or the relative error) that held-out samples must reach. Rungs
             are climbed until they do, up to the effort; else the conversion is refused. Default: no such bound.
         metric: Your own score of a model in eval mode; higher is better. It decides which rung is kept (the KL where

@@ -298,13 +298,12 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 "do not show how far the network is. Train the head first, or convert the network without it"
             )
         if has_record(root.config):
-            elsewhere = "ends in KeyError: 'hf_lgelu.from_pretrained'"
+            elsewhere = "ends in an error that names this function"
             if loads_elsewhere(root.config):
-                elsewhere = "loads it without an error, but with the old gates: it computes another network"
+                elsewhere = "gives the old gates, another network, without an error"
             yield (
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
-                f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Code that does not import "
-                f"hf_lgelu {elsewhere}"
+                f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Any other load {elsewhere}"
             )
     for name in (type(module).__name__ for module in model.modules() if isinstance(module, ModelHubMixin)):
         yield (

@@ -10,11 +10,13 @@ import torch
 from huggingface_hub import ModelCard
 from torch import nn
 
+from hf_lgelu import from_pretrained, hardness_profile, replace_activations
 from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.export.hub.loading import with_hf_lgelu
 
 
 @functools.cache
@@ -202,3 +204,17 @@ def test_gates_behind_an_encoder_are_refused_before_the_work(sentence_folder, tm
     assert status == 1
     assert "has smooth gates in modules behind its encoder (behind.2.activation_function)" in told
     assert not (tmp_path / "out").exists()
+
+
+def test_gates_that_no_key_says_come_back_in_the_whole_and_in_the_command(sentence_folder, tmp_path):
+    kind = package().SentenceTransformer
+    whole = kind(str(sentence_folder[0]), device="cpu")
+    tokens = {"input_ids": torch.ones(1, 4, dtype=torch.long)}
+    replace_activations(whole[0].auto_model, granularity="channel", init_hardness=3.0, inputs=tokens)
+    whole.save(str(tmp_path / "soft"))
+    again = from_pretrained(kind, str(tmp_path / "soft"), device="cpu")
+    assert (again.encode("the cat") == whole.encode("the cat")).all()
+    assert hardness_profile(read_checkpoint(str(tmp_path / "soft")).model) == hardness_profile(whole[0].auto_model)
+    assert f'hf_lgelu.from_pretrained({kind.__name__}, "soft")' in with_hf_lgelu(kind.__name__, "soft")
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
+        kind(str(tmp_path / "soft"), device="cpu")

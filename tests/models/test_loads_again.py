@@ -91,10 +91,13 @@ def test_learned_gates_of_diffusers_come_back(tmp_path):
     hf_lgelu.replace_activations(model.eval())
     hf_lgelu.initialize_hardness(model, init_hardness=2.5)
     model.save_pretrained(tmp_path)
-    loaded = hf_lgelu.from_pretrained(type(model), tmp_path).eval()
-    assert len(hf_lgelu.hardness_profile(loaded)) > 3
-    with torch.no_grad():
-        assert torch.equal(loaded(**inputs).sample, model(**inputs).sample)
+    diffusers = pytest.importorskip("diffusers")
+    diffusers.DDPMPipeline(model, diffusers.DDPMScheduler()).save_pretrained(tmp_path / "pipeline")
+    pipeline = hf_lgelu.from_pretrained(diffusers.DDPMPipeline, tmp_path / "pipeline")
+    for loaded in (hf_lgelu.from_pretrained(type(model), tmp_path), pipeline.unet):
+        assert len(hf_lgelu.hardness_profile(loaded)) > 3
+        with torch.no_grad():
+            assert torch.equal(loaded.eval()(**inputs).sample, model(**inputs).sample)
     with pytest.raises(ValueError, match=r"activation function hf_lgelu\.from_pretrained not found"):
         type(model).from_pretrained(tmp_path)
     lost, file = "conv_act.raw_hardness", "diffusion_pytorch_model.safetensors"

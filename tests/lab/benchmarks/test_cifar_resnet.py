@@ -6,13 +6,11 @@ from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet, register_cifar_r
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import register_activation
 
 register_activation()
 register_cifar_resnet()
-extend_from_pretrained()
 
 NAMES = [f"class {i}" for i in range(10)]
 MEAN, DEVIATION = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)

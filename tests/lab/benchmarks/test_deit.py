@@ -9,12 +9,10 @@ from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor
 from PIL import Image
 from transformers import pipeline
 
-from hf_lgelu.models.loading import extend_from_pretrained
 from hf_lgelu.models.sites import lambda_gelu_modules
 from hf_lgelu.registry import register_activation
 
 register_activation()
-extend_from_pretrained()
 DATA = SimpleNamespace(label_names=("cat", "dog", "frog"))
 
 
