@@ -146,15 +146,13 @@ def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **k
     return {target: source for target, source in tied.items() if target not in of_gates}
 
 
-def written_gates(model: PreTrainedModel) -> set[str] | None:
-    """The names of λ-gates in the config file of a model's checkpoint; None where the file is not found again."""
-    source = getattr(model.config, "name_or_path", None) or "None"  # transformers writes str(None) for weights by hand
-    if source == "None":
-        return set()
+def written_gates(model: PreTrainedModel) -> set[str]:
+    """The names of λ-gates in the config file of a model's checkpoint; none where the file is not found again."""
+    source = model.name_or_path
     file: Any = os.path.join(source, CONFIG_NAME)
     if not os.path.exists(source):
         file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
     if not isinstance(file, str) or not os.path.isfile(file):
-        return None
+        return set()
     with open(file, encoding="utf-8") as text:
         return gate_names(text.read())

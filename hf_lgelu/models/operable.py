@@ -191,7 +191,7 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
             "alone: the others get the λ of the base. Give each place a gate of its own, or train without an adapter"
         )
     if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
-        built, written = gate_names(model.config.to_json_string()), written_gates(model) or set()
+        built, written = gate_names(model.config.to_json_string()), written_gates(model)
         if not built or not built <= written:
             logger.warning(
                 f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so "

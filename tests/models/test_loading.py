@@ -19,6 +19,7 @@ from transformers import (
     BertLMHeadModel,
     BertModel,
     EncoderDecoderModel,
+    initialization,
 )
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations
@@ -100,6 +101,11 @@ def test_a_gate_that_did_not_answer_would_have_what_memory_held(tmp_path, monkey
     monkeypatch.setattr(LambdaGate, "_is_hf_initialized", True)
     model = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
     assert set(raw_values(model).values()) == {torch.tensor(POISON).item()}
+
+
+def test_a_gate_is_initial_where_a_load_with_deepspeed_empties_the_functions_of_initialization():
+    with initialization.no_init_weights():
+        assert_initial(LambdaGELU())
 
 
 def test_gates_of_surgery_stay_what_they_have_learned():
