@@ -13,7 +13,6 @@ from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange, runtime_warnings
 from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, in_own_forward, random_inputs
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.operable import independent_copy, operable_module
 from hf_lgelu.models.outputs import OutputChange, compare_models
 from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
@@ -227,7 +226,7 @@ def save_plain(
     save_checkpoint(plain, folder, processor, source)
     warnings = runtime_warnings(plain)
     if form == "relu":
-        reloaded = from_pretrained(type(plain), folder, dtype=plain.dtype, use_safetensors=True)
+        reloaded = type(plain).from_pretrained(folder, dtype=plain.dtype, use_safetensors=True)
         require_same_model(plain, reloaded.to(plain.device), inputs)
         smooth_calls = tuple(find_smooth_calls(plain, inputs))
     else:
@@ -250,7 +249,7 @@ def _change_after_reload(
 
     dtype = plain.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    reloaded = from_pretrained(type(plain), folder, dtype=wide, use_safetensors=True).to(plain.device)
+    reloaded = type(plain).from_pretrained(folder, dtype=wide, use_safetensors=True).to(plain.device)
     inputs = in_dtype(inputs, wide)  # of both copies; not every network casts what it is given
     before, after = (m if dtype == wide else independent_copy(m).to(wide) for m in (model, plain))
     by_reloading = compare_models(after, reloaded, inputs)
