@@ -59,7 +59,7 @@ def _gates_put_in() -> Iterator[None]:
         (PreTrainedModel, "get_init_context", _with_gates_rebuilt),
         (PreTrainedModel, "get_expanded_tied_weights_keys", _keep_gates_untied),
     ]
-    if "diffusers.models.modeling_utils" in sys.modules:
+    if "diffusers.configuration_utils" in sys.modules:
         import diffusers
 
         extensions.append((diffusers.ModelMixin, "from_pretrained", _require_hardness))
