@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_lgelu"
 
 LIMITS = {  # limit, goal
-    "package: lines": (20_049, 18_500),
+    "package: lines": (20_042, 18_500),
     "package: modules": (104, 110),
     "refit: lines": (5_573, 5_600),
     "refit: modules": (25, 28),
@@ -37,7 +37,7 @@ ROADS = {  # files in which a function runs: limit, goal
     "hf-lgelu convert": (47, 48),
     "a training of four hardened epochs": (24, 24),
     "export_relu": (24, 18),
-    "from_pretrained": (6, 12),
+    "from_pretrained": (4, 12),
 }
 
 
