@@ -19,6 +19,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from word_tokenizer import word_tokenizer
 
+import hf_lgelu
 from hf_lgelu.cli import checkpoint
 from hf_lgelu.cli import convert as module
 from hf_lgelu.cli.command import main
