@@ -18,7 +18,15 @@ from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, values_at
-from hf_lgelu.models.example_run import LIBRARIES, Inputs, frames_inside, ids_of, line_of, run_example
+from hf_lgelu.models.example_run import (
+    LIBRARIES,
+    NOT_TAKEN,
+    Inputs,
+    frames_inside,
+    ids_of,
+    line_of,
+    run_example,
+)
 from hf_lgelu.models.rewrite import (
     GATES,
     Call,
@@ -62,13 +70,19 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     with ExitStack() as changes:
         for owner, gates in search.found.items():
             changes.callback(put_gates(owner, list(gates), list(gates.values())))
-        outputs = (expected, run_example(model, inputs)) if search.found else ()
-        pairs = zip(*map(pytree.tree_leaves, outputs), strict=True)
-        if not all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
-                   if isinstance(one, Tensor)):  # fmt: skip
+        again = _Search(model, kinds)
+        try:
+            with again:
+                outputs = run_example(model, inputs) if search.found else expected
+            pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
+            is_same = all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
+                          if isinstance(one, Tensor))  # fmt: skip
+        except NOT_TAKEN:
+            is_same = False
+        if not is_same or again.found or again.refused:
             raise ValueError(
-                f"{type(model).__name__} gives other outputs where its activations are modules and not calls "
-                f"({'; '.join(dict.fromkeys(lines))}); {advice}"
+                f"{type(model).__name__} gives other outputs where its activations are modules and not calls, or goes "
+                f"on calling them ({'; '.join(dict.fromkeys([*lines, *again.refused]))}); {advice}"
             )
         yield
 

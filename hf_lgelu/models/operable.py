@@ -22,6 +22,7 @@ from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
 from hf_lgelu.models.example_run import own_forward
 from hf_lgelu.models.loading import written_gates
 from hf_lgelu.models.record import has_record
+from hf_lgelu.models.rewrite import calls_of
 from hf_lgelu.models.sites import LEARNED_KINDS, checked_module, find_sites, require_lambda_gelu
 
 logger = logging.get_logger(__name__)
@@ -124,7 +125,8 @@ def independent_copy(model: Model) -> Model:
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
-    if [name for name, _ in twin.named_modules()] != [name for name, _ in model.named_modules()]:
+    parts = [[(name, calls_of(module)) for name, module in each.named_modules()] for each in (model, twin)]
+    if parts[0] != parts[1]:
         raise RuntimeError(f"{type(model).__name__} cannot be copied: its own __deepcopy__ gives other modules")
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 

@@ -15,7 +15,7 @@ import itertools
 import linecache
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FrameType, FunctionType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import fx, nn
@@ -66,7 +66,7 @@ def call_in(name: str, method: FunctionType, frame: FrameType, where: str, funct
 
     Raises ValueError where the text of the method, or the place in it, is not known.
     """
-    text = _text(method.__code__)
+    text = _text(method)
     _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
     for number, call in enumerate(text.calls):
         if (call.end_lineno, call.end_col_offset) == (line, column):
@@ -81,25 +81,26 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
     not have these calls.
     """
-    for call in calls:
-        if method_of(type(owner), call) is None:
-            raise ValueError(
-                f"{type(owner).__name__}.{call.method} has another text than it had when its call of {call.function} "
-                f"at {call.where} became a gate. Which call that is now is not known: use the code of then, or convert "
-                "the network anew"
-            )
     if hasattr(owner, GATES):
         raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
+    cls: Any = type(owner)
+    # A method in an attribute, `self.run = self.fast` or accelerate's for its hooks, is bound to the text of then.
+    own = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
+    bound = {name: held for name, held in vars(owner).items()
+             if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own}  # fmt: skip
     if isinstance(owner, fx.GraphModule):
         attribute, before, after = "graph", owner.graph, _graph_with_gates(owner, calls)
     else:
-        cls: Any = type(owner)
         attribute, before, after = "__class__", cls, _class_with_gates(cls, tuple(calls))
     owner.add_module(GATES, nn.ModuleList(gates))
     setattr(owner, attribute, after)
+    vars(owner).update(
+        {name: MethodType(getattr(type(owner), own[held.__func__]), owner) for name, held in bound.items()}
+    )
 
     def undo() -> None:
         setattr(owner, attribute, before)
+        vars(owner).update(bound)
         del owner._modules[GATES]
 
     return undo
@@ -117,7 +118,7 @@ def own_class(module: nn.Module) -> Any:
 
 def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
     """The function of a call, and its other arguments, where the text alone tells them: `F.elu(self.a(x), 0.5)`."""
-    called = _text(method.__code__).calls[call.number]
+    called = _text(method).calls[call.number]
     x = _argument(called)
     first, *steps = ast.unparse(called.func).split(".")
     try:
@@ -153,7 +154,8 @@ def _content(cell: CellType) -> Any:
 
 
 @functools.lru_cache(128)
-def _text(code: CodeType) -> _Text:
+def _text(method: FunctionType) -> _Text:
+    code = method.__code__  # equal codes may be those of several files
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
     tree = ast.parse(file)
@@ -187,7 +189,7 @@ def method_of(cls: type, call: Call) -> FunctionType | None:
     """The method of a class that has a call; None where its text is another."""
     for function in functions_in(inspect.getattr_static(cls, call.method, None)):
         with contextlib.suppress(ValueError):  # a decorator's text may not be known
-            text = _text(function.__code__)
+            text = _text(function)
             if text.digest == call.digest and call.number < len(text.calls):
                 return function
     return None
@@ -196,16 +198,25 @@ def method_of(cls: type, call: Call) -> FunctionType | None:
 @functools.lru_cache(512)
 def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    for name in dict.fromkeys(call.method for call in calls):
-        places = {call.number: place for place, call in enumerate(calls) if call.method == name}
-        method: Any = next(method_of(cls, call) for call in calls if call.method == name)
-        body[name] = _with_code(inspect.getattr_static(cls, name), method, _code_with_gates(method.__code__, places))
+    for call in calls:
+        method = method_of(cls, call)
+        if method is None:
+            raise ValueError(
+                f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
+                f"{call.where} became a gate. Which call that is now is not known: use the code of then, or convert "
+                "the network anew"
+            )
+        if call.method not in body:
+            places = {each.number: place for place, each in enumerate(calls) if each.method == call.method}
+            code = _code_with_gates(method, places)
+            body[call.method] = _with_code(inspect.getattr_static(cls, call.method), method, code)
 
     def reduced(self: Any, protocol: SupportsIndex) -> Any:
         _, _, *state = cast(Any, super)(made, self).__reduce_ex__(protocol)
         return _new, (cls, calls), *state
 
-    made: Any = type(cls)(cls.__name__, (cls,), body | {"__reduce_ex__": reduced, _CALLS: calls})
+    made: Any = type(cls)(cls.__name__, (nn.Module,), body | {"__reduce_ex__": reduced, _CALLS: calls})
+    made.__bases__ = (cls,)  # later, so that no `__init_subclass__` puts it into a register of the user's
     return made
 
 
@@ -234,19 +245,19 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
         for name, held in inside.items():
             cells[name].cell_contents = copied(held)
         vars(made).pop("__wrapped__")  # of update_wrapper
-        if "__wrapped__" in vars(function):  # where `inspect` and torch.jit look for the text
-            vars(made)["__wrapped__"] = copied(vars(function)["__wrapped__"])
+        # `inspect`, torch.jit and torch.compile look for the text in attributes, as in `__wrapped__`.
+        vars(made).update({name: copied(held) for name, held in vars(function).items() if method in functions_in(held)})
         return made
 
     return copied(function)
 
 
-def _code_with_gates(code: CodeType, places: Mapping[int, int]) -> CodeType:
+def _code_with_gates(method: FunctionType, places: Mapping[int, int]) -> CodeType:
     """The code of a method in which the calls of these numbers are calls of `self.called[place]`.
 
     Each line stays where it was. The file's text, so changed, is in `linecache`, where `inspect` and torch.jit read it.
     """
-    text = _text(code)
+    text, code = _text(method), method.__code__
     starts = [0, *itertools.accumulate(map(len, text.file.splitlines(keepends=True)))]
     arguments = text.definition.args
     owner = [*arguments.posonlyargs, *arguments.args][0].arg
@@ -275,7 +286,7 @@ def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph
     """The graph of a module in which the calls are nodes of the modules `called.K`."""
     graph = copy.deepcopy(module.graph)
     nodes = {old.name: new for old, new in zip(module.graph.nodes, graph.nodes, strict=True)}
-    text = _text(type(module).forward.__code__)
+    text = _text(type(module).forward)
     names = {node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
              for node in ast.walk(text.definition) if isinstance(node, ast.Assign | ast.AnnAssign)}  # fmt: skip
     for place, call in enumerate(calls):
