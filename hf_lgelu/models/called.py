@@ -5,9 +5,10 @@ method calls the module (`rewrite`). Whatever exchanges, traces or refits gates 
 """
 
 import inspect
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -18,15 +19,7 @@ from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, values_at
-from hf_lgelu.models.example_run import (
-    LIBRARIES,
-    NOT_TAKEN,
-    Inputs,
-    frames_inside,
-    ids_of,
-    line_of,
-    run_example,
-)
+from hf_lgelu.models.example_run import LIBRARIES, NOT_TAKEN, Inputs, frames_inside, ids_of, line_of, run_example
 from hf_lgelu.models.rewrite import (
     GATES,
     Call,
@@ -43,10 +36,6 @@ CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus"
 """The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
 called, and clamp(x, min=0.01) bends, too."""
 
-_NO_CALLERS = (LambdaGate, nn.Sequential, nn.ModuleList, nn.ModuleDict)  # containers run their children
-_ACTIVATIONS = ("torch.nn.", "torch.overrides", "transformers.activations", "timm.layers.activations")
-"""The starts of the names of modules in which the code of an activation may stand, below a call of it."""
-
 
 @contextmanager
 def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
@@ -55,12 +44,11 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
     in attributes are to be modules already. A formula is found where it is a function, `def swish(x)`. Only what one
     forward pass on `inputs` calls is found. Raises ValueError where a call stands in no method whose text is known,
-    and where the model computes something else with these modules.
+    and where the model computes something else with these modules, or goes on calling activations.
     """
     search = _Search(model, kinds)
     with search:
         expected = run_example(model, inputs)
-    lines = [call.where for gates in search.found.values() for call in gates]
     advice = "write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
     if search.refused:
         raise ValueError(
@@ -70,19 +58,18 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     with ExitStack() as changes:
         for owner, gates in search.found.items():
             changes.callback(put_gates(owner, list(gates), list(gates.values())))
-        again = _Search(model, kinds)
-        try:
+        again, is_same = _Search(model, kinds), False
+        with suppress(*NOT_TAKEN):
             with again:
                 outputs = run_example(model, inputs) if search.found else expected
             pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
             is_same = all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
                           if isinstance(one, Tensor))  # fmt: skip
-        except NOT_TAKEN:
-            is_same = False
         if not is_same or again.found or again.refused:
+            lines = [*(call.where for gates in search.found.values() for call in gates), *again.refused]
             raise ValueError(
                 f"{type(model).__name__} gives other outputs where its activations are modules and not calls, or goes "
-                f"on calling them ({'; '.join(dict.fromkeys([*lines, *again.refused]))}); {advice}"
+                f"on calling them ({'; '.join(dict.fromkeys(lines))}); {advice}"
             )
         yield
 
@@ -153,21 +140,21 @@ class _Search(TorchFunctionMode):
         output = func(*args, **(kwargs or {}))
         running = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
-        if running is not None and not isinstance(running[0], _NO_CALLERS) and values_at(running[0]) is None:
+        if running is not None and not isinstance(running[0], LambdaGate) and values_at(running[0]) is None:
             self._look(_call_of(func, args, kwargs or {}), output, running[1][1:])
         return output
 
     def _look(self, seen: tuple[Any, Called], output: Any, frames: list[FrameType]) -> None:
         is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
-        theirs = (frame for frame in frames if not str(frame.f_globals.get("__name__")).startswith(LIBRARIES))
-        where = line_of(next(theirs, frames[-1]))
+        is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
+        where = line_of(next(itertools.compress(frames, is_theirs), frames[-1]))
         place = self._place(frames)
         if place is None:
             self.refused += [where] * is_gate
             return
         below, owner, name, method = place
         called = seen
-        if not all(map(_is_of_activation, frames[:below])):  # the method calls a function that calls this
+        if any(is_theirs[:below]):  # the method calls a function that calls this
             own = _call_in_progress(frames[below - 1], owner)
             called, is_inside = seen if own is None else own, is_gate
             is_gate = own is not None and self._takes(*own)
@@ -180,10 +167,6 @@ class _Search(TorchFunctionMode):
         except ValueError as error:
             self.refused.append(str(error))
             return
-        calls = {(each.method, each.number): other for each, other in self.found[owner].items()}
-        other = calls.get((call.method, call.number), gate)
-        if (gate.function, gate.args, gate.kwargs) != (other.function, other.args, other.kwargs):
-            self.refused.append(f"{where} calls several activations")
         self.found[owner].setdefault(call, gate)
 
     def _place(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
@@ -208,10 +191,6 @@ class _Search(TorchFunctionMode):
             return False
         form = form_at(gate)
         return form is not None and form.kind in self._kinds
-
-
-def _is_of_activation(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(_ACTIVATIONS)
 
 
 def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Called]:

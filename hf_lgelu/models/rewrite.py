@@ -85,7 +85,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
         raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
     cls: Any = type(owner)
     # A method in an attribute, `self.run = self.fast` or accelerate's for its hooks, is bound to the text of then.
-    own = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
+    own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
     bound = {name: held for name, held in vars(owner).items()
              if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own}  # fmt: skip
     if isinstance(owner, fx.GraphModule):
@@ -94,9 +94,8 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
         attribute, before, after = "__class__", cls, _class_with_gates(cls, tuple(calls))
     owner.add_module(GATES, nn.ModuleList(gates))
     setattr(owner, attribute, after)
-    vars(owner).update(
-        {name: MethodType(getattr(type(owner), own[held.__func__]), owner) for name, held in bound.items()}
-    )
+    for name, held in bound.items():
+        vars(owner)[name] = MethodType(getattr(type(owner), own[held.__func__]), owner)
 
     def undo() -> None:
         setattr(owner, attribute, before)
@@ -159,16 +158,15 @@ def _text(method: FunctionType) -> _Text:
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
     tree = ast.parse(file)
-    starts = {
-        min([node.lineno, *(each.lineno for each in node.decorator_list)]): node
-        for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name
-    }  # fmt: skip
     if code not in codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True)):
         raise ValueError(
             f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
             "has changed since it was imported"
         )
-    definition = starts[code.co_firstlineno]
+    definition = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+        and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
+    )  # fmt: skip
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
     bare = "".join("".join(word.string.split()) for word in words if word.type != tokenize.COMMENT)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]

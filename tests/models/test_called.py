@@ -116,6 +116,15 @@ class Bound(Code):
         return self.out(self.run(x))
 
 
+class Container(nn.Sequential):
+    def __init__(self, act):
+        super().__init__(nn.Linear(6, 12), nn.Linear(12, 3))
+        self._act = act
+
+    def forward(self, x):
+        return self[1](self._act(self[0](x)))
+
+
 torch.manual_seed(0)
 NETWORKS = {
     "in turn": (InTurn(F.gelu), InTurn(F.relu)),
@@ -127,6 +136,7 @@ NETWORKS = {
     "shared module": (Shared(F.gelu), Shared(F.relu)),
     "module built anew": (BuiltAnew(), BuiltAnewEdited()),
     "method in an attribute": (Bound("smooth"), Bound("hard")),
+    "container": (Container(F.silu), Container(F.relu)),
     "hook of accelerate": (add_hook_to_module(OnOneLine(), ModelHook()), OnOneLineEdited()),
 }
 
@@ -451,9 +461,9 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
 @pytest.mark.parametrize(
     ("cls", "reason"),
     [
-        (OneOfTwo, r"calls activations where .*\d+ \(OneOfTwo.forward\) calls several activations"),
+        (OneOfTwo, r"gives other outputs where .*test_called.py:\d+ \(OneOfTwo.forward\)"),
         (InAFunction, r"calls activations where .*test_called.py:\d+ \(in_a_function\)"),
-        (ThroughTorch, r"calls activations where .*test_called.py:\d+ \(ThroughTorch.forward\)"),
+        (ThroughTorch, r"gives other outputs where .*test_called.py:\d+ \(ThroughTorch.forward\)"),
         (NO_TEXT["NoText"], "the text of NoText.forward is not that of the code that runs: <string> is not there"),
         (Mapped, r"gives other outputs where .*test_called.py:\d+ \(Mapped.forward\)"),
         (BoundInAList, r"or goes on calling them .*test_called.py:\d+ \(BoundInAList.hidden\)"),
