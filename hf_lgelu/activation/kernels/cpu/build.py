@@ -1,4 +1,4 @@
-"""Compiling the C++ source for this processor, once a gate, into a folder of the user's own in the cache.
+"""Compiling the C++ sources for this processor, once a gate, into a folder of the user's own in the cache.
 
 A library is loaded only if it is this user's, nobody else may write it, and it is as it was built: its name ends in a
 digest of what it holds.
@@ -31,8 +31,10 @@ _FLAGS = (
 )
 
 
-def build_library(gate: str) -> Path:
-    """The shared library of a gate, a struct of formulas.h, for this processor, compiled unless the cache has it whole.
+def build_library(name: str, source: Path | None = None) -> Path:
+    """The shared library of a source for this processor, compiled unless the cache has it whole.
+
+    Without `source` it is that of the gate `name`, a struct of formulas.h.
 
     A file is put in its place whole, by each of several processes that need one. A file that others may write, or that
     is no longer what was built, is built anew. Raises RuntimeError where there is no C++ compiler, it fails, the source
@@ -43,16 +45,17 @@ def build_library(gate: str) -> Path:
     if machine in ("x86_64", "amd64"):
         # Left to itself, gcc uses half of AVX-512's width.
         native = ["-march=native", *(["-mprefer-vector-width=512"] if "avx512f" in processor else [])]
-    command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={gate}", *native]
+    source = source or SOURCE
+    command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={name}", *native]
     user = os.getuid() if hasattr(os, "getuid") else 0
     # The cache may be shared by several users; none of them can put a library there for another.
     folder = cache_folder() / f"kernels-{user}"
     try:
         # All that the library depends on: a home folder may be shared by machines of several kinds.
         compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
+        sources = [path.read_text(encoding="utf-8") for path in (source, HEADER)]
         parts = (*sources, *command, str(compiler.stat().st_mtime_ns), processor)
-        name = f"{gate}-{_digest(chr(0).join(parts).encode())}"
+        name = f"{name}-{_digest(chr(0).join(parts).encode())}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != user:
@@ -69,7 +72,7 @@ def build_library(gate: str) -> Path:
                 return library
         with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
             fresh = Path(building) / f"{name}.so"
-            command += [str(SOURCE), "-o", str(fresh)]
+            command += [str(source), "-o", str(fresh)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode != 0 or not fresh.exists():
                 words = done.stderr.strip() or "it said nothing"

@@ -9,7 +9,8 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,27 +40,38 @@ Forward takes (outer, count, inner; x, λ, y; threads): the sizes of x in the or
 `count`. Backward takes (outer, count, inner; x, δ, λ, dx, sums; threads), with None for what nobody wants."""
 
 
+Library = TypeVar("Library")
+
+
 @functools.cache
 def load_library(gate: str) -> Functions | str:
     """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
-    path, functions = None, Functions()
+    return open_library(gate, None, _functions, "λ-gates run on torch's own operations, which are slower")
+
+
+def _functions(library: ctypes.CDLL) -> Functions:
+    functions = Functions()
+    for name, pointers in (("forward", 3), ("backward", 5)):
+        for dtype, suffix in DTYPES.items():
+            function = functions[name, dtype] = getattr(library, f"lambda_gate_{name}_{suffix}")
+            sizes, memory = (ctypes.c_int64,) * 3, (ctypes.c_void_p,) * pointers
+            function.argtypes, function.restype = (*sizes, *memory, ctypes.c_int), None
+    return functions
+
+
+def open_library(
+    name: str, source: Path | None, read: Callable[[ctypes.CDLL], Library], without: str
+) -> Library | str:
+    """What `read` takes from the library of `build_library`; or why there is none, logged after what is done then."""
+    path = None
     try:
-        path = build_library(gate)
-        library = ctypes.CDLL(str(path))
-        for name, pointers in (("forward", 3), ("backward", 5)):
-            for dtype, suffix in DTYPES.items():
-                function = functions[name, dtype] = getattr(library, f"lambda_gate_{name}_{suffix}")
-                sizes, memory = (ctypes.c_int64,) * 3, (ctypes.c_void_p,) * pointers
-                function.argtypes, function.restype = (*sizes, *memory, ctypes.c_int), None
-        return functions
+        path = build_library(name, source)
+        return read(ctypes.CDLL(str(path)))
     except RuntimeError as error:
         reason = str(error)
     except (OSError, AttributeError) as error:
         reason = f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
-    logger.warning(
-        "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
-        reason.splitlines()[0],
-    )
+    logger.warning("%s: their C++ kernel is not to be had: %s", without, reason.splitlines()[0])
     return reason
 
 

@@ -1,0 +1,40 @@
+"""The maps around a ReLU at one token, by the compiled loop of `rows.cpp`, which reads the live units' rows alone."""
+
+import ctypes
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hf_lgelu.activation.kernels.cpu.build import SOURCE
+from hf_lgelu.activation.kernels.cpu.function import open_library
+
+
+@functools.cache
+def load_loop() -> Callable[..., None] | str:
+    """The compiled loop, built on the first call of the process; or why there is none, which is logged."""
+    return open_library("rows", SOURCE.with_name("rows.cpp"), _loop, "Maps around ReLUs are read whole")
+
+
+def _loop(library: ctypes.CDLL) -> Callable[..., None]:
+    loop = library.live_rows_float32
+    loop.argtypes, loop.restype = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 7, ctypes.c_int), None
+    return loop
+
+
+def sum_live_rows(
+    gates: Tensor, down: Tensor, bias: Tensor | None, x: Tensor | None, up: Tensor | None, up_bias: Tensor | None
+) -> Tensor:
+    """bias + Σ gate·(up·x + up_bias)·down over the units whose gate is not zero; without `up`, bias + Σ gate·down.
+
+    `gates` holds one token's outputs of the ReLU; `up` and `down` have a row a unit. All are float32 and contiguous.
+    """
+    loop = load_loop()
+    if isinstance(loop, str):
+        raise RuntimeError(f"the compiled loop cannot be used here: {loop}")
+    y = gates.new_empty(*gates.shape[:-1], down.shape[1])
+    sizes = len(down), 0 if up is None else up.shape[1], down.shape[1]
+    memory = [None if part is None else part.data_ptr() for part in (x, gates, up, up_bias, down, bias, y)]
+    loop(*sizes, *memory, torch.get_num_threads())
+    return y
