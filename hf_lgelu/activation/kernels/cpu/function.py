@@ -59,9 +59,7 @@ def _functions(library: ctypes.CDLL) -> Functions:
     return functions
 
 
-def open_library(
-    name: str, source: Path | None, read: Callable[[ctypes.CDLL], Library], without: str
-) -> Library | str:
+def open_library(name: str, source: Path | None, read: Callable[[ctypes.CDLL], Library], without: str) -> Library | str:
     """What `read` takes from the library of `build_library`; or why there is none, logged after what is done then."""
     path = None
     try:

@@ -24,17 +24,21 @@ def _loop(library: ctypes.CDLL) -> Callable[..., None]:
 
 
 def sum_live_rows(
-    gates: Tensor, down: Tensor, bias: Tensor | None, x: Tensor | None, up: Tensor | None, up_bias: Tensor | None
+    gates: Tensor,
+    down: Tensor,
+    bias: Tensor | None,
+    others: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> Tensor:
-    """bias + Σ gate·(up·x + up_bias)·down over the units whose gate is not zero; without `up`, bias + Σ gate·down.
+    """bias + Σ gate·down over the units whose gate is not zero; with others = (x, up, b), Σ gate·(up·x + b)·down.
 
-    `gates` holds one token's outputs of the ReLU; `up` and `down` have a row a unit. All are float32 and contiguous.
+    `gates` and `x` hold one token. `up` and `down` have a row a unit. All are float32, the rows contiguous.
     """
     loop = load_loop()
     if isinstance(loop, str):
         raise RuntimeError(f"the compiled loop cannot be used here: {loop}")
+    x, up, up_bias = others
     y = gates.new_empty(*gates.shape[:-1], down.shape[1])
+    parts = [part if part is None else part.contiguous() for part in (x, gates, up, up_bias, down, bias, y)]
     sizes = len(down), 0 if up is None else up.shape[1], down.shape[1]
-    memory = [None if part is None else part.data_ptr() for part in (x, gates, up, up_bias, down, bias, y)]
-    loop(*sizes, *memory, torch.get_num_threads())
+    loop(*sizes, *(part if part is None else part.data_ptr() for part in parts), torch.get_num_threads())
     return y
