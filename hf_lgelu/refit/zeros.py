@@ -122,15 +122,13 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     found = []
     for unit in find_gate_units(program):
         (call,) = program.flow.calls[unit.site]
-        product = product_behind(call)
-        down, up = _map_behind(program, call if product is None else product), unit.other if unit.owns_other else None
-        module = None if down is None else _module_of(model, program, down)
-        if module is None or down is None or (product is None) != (up is None):
+        product, other = product_behind(call), unit.other
+        behind = _map_behind(program, product or call)
+        modules = [_module_of(model, program, each) for each in ([behind] if other is None else [behind, other])]
+        if behind is None or None in modules or (product is None) != (other is None):
             continue
-        other = None if up is None else _module_of(model, program, up)
-        if up is None or other is not None:
-            _Down(module, down.input_axis, None if up is None else _Up(other, up.output_axis))
-            found.append(sites[unit.site].name)
+        _Down(modules[0], behind.input_axis, None if other is None else _Up(modules[1], other.output_axis))
+        found.append(sites[unit.site].name)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no ReLU module in a feed-forward block of linear maps in float32 on the CPU. "
@@ -152,11 +150,12 @@ def _map_behind(program: Program, node: Node) -> AffineOperation | None:
     return None
 
 
-def _module_of(model: nn.Module, program: Program, operation: AffineOperation) -> nn.Module | None:
+def _module_of(model: nn.Module, program: Program, operation: AffineOperation | None) -> nn.Module | None:
     """The module that computes a linear map of rows, and nothing more, with parameters of its own."""
-    name, _, attribute = operation.weight_name.rpartition(".") if operation.weight else ("", "", "")
-    is_linear = operation.mixes and operation.channel_axis == -1 and operation.is_direct and attribute == "weight"
-    if not is_linear or not program.flow.are_used_once(*operation.parameters):
+    if operation is None or not (operation.mixes and operation.channel_axis == -1 and operation.is_direct):
+        return None
+    name, _, attribute = operation.weight_name.rpartition(".")
+    if attribute != "weight" or not program.flow.are_used_once(*operation.parameters):
         return None
 
     def runs_in(node: Node) -> str:
