@@ -48,8 +48,8 @@ class DecodeArguments:
     csv: str = field(default="runs/bench_decode.csv", metadata={"help": "File of the rows; they are added to it."})
     live: list[float] = field(default_factory=lambda: [1.0, 0.37, 0.2], metadata={"help": "Shares of live units."})
     threads: list[int] = field(default_factory=lambda: [1, 2], metadata={"help": "Threads of the CPU."})
-    rounds: int = field(default=9, metadata={"help": "Both ways in turn, so many times."})
-    tokens: int = field(default=16, metadata={"help": "Decoded in one way and round, from a prompt of one token."})
+    rounds: int = field(default=7, metadata={"help": "Both ways in turn, so many times."})
+    tokens: int = field(default=8, metadata={"help": "Decoded in one way and round, from a prompt of one token."})
     small: bool = field(default=False, metadata={"help": "A tiny network, to try the script."})
 
 

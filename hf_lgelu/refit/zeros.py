@@ -1,7 +1,8 @@
 """Decoding that skips zeros: at one token, the maps around a ReLU are read only where the ReLU's output is not zero.
 
-The `forward` of the map whose output the gate multiplies (up) notes its input and gives ones, so that the product is
-the gate's output. The `forward` of the map that reads the product (down) then sums the rows of the live units.
+The map before the ReLU is read whole. The `forward` of the map whose output the ReLU's multiplies (up) notes its input
+and gives ones, so that the product is the ReLU's output. The `forward` of the map that reads the product (down) then
+sums the rows of the live units.
 """
 
 import threading
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.activation.kernels.cpu.rows import load_loop, sum_live_rows
+from hf_lgelu.activation.kernels.cpu.rows import apply_rows, load_loop, sum_live_rows
 from hf_lgelu.activation.kernels.plain import opaque_refusal
 from hf_lgelu.models.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
 from hf_lgelu.models.example_run import Inputs
@@ -22,7 +23,7 @@ from hf_lgelu.refit.program import Program
 
 
 class _Map:
-    """The `forward` of a map that skips units at one token, on the CPU in float32, in eval mode without gradients.
+    """The `forward` of a map: the loop at one token on the CPU, in float32 and eval mode without gradients, else dense.
 
     The weight lies in memory unit by unit. Its name, shape and values stay, and state dicts hold it in the usual order.
     """
@@ -58,6 +59,12 @@ class _Map:
         return weight if self._units_axis == 0 else weight.t()
 
 
+class _Before(_Map):
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = self.rows_for(x)
+        return self.dense(x) if rows is None else apply_rows(x, rows, self.module.bias)
+
+
 class _Up(_Map):
     def __call__(self, x: Tensor) -> Tensor:
         rows = self.rows_for(x)
@@ -87,9 +94,10 @@ def _put_in_order(module: nn.Module, state: dict[str, Any], prefix: str, metadat
 def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = None) -> list[str]:
     """The names of the ReLUs whose zeros are skipped from now on while the model decodes; `skip=False` undoes it.
 
-    Changes `model` in place: a feed-forward block reads the weights of the two maps around its ReLU only for the hidden
-    units that are not zero. That is so on the CPU in float32, in eval mode without gradients, for one token of one
-    sequence at a time, as `generate` runs it. All else is computed densely. Outputs are the same up to rounding.
+    Changes `model` in place: a feed-forward block reads the map before its ReLU whole, and the weights of the others
+    only for the hidden units that are not zero. That is so on the CPU in float32, in eval mode without gradients, for
+    one token of one sequence at a time, as `generate` runs it. All else is computed densely. Outputs are the same up to
+    rounding.
 
     Blocks are found by what they compute, act(gate(x)) * up(x) or act(up(x)) before a linear map. The first use
     compiles a loop in C++; without a compiler a warning says so, and the model stays dense. No weight is stored twice,
@@ -124,10 +132,12 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
         (call,) = program.flow.calls[unit.site]
         product, other = product_behind(call), unit.other
         behind = _map_behind(program, product or call)
-        modules = [_module_of(model, program, each) for each in ([behind] if other is None else [behind, other])]
+        maps = [unit.before, behind] if other is None else [unit.before, behind, other]
+        modules = [_module_of(model, program, each) for each in maps]
         if behind is None or None in modules or (product is None) != (other is None):
             continue
-        _Down(modules[0], behind.input_axis, None if other is None else _Up(modules[1], other.output_axis))
+        _Before(modules[0], unit.before.output_axis)
+        _Down(modules[1], behind.input_axis, None if other is None else _Up(modules[2], other.output_axis))
         found.append(sites[unit.site].name)
     if not found:
         raise ValueError(

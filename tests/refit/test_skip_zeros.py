@@ -121,7 +121,8 @@ def test_a_pass_that_an_error_ended_leaves_nothing_behind():
     texts = torch.tensor([[3, 5, 7]])
     with torch.no_grad():
         expected = model(texts).logits
-        handle = model.get_submodule(first).register_forward_hook(lambda *_: 1 / 0)
+        behind = model.get_submodule(first.replace("act_fn", "down_proj"))
+        handle = behind.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(TOKEN)
         handle.remove()

@@ -1,7 +1,7 @@
 // The maps around a ReLU at one token: of the units that are not zero, and of no others, the rows are read.
 //
 // y = bias + Σ gate·(up·x + up_bias)·down over the live units, where up and down are a unit's rows of the maps beside
-// and behind the gate; without `up`, y = bias + Σ gate·down.
+// and behind the gate; without `up`, y = bias + Σ gate·down. Without `gates` and `down`, y = up·x + up_bias.
 //
 // The sum does not depend on the number of threads: live units are cut into parts by their number alone.
 
@@ -67,7 +67,7 @@ extern "C" void live_rows_float32(int64_t units, int64_t inputs, int64_t outputs
                                   int threads) {
   std::vector<int64_t> live;
   for (int64_t unit = 0; unit < units; ++unit) {
-    if (gates[unit] != 0.0f) live.push_back(unit);
+    if (!gates || gates[unit] != 0.0f) live.push_back(unit);
   }
   const int64_t count = live.size();
   std::vector<float> sums(kParts * outputs);
@@ -81,18 +81,20 @@ extern "C" void live_rows_float32(int64_t units, int64_t inputs, int64_t outputs
       return rows;
     };
     for (int64_t first = count * part / kParts; first < end; first += kRows) {
-      const Rows behind = rows_from(down, outputs, first);
+      const Rows here = rows_from(down ? down : up, down ? outputs : inputs, first);
+      const Rows next = rows_from(up ? up : down, up ? inputs : outputs, first + kRows);
       float weights[kRows] = {};
-      if (up) products(rows_from(up, inputs, first), behind, x, inputs, weights);
+      if (up) products(rows_from(up, inputs, first), down ? here : next, x, inputs, weights);
       for (int r = 0; r < kRows; ++r) {
         const int64_t unit = live[std::min(first + r, end - 1)];
         const float value = up ? weights[r] + (up_bias ? up_bias[unit] : 0.0f) : 1.0f;
-        weights[r] = first + r < end ? gates[unit] * value : 0.0f;
+        weights[r] = first + r < end && gates ? gates[unit] * value : 0.0f;
+        if (!down && first + r < end) y[unit] = value;
       }
-      const Rows next = up ? rows_from(up, inputs, first + kRows) : rows_from(down, outputs, first + kRows);
-      add(behind, next, weights, outputs, sums.data() + part * outputs);
+      if (down) add(here, next, weights, outputs, sums.data() + part * outputs);
     }
   }
+  if (!down) return;
   for (int64_t i = 0; i < outputs; ++i) y[i] = bias ? bias[i] : 0.0f;
   for (int part = 0; part < kParts; ++part) {
     for (int64_t i = 0; i < outputs; ++i) y[i] += sums[part * outputs + i];

@@ -24,6 +24,11 @@ def _loop(library: ctypes.CDLL) -> Callable[..., None]:
     return loop
 
 
+def apply_rows(x: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+    """rows·x + bias of one token x. All tensors here are float32, and rows are contiguous."""
+    return _run(x.new_empty(*x.shape[:-1], len(rows)), x, None, rows, bias, None, None)
+
+
 def sum_live_rows(
     gates: Tensor,
     down: Tensor,
@@ -32,12 +37,16 @@ def sum_live_rows(
 ) -> Tensor:
     """bias + Σ gate·down over the units whose gate is not zero; with others = (x, up, b), Σ gate·(up·x + b)·down.
 
-    `gates` and `x` hold one token. `up` and `down` have a row a unit. All are float32, the rows contiguous.
+    `gates` and `x` hold one token. `up` and `down` have a row a unit.
     """
-    loop = cast(Callable[..., None], load_loop())
     x, up, up_bias = others
-    y = gates.new_empty(*gates.shape[:-1], down.shape[1])
-    parts = [part if part is None else part.contiguous() for part in (x, gates, up, up_bias, down, bias, y)]
-    sizes = len(down), 0 if up is None else up.shape[1], down.shape[1]
-    loop(*sizes, *(part if part is None else part.data_ptr() for part in parts), torch.get_num_threads())
+    return _run(gates.new_empty(*gates.shape[:-1], down.shape[1]), x, gates, up, up_bias, down, bias)
+
+
+def _run(y: Tensor, x: Tensor | None, gates: Tensor | None, up: Tensor | None, *others: Tensor | None) -> Tensor:
+    parts = [part if part is None else part.contiguous() for part in (x, gates, up, *others, y)]
+    units = y.shape[-1] if gates is None else gates.shape[-1]
+    addresses = [part if part is None else part.data_ptr() for part in parts]
+    loop = cast(Callable[..., None], load_loop())
+    loop(units, 0 if up is None else up.shape[1], y.shape[-1], *addresses, torch.get_num_threads())
     return y
