@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.activation.kernels.cpu.rows import apply_rows, load_loop, sum_live_rows
+from hf_lgelu.activation.kernels.cpu.rows import load_loop, run_rows
 from hf_lgelu.activation.kernels.plain import opaque_refusal
 from hf_lgelu.models.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
 from hf_lgelu.models.example_run import Inputs
@@ -62,7 +62,7 @@ class _Map:
 class _Before(_Map):
     def __call__(self, x: Tensor) -> Tensor:
         rows = self.rows_for(x)
-        return self.dense(x) if rows is None else apply_rows(x, rows, self.module.bias)
+        return self.dense(x) if rows is None else run_rows(x, None, rows, self.module.bias)
 
 
 class _Up(_Map):
@@ -80,11 +80,10 @@ class _Down(_Map):
     def __call__(self, x: Tensor) -> Tensor:
         rows, up = self.rows_for(x), self.up
         noted = up.noted.pop(threading.get_ident(), None) if up is not None and up.noted else None
-        if up is None:
-            return self.dense(x) if rows is None else sum_live_rows(x, rows, self.module.bias)
-        if rows is None or noted is None:
-            return self.dense(x if noted is None else x * up.dense(noted))
-        return sum_live_rows(x, rows, self.module.bias, (noted, up.rows_for(noted), up.module.bias))
+        if rows is None or (noted is None and up is not None):
+            return self.dense(x if noted is None or up is None else x * up.dense(noted))
+        beside, bias = (None, None) if noted is None or up is None else (up.rows_for(noted), up.module.bias)
+        return run_rows(noted, x, beside, bias, rows, self.module.bias)
 
 
 def _put_in_order(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -142,13 +142,15 @@ def test_the_loop_against_float64(units, inputs, outputs, live):
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append(rows.sum_live_rows(gates, down, bias, (x, up, up_bias)))
+            found.append(rows.run_rows(x, gates, up, up_bias, down, bias))
     finally:
         torch.set_num_threads(threads)
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-5, atol=1e-5 * (inputs * units) ** 0.5)
     assert torch.equal(*found)
-    plain = rows.sum_live_rows(gates, down, None)
+    plain = rows.run_rows(None, gates, None, None, down)
     torch.testing.assert_close(plain.double(), wide[0] @ wide[1], rtol=1e-5, atol=1e-5 * units**0.5)
+    whole = rows.run_rows(x, None, up, up_bias)
+    torch.testing.assert_close(whole.double(), wide[3] @ wide[4].t() + wide[5], rtol=1e-5, atol=1e-5 * inputs**0.5)
 
 
 def test_without_a_compiler_the_model_stays_dense_with_a_word(monkeypatch, caplog, tmp_path):

@@ -24,29 +24,24 @@ def _loop(library: ctypes.CDLL) -> Callable[..., None]:
     return loop
 
 
-def apply_rows(x: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    """rows·x + bias of one token x. All tensors here are float32, and rows are contiguous."""
-    return _run(x.new_empty(*x.shape[:-1], len(rows)), x, None, rows, bias, None, None)
-
-
-def sum_live_rows(
-    gates: Tensor,
-    down: Tensor,
-    bias: Tensor | None,
-    others: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+def run_rows(
+    x: Tensor | None,
+    gates: Tensor | None,
+    up: Tensor | None,
+    up_bias: Tensor | None,
+    down: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """bias + Σ gate·down over the units whose gate is not zero; with others = (x, up, b), Σ gate·(up·x + b)·down.
+    """bias + Σ gate·(up·x + up_bias)·down over the units whose gate is not zero, or a part of it.
 
-    `gates` and `x` hold one token. `up` and `down` have a row a unit.
+    Without `x` and `up` it is bias + Σ gate·down; without `gates` and `down`, up·x + up_bias. `x` and `gates` hold one
+    token. `up` and `down` have a row a unit. All are float32.
     """
-    x, up, up_bias = others
-    return _run(gates.new_empty(*gates.shape[:-1], down.shape[1]), x, gates, up, up_bias, down, bias)
-
-
-def _run(y: Tensor, x: Tensor | None, gates: Tensor | None, up: Tensor | None, *others: Tensor | None) -> Tensor:
-    parts = [part if part is None else part.contiguous() for part in (x, gates, up, *others, y)]
-    units = y.shape[-1] if gates is None else gates.shape[-1]
+    given = cast(Tensor, x if gates is None else gates)
+    units, outputs = (len(cast(Tensor, up)), 0) if down is None else down.shape
+    y = given.new_empty(*given.shape[:-1], outputs or units)
+    parts = [part if part is None else part.contiguous() for part in (x, gates, up, up_bias, down, bias, y)]
     addresses = [part if part is None else part.data_ptr() for part in parts]
     loop = cast(Callable[..., None], load_loop())
-    loop(units, 0 if up is None else up.shape[1], y.shape[-1], *addresses, torch.get_num_threads())
+    loop(units, 0 if up is None else up.shape[1], outputs, *addresses, torch.get_num_threads())
     return y
