@@ -4,7 +4,7 @@ The network is a LLaMA of SmolLM2-1.7B's shape with random weights, float32, and
 share of the units live. The same weights serve both ways. Rows go to a CSV file as they are measured, and a rerun
 measures only what is not there. With all units live, the compiled loop is compared with torch's own product.
 
-    python scripts/bench_decode.py --csv decode.csv              10 minutes on 2 cores, 9 GB
+    python scripts/bench_decode.py --csv decode.csv              20 minutes, 9 GB
 """
 
 import copy
