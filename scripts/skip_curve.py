@@ -1,0 +1,178 @@
+"""What zeros are worth: score and distance by the share of units, and of weights, that one token uses.
+
+    python scripts/skip_curve.py --network smollm2 --packages runs/packages --folder runs/skip
+
+Each network is made once and kept in the folder: the original, converted in its own shape, with more units, distilled,
+and refitted behind gates whose threshold was chosen first (as cut:0.2, see lgelu_lab/measurements/skipping.py). Rows go
+to a CSV file as they are measured, and a rerun makes and measures only what is not there. One thread by
+OMP_NUM_THREADS=1.
+"""
+
+import bisect
+import copy
+import itertools
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, read_units
+from lgelu_lab.benchmarks.real_networks import REAL
+from lgelu_lab.measurements.networks import find_models
+from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
+from lgelu_lab.measurements.skipping import FORMS, Wiring, measure, read_wiring, refit_skipping, score_of
+from lgelu_lab.rows_file import RowsFile
+from lgelu_lab.studies.arguments import OneLineParser, exit_status
+from torch import nn
+from transformers import AutoTokenizer
+
+from hf_lgelu import ConversionConfig, convert_to_relu
+from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.refit.distill import distill, moved_names
+
+_KEY = ("network", "made", "rule", "asked", "seed")
+_COLUMNS = (
+    *_KEY, "live", "live_8", "live_32", "read", "metric", "score", "kl", "cosine", "width", "tokens", "judged",
+    "processor_seconds", "cpu", "threads", "torch", "transformers", "hf_lgelu",
+)  # fmt: skip
+_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+_FEWER = (0.35, 0.3, 0.25, 0.2, 0.15, 0.1)  # of a ReLU network; more than are live anyway change nothing
+_CALIBRATED_ON = 1024  # tokens, of those that are fitted on
+
+
+@dataclass
+class SkipArguments:
+    """Which network, made how, on how much text."""
+
+    network: str = field(metadata={"help": f"One of {', '.join(REAL)}, or gpt2.", "choices": [*REAL, "gpt2"]})
+    made: list[str] = field(
+        default_factory=lambda: ["original", "refit", "width:1.25"],
+        metadata={
+            "help": "original, refit, width:1.25, distill:STEPS (from refit), shift:LIVE, cut:LIVE, smooth:LIVE."
+        },
+    )
+    folder: str = field(default="runs/skip", metadata={"help": "Folder of the networks that are made."})
+    csv: str = field(default="runs/skip.csv", metadata={"help": "File of the rows; they are added to it."})
+    packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
+    runs: str | None = field(default=None, metadata={"help": "Of gpt2: output folder of study.py --study downstream."})
+    data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
+    units: int = field(default=64, metadata={"help": "Sequences that are fitted on."})
+    evaluation_units: int = field(default=12, metadata={"help": "Sequences that are judged on."})
+    seed: int = field(default=0, metadata={"help": "Of the draws."})
+
+
+def main() -> int:
+    """Measure what has no row yet; the exit status is 1, with the reason, for what cannot be measured."""
+    (arguments,) = OneLineParser(SkipArguments).parse()
+    return exit_status(partial(_measure, arguments))
+
+
+def _measure(arguments: SkipArguments) -> None:
+    torch.manual_seed(arguments.seed)
+    rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
+    settings = RealSettings(units=(arguments.units,), evaluation_units=arguments.evaluation_units, seed=arguments.seed)
+    packages = Path(arguments.packages) if arguments.packages else None
+    if arguments.network == "gpt2":
+        measured = _own_gpt2(arguments, settings)
+    else:
+        measured = load_measured(REAL[arguments.network], settings, arguments.data_dir, packages)
+    fitted = in_batches(measured.fitted, measured.pad, 16, labelled=False)
+    ends = list(itertools.accumulate(unit["input_ids"].numel() for unit in measured.fitted))
+    few = measured.fitted[: 1 + bisect.bisect_left(ends, _CALIBRATED_ON)]
+    (calibration,) = in_batches(few, measured.pad, len(few), labelled=False)
+    wiring = read_wiring(measured.model, fitted)
+    for made in arguments.made:
+        network, seconds = _made(made, measured, wiring, fitted, calibration, Path(arguments.folder))
+        width = float(made.partition(":")[2]) if made.startswith("width") else 1.0
+        told = {
+            "made": made, "width": width, "judged": len(measured.evaluation), "processor_seconds": round(seconds, 1),
+            "tokens": sum(unit["input_ids"].numel() for unit in measured.fitted), "cpu": hardware(1)["cpu"],
+            "threads": torch.get_num_threads(),
+            **{name.replace("-", "_"): package_versions()[name] for name in ("torch", "transformers", "hf-lgelu")},
+        }  # fmt: skip
+        judge = partial(measure, measured.model, network, wiring, batches=measured.judged, calibration=calibration)
+        _rows_of(judge, wiring, rows, told)
+
+
+def _rows_of(judge: partial, wiring: Wiring, rows: RowsFile, told: dict) -> None:
+    """The rows of one network: as it is, and by each rule and share."""
+
+    def add(rule: str, asked: float | None, found: tuple) -> None:
+        change, used = found
+        metric, score = score_of(change)
+        row = {
+            "rule": rule, "asked": "" if asked is None else asked, "live": round(used.share, 4),
+            "live_8": used.union(8), "live_32": used.union(32),
+            "read": round(wiring.read(rule, used.share, told["width"]), 4), "metric": metric,
+            "score": 1 / score if metric == "perplexity" else score, "kl": change.kl,
+            "cosine": change.embedding.get("cosine"),
+        }  # fmt: skip
+        rows.append(told | row)
+        print(", ".join(f"{name} {value}" for name, value in (told | row).items() if name in _SHOWN), flush=True)
+
+    def is_left(rule: str, share: float | None) -> bool:
+        return {"made": told["made"], "rule": rule, "asked": "" if share is None else share} not in rows
+
+    form = told["made"].partition(":")[0]
+    if is_left("gate", None):
+        add("gate", None, judge([("gate", None)])[0])
+    asked = []
+    if form == "original":
+        asked = [(rule, share) for rule in (("gate", "product") if wiring.is_gated else ("gate",)) for share in _SHARES]
+    elif form not in FORMS:  # whose threshold is their own
+        asked = [*(("gate", share) for share in _FEWER), *(("shift", share) for share in _FEWER[-4:])]
+    left = [(rule, share) for rule, share in asked if is_left(rule, share)]
+    for (rule, share), found in zip(left, judge(left) if left else [], strict=True):
+        add(rule, share, found)
+
+
+_SHOWN = ("made", "rule", "asked", "live", "read", "metric", "score", "kl")
+
+
+def _made(
+    made: str, measured: Measured, wiring: Wiring, fitted: list[Inputs], calibration: Inputs, folder: Path
+) -> tuple[nn.Module, float]:
+    """A network and the seconds of processor time that it took; from the folder, where it is there."""
+    if made == "original":
+        return measured.model, 0.0
+    file = folder / measured.network.name / f"{made}.pt"
+    if file.exists():
+        return torch.load(file, weights_only=False)  # written below
+    kind, _, number = made.partition(":")
+    began = time.process_time()
+    if kind in ("refit", "width"):
+        options = ConversionConfig(checkpoint_dir=f"{file}-layers")
+        network = convert_to_relu(
+            measured.model, fitted, width=float(number or 1), options=options, progress=True
+        ).model
+    elif kind == "distill":
+        network, _ = _made("refit", measured, wiring, fitted, calibration, folder)
+        network = copy.deepcopy(network)
+        losses = distill(measured.model, network, wiring.folds, names=moved_names(network), steps=int(number))
+        print(f"distilled: loss {losses[0]} → {losses[1]}", flush=True)
+    else:
+        network = refit_skipping(measured.model, wiring, kind, float(number), calibration)
+    found = network, time.process_time() - began
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(found, file)
+    return found
+
+
+def _own_gpt2(arguments: SkipArguments, settings: RealSettings) -> Measured:
+    """The GPT-2 that the laboratory has trained itself, on blocks of 128 of the text that it is from."""
+    (trained,) = find_models(arguments.runs, "gpt2-wikitext2", arguments.seed, ("gelu",)).values()
+    network = replace(REAL["smollm2"], name="gpt2", source=trained.record.name, length=128)
+    tokenizer = AutoTokenizer.from_pretrained(trained.folder)
+    found = network.corpus.load(arguments.data_dir)
+    counts = {network.corpus.fit_split: arguments.units, network.corpus.eval_split: arguments.evaluation_units}
+    units = [
+        read_units(network, found.splits[split], tokenizer, *rest)
+        for split, *rest in ((name, count, arguments.seed) for name, count in counts.items())
+    ]
+    return Measured(network, settings, trained.load(), tokenizer, *units, found.origin)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
