@@ -94,6 +94,8 @@ LISTED = {
     "files",  # a file that is whole or not there
     "formats",
     "models.batches",  # with refit.compare: the comparison of two networks over batches
+    "models.config_keys",
+    "models.example_run",  # hooks at gates
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
     "models.sites",
@@ -103,6 +105,9 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",
+    "refit.layers",  # with refit.layerwise and refit.program: a refit behind gates of the laboratory's own
+    "refit.layerwise",
+    "refit.program",
     "refit.report",
     "refit.samples",
     "training.resume",  # the last checkpoint that is whole

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from timeit import Timer
@@ -20,11 +20,12 @@ from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.formats import NONE, score, significant
-from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.formats import NONE, percent, score, significant
+from hf_lgelu.models.batches import TRIED, Batch, LiveUnits, cut_batches, nothing_given, read_batches
 from hf_lgelu.models.example_run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.models.operable import independent_copy, uncompiled
 from hf_lgelu.models.outputs import compared_outputs
+from hf_lgelu.models.sites import find_sites
 from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.report import NetChange
 
@@ -46,7 +47,8 @@ class ComparedNetwork:
     far the network is from the original in float32, None of the original itself. `milliseconds` are the first quartile,
     median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
     ONNX file, or without int8 of the weights. `operations` says what computes in integers, "all" or "layers"
-    (`quantize_onnx`); None in float32.
+    (`quantize_onnx`); None in float32. `live_units` is the share of the outputs of the original's gates that are not
+    exactly zero here; None of the original, and in int8.
     """
 
     network: str
@@ -56,6 +58,7 @@ class ComparedNetwork:
     milliseconds: tuple[float, float, float]
     megabytes: float
     operations: str | None = None
+    live_units: float | None = None
 
     @property
     def cells(self) -> dict[str, str]:
@@ -66,6 +69,7 @@ class ComparedNetwork:
             "precision": self.precision,
             **{metric: score(metric, value) for metric, value in self.metrics.items()},
             **({} if self.change is None else self.change.main_measures),
+            **({} if self.live_units is None else {"live units": percent(self.live_units)}),
             "ms (quartiles)": f"{median} ({first} to {third})",
             "megabytes": significant(self.megabytes),
         }
@@ -164,7 +168,10 @@ def compare_networks(
             ]
             forms.sort(key=lambda form: form.precision)  # float32 first
         else:
+            modules = dict(networks[CONVERTED].named_modules())
+            names = [site.name for site in find_sites(networks[ORIGINAL]) if site.name in modules]
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
+            forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
             f"{form.name} {form.precision}": partial(
                 compared_outputs, networks[form.name], outputs=outputs, call=form.outputs
@@ -178,8 +185,9 @@ def compare_networks(
         found = changes.get(f"{form.name} {form.precision}")
         change = None if found is None else found.change
         metrics = original_score.values if change is None else change.metrics
+        size, live = form.bytes / 1e6, form.live.share
         rows.append(
-            ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, form.bytes / 1e6, form.operations)
+            ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, size, form.operations, live)
         )
     return NetworkComparison(
         tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
@@ -196,6 +204,7 @@ class _Form:
     bytes: int
     output_names: tuple[str, ...] = ()
     operations: str | None = None
+    live: LiveUnits = field(default_factory=lambda: LiveUnits({}))
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
         """What the form gives, and nothing else done that costs time."""
@@ -207,7 +216,8 @@ class _Form:
     def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
         """What the form gives, with torch's names."""
         if isinstance(self.runner, nn.Module):
-            return run_example(network, inputs)
+            with self.live.counting(inputs):
+                return run_example(network, inputs)
         return dict(zip(self.output_names, map(torch.from_numpy, self.run(inputs)), strict=True))
 
 

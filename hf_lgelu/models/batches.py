@@ -4,10 +4,11 @@ import inspect
 import io
 import math
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from transformers import PreTrainedConfig
 
-from hf_lgelu.models.example_run import NOT_TAKEN, in_words, require_plain, require_taken, run_example
+from hf_lgelu.models.example_run import NOT_TAKEN, forward_hooks, in_words, require_plain, require_taken, run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, named_tensors
 
 LABELS = "labels"
@@ -458,6 +459,40 @@ def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
     """Whether the mask (B, T) belongs to the steps of a sound, (B, T) or (B, T, features)."""
     sounds = (inputs.get(name) for name in _SOUND_INPUTS)
     return any(isinstance(sound, Tensor) and sound.shape[:2] == mask.shape for sound in sounds)
+
+
+class LiveUnits:
+    """Counts the outputs of gates that are not exactly zero, without padding, while a network runs."""
+
+    def __init__(self, gates: Mapping[str, nn.Module]) -> None:
+        """`gates` are modules by their names."""
+        self._gates = gates
+        self.live, self.outputs = Counter[str](), Counter[str]()  # {gate: those that are not zero}, {gate: all}
+
+    @contextmanager
+    def counting(self, inputs: Any) -> Iterator[None]:
+        """A block in which the network runs on `inputs`."""
+
+        def see(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+            counted = counted_rows(inputs if isinstance(inputs, Mapping) else {}, output, name)
+            values = output if counted is None else output[counted]
+            self.live[name] += int(values.count_nonzero())
+            self.outputs[name] += values.numel()
+
+        with ExitStack() as hooks:
+            for name, gate in self._gates.items():
+                hooks.enter_context(forward_hooks([gate], partial(see, name)))
+            yield
+
+    @property
+    def share(self) -> float | None:
+        """The share of all outputs together; None where no gate ran."""
+        return self.live.total() / self.outputs.total() if self.outputs.total() else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """{gate: the share of its outputs that are not zero}, of the gates that ran."""
+        return {name: self.live[name] / count for name, count in self.outputs.items() if count}
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:

@@ -265,7 +265,7 @@ class TemporaryRelu:
     """`substitute_relu` for a while, again and again: the sites are found once. Weights and config are untouched.
 
     Of a model wrapped for distributed training, give and call the inner module. `make` gives another gate than ReLU,
-    and `include` says by name which sites. Raises ValueError if there are none.
+    and `include` says by name which sites; `gates` are the new ones by name. Raises ValueError if there are none.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.models.surgery import TemporaryRelu
@@ -287,6 +287,7 @@ class TemporaryRelu:
     ) -> None:
         self._sites = found_sites(operable_module(model, temporarily=True), kinds, include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]
+        self.gates = {site.name: relu for site, relu in zip(self._sites, self._relus, strict=True)}
 
     def applied(self) -> AbstractContextManager[None]:
         """ReLU inside the block; after it, also after an error, the former activations."""

@@ -1,6 +1,7 @@
 """The original, its plain swap and the converted network beside each other, on inputs that nothing was fitted on."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.batches import TRIED, Batch, cut_batches
+from hf_lgelu.models.batches import TRIED, Batch, LiveUnits, cut_batches
+from hf_lgelu.models.example_run import run_example
 from hf_lgelu.models.outputs import IGNORED_LABEL, Compared, OutputComparison, compared_outputs, in_order_of, is_causal
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.refit.processes import each_has
@@ -35,11 +37,21 @@ def evaluate_conversion(
         with substitution.applied():
             return compared_outputs(original, inputs, outputs)
 
-    runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs)}
+    live = LiveUnits({name: converted.get_submodule(name) for name in substitution.gates})
+
+    def counted(model: nn.Module, inputs: Any) -> Any:
+        with live.counting(inputs):
+            return run_example(model, inputs)
+
+    runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs, counted)}
     score, found = compare_networks_on(original, runs, batches, outputs, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
     rows, gaps = refitted.first.rows, refitted.first.gaps
-    return (Evaluation(rows, len(gaps), score.values, direct.change, refitted.change), gaps) if rows else (None, ())
+    counts = zip(*each_has((live.live, live.outputs)), strict=True)
+    live.live, live.outputs = (sum(part, Counter()) for part in counts)
+    if not rows:
+        return None, ()
+    return Evaluation(rows, len(gaps), score.values, direct.change, refitted.change, live.shares), gaps
 
 
 def compare_networks_on(

@@ -26,7 +26,7 @@ from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.layerwise import Task, Work, plan_exchange
 from hf_lgelu.refit.processes import known_processes
-from hf_lgelu.refit.report import ConversionReport
+from hf_lgelu.refit.report import ConversionReport, with_live_units
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.samples import TEXTS, sampled_text
 from hf_lgelu.refit.verdict import (
@@ -163,11 +163,12 @@ def convert_to_relu(
         measuring = (batch.load() for batch in folds.held_out)
         held_out = task.evaluate(best.model, measuring)[0] if is_apart else best.held_out
         evaluation = None if second is None else task.evaluate(best.model, second)[0]
+        layers, live_units = with_live_units(best.layers, held_out)
         report = ConversionReport(
             model=type(model).__name__,
             gates={site.name: site.module._get_name() for site in plan.sites(model)},
             kept={name: model.get_submodule(name)._get_name() for name in plan.keep},
-            layers=best.layers,
+            layers=layers,
             held_out=held_out,
             choosing_samples=choosing if is_apart else 0,
             evaluation=evaluation,
@@ -182,6 +183,7 @@ def convert_to_relu(
             smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
             steps=steps,
             width_share=best.width_share,
+            live_units=live_units,
             target=plan.target.title,
             next_step=next_step,
             can_be_wider=can_be_wider,

@@ -36,7 +36,7 @@ from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE, ConversionRefusedError
-from hf_lgelu.refit.weights import forget_quantizer, write_refit
+from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 progress_log = logging.getLogger("hf_lgelu.progress")
 """What a conversion does, a line a layer, at level INFO, where stderr is no terminal."""
@@ -250,7 +250,10 @@ class Refit:
                     ) from error
                 write_refit(student, program, layer, fit)
                 self.write_behind(student, index)
-                done.append(_described(layer, fit, names, carrier.note(index), self.note(layer)))
+                halves = [unit.other for unit in found.units if unit.site in layer.sites and unit.other is not None]
+                saving = [*(consumer.operation for consumer in layer.maps), *halves]
+                saves = sum(oriented(student, operation).numel() for operation in saving)
+                done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
                 work.save(index, student, done[-1])
                 before, last = last, time.perf_counter()
                 longest = max(longest, last - before)
@@ -282,7 +285,7 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
         yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 
 
-def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], *more: str | None) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], saves: int, *more: str | None) -> LayerRefit:
     rows = fit.moments.count
     notes = [] if layer.has_intercept else ["no bias: only its weights were refitted"]
     if rows < ENOUGH_ROWS * layer.width:
@@ -296,5 +299,6 @@ def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], *more: str | N
         error_after=fit.error_after,
         width=layer.width,
         rows=rows,
+        saves=saves if layer.sites else 0,
         note=", ".join([*notes, *filter(None, more)]) or None,
     )

@@ -3,10 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hf_lgelu.formats import NONE, RELATIVE_ERROR, counted, finite_or_none, main_measures, quoted, score, significant
+from hf_lgelu.formats import (
+    NONE,
+    RELATIVE_ERROR,
+    counted,
+    finite_or_none,
+    main_measures,
+    percent,
+    quoted,
+    score,
+    significant,
+)
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""
@@ -32,6 +42,9 @@ class LayerRefit:
         error_after: the same with the choice.
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: number of rows that were fitted (tokens, positions of a feature map).
+        saves: weights of its maps, and of the other halves of gated units: one token need not read what belongs to
+            units that are zero.
+        live: the share of its gates' outputs that are not exactly zero, on the inputs held out.
         note: why a layer was not refitted, or what to know about it.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
         is_uncounted: a gate that no counted output depends on; it was exchanged without a refit.
@@ -45,6 +58,8 @@ class LayerRefit:
     error_after: float | None = None
     width: int = 0
     rows: int = 0
+    saves: int = 0
+    live: float | None = None
     note: str | None = None
     is_unfit: bool = False
     is_uncounted: bool = False
@@ -133,6 +148,7 @@ class Evaluation:
     """Original, plain swap and refitted network, compared on rows that were not fitted.
 
     `rows` is the number of predictions, `samples` the number of rows, sequences or images that they come from.
+    `live_units` is {gate: the share of its outputs in the refitted network that are not exactly zero}.
     """
 
     rows: int
@@ -140,6 +156,7 @@ class Evaluation:
     original_metrics: Mapping[str, float]
     direct: NetChange
     refitted: NetChange
+    live_units: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def size_in_words(self) -> str:
@@ -185,6 +202,7 @@ class ConversionReport:
         warnings: what the user should know before trusting it.
         steps: the rungs that were tried; the network is that of the last one kept.
         width_share: hidden units of each block, as a share of the original's.
+        live_units: the mean of `live` of the layers, each weighted by what it `saves`; None where nothing was held out.
         kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
         repeated: samples of the second set whose inputs are also among the data that were fitted.
@@ -219,6 +237,7 @@ class ConversionReport:
     warnings: tuple[str, ...] = ()
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
+    live_units: float | None = None
     target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
     next_step: str | None = None
@@ -249,6 +268,18 @@ class ConversionReport:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
         return finite_or_none(asdict(self))
+
+
+def with_live_units(
+    layers: Sequence[LayerRefit], evaluation: Evaluation | None
+) -> tuple[tuple[LayerRefit, ...], float | None]:
+    """The layers, each with the share of its units that are live, and the mean weighted by what the layers save."""
+    found = {} if evaluation is None else evaluation.live_units
+    shares = [[found[site] for site in layer.sites if site in found] for layer in layers]
+    layers = tuple(replace(layer, live=sum(each) / len(each)) if each else layer
+                   for layer, each in zip(layers, shares, strict=True))  # fmt: skip
+    weights = sum(layer.saves for layer in layers if layer.live is not None)
+    return layers, sum(layer.saves * (layer.live or 0.0) for layer in layers) / weights if weights else None
 
 
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
@@ -296,6 +327,9 @@ def what_was_done(report: ConversionReport) -> str:
         sentences.append(f"Tried one after the other, with their {what} on the inputs held out: {tried}.")
         if report.width_share != 1:
             sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
+    if report.live_units is not None:
+        wider = f", {percent(report.live_units * report.width_share)} of the original's number"
+        sentences.append(f"{percent(report.live_units)} of the units are not zero{wider * (report.width_share != 1)}.")
     return " ".join([*sentences, f"It took {report.seconds:.1f} s."])
 
 

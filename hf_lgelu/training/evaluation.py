@@ -26,7 +26,7 @@ from hf_lgelu.models.outputs import (
     same_classes,
 )
 
-_LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS, _COSINE = range(6)
+_LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS, _COSINE, _LIVE, _UNITS = range(8)
 _NO_COSINE = 2.0
 
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
@@ -34,9 +34,10 @@ _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 
 def compare_samples(
     loss: Tensor | None, outputs: Any, relu_loss: Tensor | None, relu_outputs: Any, labels: Any, batch_size: int,
-    padding: int | None = None, *, embeds: bool = False, mask: Any = None,
+    padding: int | None = None, *, embeds: bool = False, mask: Any = None, live_units: tuple[int, int] = (0, 0),
 ) -> Tensor:  # fmt: skip
-    """(batch, 6) float32: loss, the same with ReLU, largest change, unchanged predictions, predictions, cosine.
+    """(batch, 8) float32: loss, the same with ReLU, largest change, unchanged predictions, predictions, cosine, and for
+    each sample an even part of the `live_units`: the ReLUs' outputs that are not zero, and all outputs.
 
     The first tensor of the outputs is compared; without a tensor, the largest change is −1. A prediction is the class
     with the largest score at one position. A position with the label −100 counts for nothing, and real labels (a
@@ -46,7 +47,8 @@ def compare_samples(
     """
     before, after = (next((tensor for _, tensor in named_tensors(given)), None) for given in (outputs, relu_outputs))
     device = next((tensor.device for tensor in (before, loss) if tensor is not None), torch.device("cpu"))
-    rows = torch.zeros(batch_size, 6, dtype=torch.float32, device=device)
+    rows = torch.zeros(batch_size, 8, dtype=torch.float32, device=device)
+    rows[:, _LIVE], rows[:, _UNITS] = (count / batch_size for count in live_units)
     rows[:, _LOSS] = float("nan") if loss is None else loss
     rows[:, _RELU_LOSS] = float("nan") if relu_loss is None else relu_loss
     rows[:, _LARGEST_CHANGE], rows[:, _COSINE] = -1, _NO_COSINE
@@ -96,7 +98,7 @@ def _by_sample(values: Tensor, batch_size: int) -> Tensor:
 
 def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None) -> dict[str, float]:
     """The metrics of all rows of `compare_samples`: loss with ReLU, largest change, share of unchanged predictions or,
-    of embeddings, their mean cosine.
+    of embeddings, their mean cosine, and share of the ReLUs' outputs that are not zero.
 
     `loss` is Trainer's loss of the same rows. If it is finite, Trainer has left out rows whose loss is not
     (`logging_nan_inf_filter`; a batch without a label), and the loss with ReLU leaves out the same rows.
@@ -112,6 +114,8 @@ def comparison_metrics(rows: np.ndarray, prefix: str, loss: float | None = None)
     cosines = rows[rows[:, _COSINE] != _NO_COSINE, _COSINE]
     if len(cosines):
         metrics[f"{prefix}_relu_cosine"] = float(cosines.mean())
+    if rows[:, _UNITS].any():
+        metrics[f"{prefix}_relu_live_units"] = float(rows[:, _LIVE].sum() / rows[:, _UNITS].sum())
     if loss is not None:
         counted = np.isfinite(rows[:, _LOSS]) | (not np.isfinite(loss))
         metrics[f"{prefix}_relu_loss"] = float(rows[counted, _RELU_LOSS].mean())

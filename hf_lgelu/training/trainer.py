@@ -11,7 +11,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
 from transformers.utils import logging
 
-from hf_lgelu.models.batches import pad_tokens
+from hf_lgelu.models.batches import LiveUnits, pad_tokens
 from hf_lgelu.models.example_run import buffers_kept, forward_hooks
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, hardness_learning_rate, separate_hardness_group
@@ -43,7 +43,8 @@ class LambdaGELUTrainer(Trainer):
     - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in the place of every
       λ-gate, or in a model without any of every smooth gate. It takes a second forward pass a batch, in the random
       state of the first (`report_substitution=False` does without). `eval_relu_max_logit_change` and
-      `eval_relu_unchanged_predictions`, of embeddings `eval_relu_cosine`, say how far the two networks are apart;
+      `eval_relu_unchanged_predictions`, of embeddings `eval_relu_cosine`, say how far the two networks are apart,
+      and `eval_relu_live_units` which share of the ReLUs' outputs is not zero;
     - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
       whole, and one that lacks a tensor is refused.
 
@@ -71,7 +72,7 @@ class LambdaGELUTrainer(Trainer):
     [159.577, 159.577]
     >>> sorted(name for name in trainer.evaluate() if "relu" in name)  # doctest: +ELLIPSIS
     {...}
-    ['eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
+    ['eval_relu_live_units', 'eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
     """
 
     args: LambdaGELUTrainingArguments
@@ -189,7 +190,8 @@ class LambdaGELUTrainer(Trainer):
         # What the first pass writes, into the batch or into buffers, is not what the second begins with.
         copies: Any = {name: tree_map_only(torch.Tensor, torch.Tensor.clone, value) for name, value in inputs.items()}
         copies = type(inputs)(copies)  # a dict, or a BatchEncoding
-        with pass_undone(self), buffers_kept(self.model), self._substitution.applied():
+        live = LiveUnits(self._substitution.gates)
+        with pass_undone(self), buffers_kept(self.model), self._substitution.applied(), live.counting(copies):
             relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
 
         def look(module: nn.Module, arguments: Any, output: Any) -> None:
@@ -209,7 +211,7 @@ class LambdaGELUTrainer(Trainer):
             padding = pad_tokens(self.model).get("decoder_input_ids")
         rows = compare_samples(
             loss, logits, relu_loss, relu_logits, predicted, batch_size, padding, embeds=bool(self._embeds),
-            mask=inputs.get("attention_mask"),
+            mask=inputs.get("attention_mask"), live_units=(live.live.total(), live.outputs.total()),
         )  # fmt: skip
         if not self._keeps_logits or logits is None:
             return loss, (rows,), None

@@ -160,6 +160,27 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 
 
+class Tokens(nn.Module):
+    """Two gates, and a plain one used twice, on tokens of which some are padding."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.first, self.shared, self.last = gate(), gate(), nn.Linear(3, 2)
+
+    def forward(self, values, attention_mask):
+        return self.last(self.shared(-values) + self.shared(self.first(values)))
+
+
+def test_live_units_are_those_of_a_network_whose_zeros_are_known():
+    """−0 is zero, a tiny number is none, padding does not count, and a gate that is called twice counts twice."""
+    values = torch.tensor([[[1.0, -1.0, 0.0], [2.0, 2.0, 1e-30]], [[-3.0, -3.0, 5.0], [9.0, 9.0, 9.0]]])
+    batch = Batch({"values": values, "attention_mask": torch.tensor([[1, 1], [1, 0]])})
+    original = Tokens(nn.GELU)
+    substitution = TemporaryRelu(original, kinds=("gelu",))
+    found, _ = evaluate_conversion(original, Tokens(nn.ReLU), substitution, [batch, batch])
+    assert found.live_units == {"first": 5 / 9, "shared": (3 + 5) / 18}
+
+
 def evaluation_numbers(found):
     changes = (found.direct, found.refitted)
     return [found.rows, found.samples, found.original_metrics["accuracy"], *(change.kl for change in changes),

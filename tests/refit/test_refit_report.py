@@ -47,6 +47,7 @@ def test_numbers_of_the_layers():
     assert [row["α"] for row in layers] == ["0.001", "–", "–"]
     assert [row["error, weights kept"] for row in layers] == ["0.25", "0.5", "0.03"]
     assert [row["error, as chosen"] for row in layers] == ["0.0123", "0.4", "0.03"]
+    assert [row["live"] for row in layers] == ["50.00 %", "25.00 %", "–"]
     assert [(row["features"], row["rows"]) for row in layers] == [("512", "6,144"), ("512", "6,144"), ("576", "6,144")]
     assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.formats import percent
 from hf_lgelu.refit.always_on import low_rank, write_always_on
 from hf_lgelu.refit.kinks import Copies, Kinks
 from hf_lgelu.refit.moments import Moments
@@ -127,6 +128,7 @@ def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
     for budget in (2.0, 4.0):
         converted, report = convert_to_relu(model, inputs, effort="place", width=budget)
         assert report.width_share == budget
+        assert f", {percent(budget * report.live_units)} of the original's number" in str(report)
         with torch.no_grad():
             expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
         gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / found[..., 0].numel())

@@ -33,6 +33,12 @@ def test_report_equals_a_plain_loop(tmp_path, hardened):
     assert metrics["eval_relu_max_logit_change"] == pytest.approx(change, rel=1e-3, abs=1e-6)
     unchanged = (logits.argmax(-1) == relu_logits.argmax(-1)).double().mean().item()
     assert metrics["eval_relu_unchanged_predictions"] == pytest.approx(unchanged, rel=1e-6)
+    outputs, relu = [], substituted(model)
+    for gate in (module for module in relu.modules() if isinstance(module, nn.ReLU)):
+        gate.register_forward_hook(lambda module, inputs, output: outputs.append(output.flatten()))
+    by_hand(relu, SAMPLES)
+    live = (torch.cat(outputs) != 0).double().mean().item()
+    assert metrics["eval_relu_live_units"] == pytest.approx(live, rel=1e-6)
     if hardened is None:  # the two halves of the report differ, so that a mix-up would show
         assert unchanged < 1
         assert hits != relu_hits
@@ -67,6 +73,7 @@ def test_without_labels_only_the_changes_are_reported(tmp_path):
     model = tiny_model(seed=3)
     metrics = tiny_trainer(tmp_path, model, eval_dataset=unlabelled).evaluate()
     assert {name for name in metrics if "relu" in name} == {
+        "eval_relu_live_units",
         "eval_relu_max_logit_change",
         "eval_relu_unchanged_predictions",
     }

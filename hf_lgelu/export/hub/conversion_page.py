@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hf_lgelu.files import save_picture
-from hf_lgelu.formats import NONE, markdown_table, quoted, score, significant
+from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
 from hf_lgelu.refit.report import ConversionReport, LayerRefit, NetChange, evaluations
 
 NET_NOTE = (
@@ -56,12 +56,12 @@ def network_table(scores: Mapping[str, float], networks: Mapping[str, NetChange]
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
     """What was chosen for each linear map, and its error on rows that were not fitted, in forward order."""
-    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "features", "rows", "note"]
+    header = ["layer", "choice", "α", "error, weights kept", "error, as chosen", "live", "features", "rows", "note"]
     rows = []
     for layer in layers:
         errors = (significant(layer.error_before), significant(layer.error_after))
         strength = NONE if layer.strength is None else f"{layer.strength:g}"
-        counts = (f"{layer.width:,}", f"{layer.rows:,}")
+        counts = (NONE if layer.live is None else percent(layer.live), f"{layer.width:,}", f"{layer.rows:,}")
         rows.append([quoted(layer.layers), layer.choice, strength, *errors, *counts, layer.note or ""])
     if not any(layer.note for layer in layers):
         for row in (header, *rows):
