@@ -50,7 +50,7 @@ class SkipArguments:
     made: list[str] = field(
         default_factory=lambda: ["original", "refit", "width:1.25"],
         metadata={
-            "help": "original, refit, width:1.25, distill:STEPS (from refit), shift:LIVE, cut:LIVE, smooth:LIVE."
+            "help": "original, refit, width:1.25, distill:STEPS (from refit), or shift, cut, smooth, place:LIVE."
         },
     )
     folder: str = field(default="runs/skip", metadata={"help": "Folder of the networks that are made."})
