@@ -20,11 +20,13 @@ from pathlib import Path
 import torch
 from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, read_units
 from lgelu_lab.benchmarks.real_networks import REAL
-from lgelu_lab.measurements.networks import find_models
+from lgelu_lab.measurements.networks import TrainedModel
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.measurements.skipping import FORMS, Wiring, measure, read_wiring, refit_skipping, score_of
+from lgelu_lab.report.zeros import critical_sparsities, draw_curves, read_curves, table
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
+from lgelu_lab.studies.records import read_record
 from torch import nn
 from transformers import AutoTokenizer
 
@@ -56,11 +58,12 @@ class SkipArguments:
     folder: str = field(default="runs/skip", metadata={"help": "Folder of the networks that are made."})
     csv: str = field(default="runs/skip.csv", metadata={"help": "File of the rows; they are added to it."})
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
-    runs: str | None = field(default=None, metadata={"help": "Of gpt2: output folder of study.py --study downstream."})
+    run: str = field(default="runs/gpt2", metadata={"help": "Of gpt2: folder of train.py --benchmark gpt2-wikitext2."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     units: int = field(default=64, metadata={"help": "Sequences that are fitted on."})
     evaluation_units: int = field(default=12, metadata={"help": "Sequences that are judged on."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
+    draw: str | None = field(default=None, metadata={"help": "Measure nothing: draw the rows into this PNG file."})
 
 
 def main() -> int:
@@ -70,6 +73,10 @@ def main() -> int:
 
 
 def _measure(arguments: SkipArguments) -> None:
+    if arguments.draw is not None:
+        curves = read_curves(arguments.csv)
+        print(table(curves), *critical_sparsities(curves).items(), draw_curves(curves, Path(arguments.draw)), sep="\n")
+        return
     torch.manual_seed(arguments.seed)
     rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
     settings = RealSettings(units=(arguments.units,), evaluation_units=arguments.evaluation_units, seed=arguments.seed)
@@ -162,7 +169,7 @@ def _made(
 
 def _own_gpt2(arguments: SkipArguments, settings: RealSettings) -> Measured:
     """The GPT-2 that the laboratory has trained itself, on blocks of 128 of the text that it is from."""
-    (trained,) = find_models(arguments.runs, "gpt2-wikitext2", arguments.seed, ("gelu",)).values()
+    trained = TrainedModel("gelu", Path(arguments.run), read_record(arguments.run))
     network = replace(REAL["smollm2"], name="gpt2", source=trained.record.name, length=128)
     tokenizer = AutoTokenizer.from_pretrained(trained.folder)
     found = network.corpus.load(arguments.data_dir)

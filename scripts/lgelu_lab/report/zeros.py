@@ -1,0 +1,78 @@
+"""The figure and the critical sparsities of the skip curves, from their rows."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from lgelu_lab.report.drawing import new_figure, save, style
+
+KEPT = 0.99
+"""The share of its own score that a network keeps at its critical sparsity (arXiv:2509.00454)."""
+
+_RULES = {"gate": "by |gate|", "product": "by product", "shift": "shifted"}
+_COLOURS = {
+    ("original", "gate"): "#000000", ("original", "product"): "#666666", ("refit", "gate"): "#D55E00",
+    ("refit", "shift"): "#E69F00", ("width:1.25", "gate"): "#0072B2", ("width:1.25", "shift"): "#56B4E9",
+}  # fmt: skip
+_MARKERS = {"smooth": "s", "cut": "v", "shift": "^", "place": "o", "distill": "D"}
+
+
+def read_curves(path: str | Path) -> pd.DataFrame:
+    """The rows of a CSV of skip_curve.py."""
+    return pd.read_csv(path, keep_default_na=False, na_values={name: "" for name in ("live", "read", "score", "kl")})
+
+
+def critical_sparsities(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
+    """{(network, made, rule): the largest share of zeros that keeps 99 % of the network's own score}.
+
+    It lies on the line between the measured shares; of perplexity, 99 % is 1/0.99 of it.
+    """
+    found = {}
+    for (network, made, rule), curve in rows[rows.asked != ""].groupby(["network", "made", "rule"]):
+        whole = rows[(rows.network == network) & (rows.made == made) & (rows.asked == "")].iloc[0]
+        is_loss = whole.metric == "perplexity"
+        points = [(1 - whole.live, 1.0)]
+        points += [(1 - row.live, whole.score / row.score if is_loss else row.score / whole.score)
+                   for row in curve.sort_values("live", ascending=False).itertuples()]  # fmt: skip
+        place = next((index for index, (_, kept) in enumerate(points) if kept < KEPT), len(points))
+        if place == len(points):
+            found[network, made, rule] = points[-1][0]
+            continue
+        (zeros, kept), (more, less) = points[place - 1], points[place]
+        found[network, made, rule] = zeros + (more - zeros) * (kept - KEPT) / (kept - less)
+    return found
+
+
+def draw_curves(rows: pd.DataFrame, path: Path) -> Path:
+    """A picture of score against weights read, a panel for each network."""
+    networks = list(dict.fromkeys(rows.network))
+    figure = new_figure(5.2 * len(networks), 4.4)
+    for axis, network in zip(figure.subplots(1, len(networks), squeeze=False)[0], networks, strict=True):
+        own = rows[rows.network == network]
+        for (made, rule), colour in _COLOURS.items():
+            curve = own[(own.made == made) & ((own.rule == rule) | (own.asked == ""))].sort_values("read")
+            if len(curve) > 1:
+                label = f"{made}, {_RULES[rule]}"
+                axis.plot(curve["read"], curve.score, "o-", markersize=3.5, color=colour, label=label)
+        for row in own[own.made.str.partition(":")[0].isin(_MARKERS)].query("asked == ''").itertuples():
+            marker = _MARKERS[row.made.partition(":")[0]]
+            axis.plot(row.read, row.score, marker, markersize=7, label=row.made)
+        metric = own.metric.iloc[0]
+        if metric == "perplexity":
+            axis.set_yscale("log")
+            axis.set_ylim(own.score.min() * 0.95, min(own.score.max(), own.score.min() * 10))
+        style(axis, title=network, x="weights of a block that one token reads", y=metric.replace("_", " "))
+        axis.legend(fontsize=7, frameon=False)
+    return save(figure, path)
+
+
+def table(rows: pd.DataFrame) -> str:
+    """The rows as lines of text, those of each network together."""
+    lines = []
+    for row in rows.itertuples():
+        kl = "" if math.isnan(row.kl) else f"{row.kl:.3f}"
+        unions = [f"{float(each):.2f}" if each else "–" for each in (row.live_8, row.live_32)]
+        cells = (row.network, row.made, row.rule, row.asked, f"{row.live:.3f}", *unions, f"{row.read:.3f}")
+        lines.append("  ".join(map(str, (*cells, f"{row.score:.4g}", kl))))
+    return "\n".join(lines)
