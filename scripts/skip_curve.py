@@ -128,7 +128,7 @@ def _rows_of(judge: partial, wiring: Wiring, rows: RowsFile, told: dict) -> None
     asked = []
     if form == "original":
         asked = [(rule, share) for rule in (("gate", "product") if wiring.is_gated else ("gate",)) for share in _SHARES]
-    elif form not in FORMS:  # whose threshold is their own
+    elif form not in FORMS or told["made"] == "place:1":  # else the threshold is their own
         asked = [*(("gate", share) for share in _FEWER), *(("shift", share) for share in _FEWER[-4:])]
     left = [(rule, share) for rule, share in asked if is_left(rule, share)]
     for (rule, share), found in zip(left, judge(left) if left else [], strict=True):
