@@ -40,7 +40,8 @@ _COLUMNS = (
     "processor_seconds", "cpu", "threads", "torch", "transformers", "hf_lgelu",
 )  # fmt: skip
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
-_FEWER = (0.35, 0.3, 0.25, 0.2, 0.15, 0.1)  # of a ReLU network; more than are live anyway change nothing
+_FEWER = (0.3, 0.2, 0.1)  # of a ReLU network; more than are live anyway change nothing
+_SHIFTED = (0.25, 0.2, 0.15, 0.1)
 _CALIBRATED_ON = 1024  # tokens, of those that are fitted on
 
 
@@ -129,7 +130,8 @@ def _rows_of(judge: partial, wiring: Wiring, rows: RowsFile, told: dict) -> None
     if form == "original":
         asked = [(rule, share) for rule in (("gate", "product") if wiring.is_gated else ("gate",)) for share in _SHARES]
     elif form not in FORMS or told["made"] == "place:1":  # else the threshold is their own
-        asked = [*(("gate", share) for share in _FEWER), *(("shift", share) for share in _FEWER[-4:])]
+        asked = [("gate", share) for share in _FEWER]
+        asked += [("shift", share) for share in _SHIFTED if form == "refit"]
     left = [(rule, share) for rule, share in asked if is_left(rule, share)]
     for (rule, share), found in zip(left, judge(left) if left else [], strict=True):
         add(rule, share, found)
