@@ -151,11 +151,9 @@ def _made(
         return torch.load(file, weights_only=False)  # written below
     kind, _, number = made.partition(":")
     began = time.process_time()
-    if kind in ("refit", "width"):
+    if kind == "refit":
         options = ConversionConfig(checkpoint_dir=f"{file}-layers")
-        network = convert_to_relu(
-            measured.model, fitted, width=float(number or 1), options=options, progress=True
-        ).model
+        network = convert_to_relu(measured.model, fitted, options=options, progress=True).model
     elif kind == "distill":
         network, _ = _made("refit", measured, wiring, fitted, calibration, folder)
         network = copy.deepcopy(network)

@@ -311,11 +311,16 @@ def _counted(add: Callable[..., None]) -> Callable[..., None]:
 
 
 def refit_skipping(model: nn.Module, wiring: Wiring, form: str, live: float, inputs: Inputs) -> nn.Module:
-    """The network refitted behind gates of a form, each with the threshold that leaves this share of units live."""
-    if form == "place":
+    """The network refitted behind gates of a form, each with the threshold that leaves this share of units live.
+
+    "place" with 1 is the rung of the library alone; so is "width", where `live` is the width.
+    """
+    if form in ("place", "width"):
+        config = ConversionConfig(width=live) if form == "width" else ConversionConfig(effort="place")
         with looked_at(model):
-            task = Task(model, wiring.folds, wiring.plan, ConversionConfig(effort="place"), Work, True)
-            return LivePlace(task, live).make(None, float("inf")).model
+            task = Task(model, wiring.folds, wiring.plan, config, Work, True)
+            rung = Place(task) if form == "width" or live == 1 else LivePlace(task, live)
+            return rung.make(None, float("inf")).model
     plan = _SkippingPlan(wiring.plan.kinds, wiring.plan.keep, wiring.plan.target)
     object.__setattr__(plan, "form", form)
     with looked_at(model):
