@@ -113,6 +113,9 @@ class ConversionConfig:
             in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times
             the units, and one more unit for each input. Blocks that cannot take more stay as they are; refused
             where none can, or the config has no key of the width. Default: 1.
+        live: The most of each layer's units that may be live (not zero) at one token, as a share: 0.2. Kinks are chosen
+            so before the maps behind the gates are fitted, which make up for what is cut. It implies effort place, and
+            takes the place of width. Default: what the fit alone leaves.
         target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope,
             which else is 0.01. effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
@@ -154,6 +157,7 @@ class ConversionConfig:
 
     effort: str | None = None
     width: float = 1.0
+    live: float | None = None
     target: str = "relu"
     keep: int | Sequence[str] = ()
     tolerance: float | None = None
@@ -173,7 +177,7 @@ class ConversionConfig:
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        for name in ("tolerance", "max_seconds", "max_kl"):
+        for name in ("tolerance", "max_seconds", "max_kl", "live"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
@@ -186,11 +190,13 @@ class ConversionConfig:
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill', got effort={self.effort!r}")
-        if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
+        if not self.gate.can_be_placed and (self.width > 1 or self.live or self.effort == "place"):
             raise ValueError(
                 f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
-                "width out, and take effort='refit' or 'distill'"
+                "width and live out, and take effort='refit' or 'distill'"
             )
+        if self.live and self.width > 1:
+            raise ValueError("live is for blocks in their own shape; leave width out")
 
     @property
     def gate(self) -> TargetGate:
@@ -202,8 +208,9 @@ class ConversionConfig:
         """The rungs tried in turn where there are samples enough; up to the last for a tolerance or options of it."""
         takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
-        highest = "place" if self.width > 1 and highest == "refit" else highest
-        up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
+        highest = "place" if (self.width > 1 or self.live) and highest == "refit" else highest
+        lowest = "place" if self.live else EFFORTS[0]
+        up_to_highest = EFFORTS[EFFORTS.index(lowest) : EFFORTS.index(highest) + 1]
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:

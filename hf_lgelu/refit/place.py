@@ -33,7 +33,17 @@ from hf_lgelu.models.example_run import NOT_TAKEN, calls_seen, forward_hooks, ru
 from hf_lgelu.models.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.kinks import MOST_KINKS, Basis, Copies, Kinks, PlacementSums, first_of, fit_kinks, share_out
+from hf_lgelu.refit.kinks import (
+    MOST_KINKS,
+    Basis,
+    Copies,
+    Kinks,
+    PlacementSums,
+    first_of,
+    fit_kinks,
+    kinks_of_share,
+    share_out,
+)
 from hf_lgelu.refit.layers import GateUnit, Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
 from hf_lgelu.refit.moments import Moments
@@ -101,6 +111,7 @@ class Place(Refit):
         sums = gather_placements(original, sites, units, folds)
         linear = [block.unit for block in blocks.values() if block.has_linear_part]
         inputs = gather_inputs(original, linear, folds.spread)
+        live = self.task.config.live
         fitted = {site for layer in found.layers for site in layer.sites}
         # A gate waits for the last layer whose maps make its input or the other half of its unit.
         waits_for: dict[int, int] = {}
@@ -118,7 +129,10 @@ class Place(Refit):
             if block is None:
                 # Where a map is refitted behind, it supplies a constant and a line.
                 basis = "line" if unit.other is None and unit.site in fitted else "relu"
-                placement = first_of(fit_kinks(sums[unit.site], basis, 1))
+                if live is None:
+                    placement = first_of(fit_kinks(sums[unit.site], basis, 1))
+                else:
+                    placement = kinks_of_share(sums[unit.site], _columns(original, found, unit), basis, live)
             else:
                 own, width = inputs.get(unit.site), block.width - extra[unit.site]
                 placement, always_on, copies, size = _fit_block(original, block, width, sums[unit.site], own)
@@ -134,6 +148,15 @@ class Place(Refit):
         """Write the gates that waited for the refit of a layer, or for None."""
         for write in self._writes[index]:
             write(student)
+
+
+def _columns(original: nn.Module, found: Layers, unit: GateUnit) -> Tensor:
+    """(channels,) the squares of what the maps behind a gate make of its channels; ones where they cannot be told."""
+    behind = [consumer for layer in found.layers if unit.site in layer.sites for consumer in layer.maps]
+    weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in behind]
+    channels = len(oriented(original, unit.before))
+    squares = [weight.square().sum(1) for weight in weights if len(weight) == channels]
+    return sum(squares, torch.zeros(channels, dtype=torch.float64)) if squares else torch.ones(channels).double()
 
 
 @torch.no_grad()
