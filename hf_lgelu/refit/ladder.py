@@ -94,7 +94,7 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     """The first possible rung above those taken (None at the top), and whether `width` may still make blocks wider."""
     possible, higher = possible_rungs(task), EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
     following = next((effort for effort in possible if effort in higher), None)
-    if "place" not in possible or task.config.width > 1:
+    if "place" not in possible or task.config.width > 1 or task.config.live:
         return following, False
     program = task.programs.of(task.folds.first)
     return following, can_be_wider(task.model, program, find_layers(program, task.model, task.programs.sites))
