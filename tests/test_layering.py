@@ -107,6 +107,7 @@ LISTED = {
     "refit.folds",
     "refit.layers",  # with refit.layerwise and refit.program: a refit behind gates of the laboratory's own
     "refit.layerwise",
+    "refit.place",
     "refit.program",
     "refit.report",
     "refit.samples",

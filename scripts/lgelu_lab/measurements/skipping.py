@@ -9,12 +9,11 @@ A unit is live at a token if it is not zero there. Rules say which other units a
 - shift: the gate's ReLU(x) becomes ReLU(x - c), one c for each gate, which a plain ReLU network can carry in a bias.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +26,11 @@ from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.surgery import exchange_activations
 from hf_lgelu.refit.compare import compare_networks_on
 from hf_lgelu.refit.folds import Folds, deal_folds
-from hf_lgelu.refit.kinks import Basis, Kinks, PlacementSums, _Above, first_of
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Plan, Refit, Task, Work, plan_exchange
-from hf_lgelu.refit.place import Place, gather_placements, write_placement
+from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import NetChange
-from hf_lgelu.refit.weights import oriented
 from lgelu_lab.benchmarks.real_inputs import Inputs
 
 RULES = ("gate", "product", "shift")
@@ -257,70 +254,15 @@ class SkippingRefit(Refit):
                 return
 
 
-class LivePlace(Place):
-    """The rung `place`, in which all kinks of a layer are chosen together: a share of its units is live at the most.
-
-    Each channel takes the kink of the least error + μ · live share. The error is that of its best ReLU with this kink,
-    times the square of its column in the map behind, and μ is the least that keeps the share.
-    """
-
-    def __init__(self, task: Task, live: float) -> None:
-        super().__init__(task)
-        self._live = live
-
-    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
-        """Fit kinks and slopes, and put those of the live share in their place."""
-        alone = patch.object(PlacementSums, "reduce_over_processes", lambda sums: sums)
-        with patch.object(PlacementSums, "add", _counted(PlacementSums.add)), alone:
-            super().prepare(programs, program, found)
-            sums = gather_placements(programs.model, programs.sites, found.units, self.task.folds)
-        down = {site: layer.maps[0].operation for layer in found.layers for site in layer.sites}
-        for writes in self._writes.values():
-            for place, write in enumerate(writes):
-                if write.func is write_placement:
-                    unit = write.keywords["unit"]
-                    columns = oriented(programs.model, down[unit.site]).double().square().sum(0)
-                    basis = "relu" if unit.other is not None else "line"
-                    placement = self._placement(sums[unit.site], columns, basis)
-                    writes[place] = partial(write_placement, **{**write.keywords, "placement": placement})
-
-    def _placement(self, sums: PlacementSums, columns: Tensor, basis: Basis) -> Kinks:
-        above = _Above(sums.sums, sums.square)
-        every = torch.arange(len(above.kinks)).expand(len(above.square), 1, -1)
-        solution, error = above.solve(every, basis)
-        cost = torch.where(above.splits & (solution[..., 0] > 0), error * (columns / sums.rows)[:, None], torch.inf)
-        live = sums.counts.flip(-1).cumsum(-1).flip(-1)[:, 1:] / sums.counts.sum(-1, keepdim=True)
-        low, high = 0.0, float(cost[cost.isfinite()].max()) * 1e3
-        for _ in range(60):
-            middle = (low + high) / 2
-            chosen = (cost + middle * live).argmin(-1)
-            low, high = (middle, high) if live.gather(1, chosen[:, None]).mean() > self._live else (low, middle)
-        return first_of([above.fit((cost + high * live).argmin(-1, keepdim=True), basis)])
-
-
-def _counted(add: Callable[..., None]) -> Callable[..., None]:
-    """The same, which also counts the rows of each bin by themselves: in a gated unit `sums` are weighted."""
-
-    def adding(self: PlacementSums, z: Tensor, value: Tensor, weight: Tensor | None = None) -> None:
-        add(self, z, value, weight)
-        plain = PlacementSums.zeros(z.shape[1])
-        add(plain, z, value)
-        self.counts = getattr(self, "counts", 0) + plain.sums[0]
-
-    return adding
-
-
 def refit_skipping(model: nn.Module, wiring: Wiring, form: str, live: float, inputs: Inputs) -> nn.Module:
     """The network refitted behind gates of a form, each with the threshold that leaves this share of units live.
 
-    "place" with 1 is the rung of the library alone; so is "width", where `live` is the width.
+    "place" is the rung of the library with this `live`; "width" the same, where `live` is the width.
     """
     if form in ("place", "width"):
-        config = ConversionConfig(width=live) if form == "width" else ConversionConfig(effort="place")
+        config = ConversionConfig(**({"width": live} if form == "width" else {"live": live}))
         with looked_at(model):
-            task = Task(model, wiring.folds, wiring.plan, config, Work, True)
-            rung = Place(task) if form == "width" or live == 1 else LivePlace(task, live)
-            return rung.make(None, float("inf")).model
+            return Place(Task(model, wiring.folds, wiring.plan, config, Work, True)).make(None, float("inf")).model
     plan = _SkippingPlan(wiring.plan.kinds, wiring.plan.keep, wiring.plan.target)
     object.__setattr__(plan, "form", form)
     with looked_at(model):
