@@ -2,14 +2,12 @@
 
     python scripts/skip_curve.py --network smollm2 --packages runs/packages --folder runs/skip
 
-Each network is made once and kept in the folder: the original, converted in its own shape, with more units, distilled,
-and refitted behind gates whose threshold was chosen first (as cut:0.2, see lgelu_lab/measurements/skipping.py). Rows go
-to a CSV file as they are measured, and a rerun makes and measures only what is not there. One thread by
-OMP_NUM_THREADS=1.
+Networks: the original, converted in its own shape, with more units, distilled, and refitted behind gates whose
+threshold was chosen first (as cut:0.2, see lgelu_lab/measurements/skipping.py). Rows go to a CSV file. A rerun makes
+and measures only what is not there. One thread by OMP_NUM_THREADS=1.
 """
 
 import bisect
-import copy
 import itertools
 import sys
 import time
@@ -23,7 +21,7 @@ from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.networks import TrainedModel
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.measurements.skipping import FORMS, Wiring, measure, read_wiring, refit_skipping, score_of
-from lgelu_lab.report.zeros import critical_sparsities, draw_curves, read_curves, table
+from lgelu_lab.report.zeros import critical_sparsities, draw_curves, read_curves
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
 from lgelu_lab.studies.records import read_record
@@ -56,7 +54,9 @@ class SkipArguments:
             "help": "original, refit, width:1.25, distill:STEPS (from refit), or shift, cut, smooth, place:LIVE."
         },
     )
-    folder: str = field(default="runs/skip", metadata={"help": "Folder of the networks that are made."})
+    folder: str = field(
+        default="runs/skip", metadata={"help": "Folder of the layers of a refit, which goes on if killed."}
+    )
     csv: str = field(default="runs/skip.csv", metadata={"help": "File of the rows; they are added to it."})
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
     run: str = field(default="runs/gpt2", metadata={"help": "Of gpt2: folder of train.py --benchmark gpt2-wikitext2."})
@@ -64,7 +64,10 @@ class SkipArguments:
     units: int = field(default=64, metadata={"help": "Sequences that are fitted on."})
     evaluation_units: int = field(default=12, metadata={"help": "Sequences that are judged on."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
-    draw: str | None = field(default=None, metadata={"help": "Measure nothing: draw the rows into this PNG file."})
+    draw: str | None = field(
+        default=None,
+        metadata={"help": "Measure nothing: draw the rows into this PNG file, and write critical.csv beside."},
+    )
 
 
 def main() -> int:
@@ -75,8 +78,9 @@ def main() -> int:
 
 def _measure(arguments: SkipArguments) -> None:
     if arguments.draw is not None:
-        curves = read_curves(arguments.csv)
-        print(table(curves), *critical_sparsities(curves).items(), draw_curves(curves, Path(arguments.draw)), sep="\n")
+        curves, file = read_curves(arguments.csv), Path(arguments.draw)
+        critical_sparsities(curves).to_csv(file.with_name("critical.csv"), index=False, lineterminator="\n")
+        draw_curves(curves, file)
         return
     torch.manual_seed(arguments.seed)
     rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
@@ -91,80 +95,63 @@ def _measure(arguments: SkipArguments) -> None:
     few = measured.fitted[: 1 + bisect.bisect_left(ends, _CALIBRATED_ON)]
     (calibration,) = in_batches(few, measured.pad, len(few), labelled=False)
     wiring = read_wiring(measured.model, fitted)
+    asked: list[tuple[str, float | None]]
     for made in arguments.made:
-        network, seconds = _made(made, measured, wiring, fitted, calibration, Path(arguments.folder))
-        width = float(made.partition(":")[2]) if made.startswith("width") else 1.0
+        form, _, number = made.partition(":")
+        asked = [("gate", None)]
+        if form == "original":
+            asked += [(rule, share) for rule in ("gate", "product")[: 1 + wiring.is_gated] for share in _SHARES]
+        elif form not in FORMS or made == "place:1":  # else the threshold is its own
+            asked += [("gate", share) for share in _FEWER]
+            asked += [("shift", share) for share in _SHIFTED if form == "refit"]
+        keys = {(rule, share): {"made": made, "rule": rule, "asked": "" if share is None else share}
+                for rule, share in asked}  # fmt: skip
+        asked = [pair for pair in asked if keys[pair] not in rows]
+        if not asked:
+            continue
+        began = time.process_time()
+        network = _made(form, float(number or 1), measured, wiring, fitted, calibration, Path(arguments.folder))
+        width = float(number) if form == "width" else 1.0
         told = {
-            "made": made, "width": width, "judged": len(measured.evaluation), "processor_seconds": round(seconds, 1),
+            "width": width, "judged": len(measured.evaluation),
+            "processor_seconds": round(time.process_time() - began, 1), "threads": torch.get_num_threads(),
             "tokens": sum(unit["input_ids"].numel() for unit in measured.fitted), "cpu": hardware(1)["cpu"],
-            "threads": torch.get_num_threads(),
             **{name.replace("-", "_"): package_versions()[name] for name in ("torch", "transformers", "hf-lgelu")},
         }  # fmt: skip
-        judge = partial(measure, measured.model, network, wiring, batches=measured.judged, calibration=calibration)
-        _rows_of(judge, wiring, rows, told)
-
-
-def _rows_of(judge: partial, wiring: Wiring, rows: RowsFile, told: dict) -> None:
-    """The rows of one network: as it is, and by each rule and share."""
-
-    def add(rule: str, asked: float | None, found: tuple) -> None:
-        change, used = found
-        metric, score = score_of(change)
-        row = {
-            "rule": rule, "asked": "" if asked is None else asked, "live": round(used.share, 4),
-            "live_8": used.union(8), "live_32": used.union(32),
-            "read": round(wiring.read(rule, used.share, told["width"]), 4), "metric": metric,
-            "score": 1 / score if metric == "perplexity" else score, "kl": change.kl,
-            "cosine": change.embedding.get("cosine"),
-        }  # fmt: skip
-        rows.append(told | row)
-        print(", ".join(f"{name} {value}" for name, value in (told | row).items() if name in _SHOWN), flush=True)
-
-    def is_left(rule: str, share: float | None) -> bool:
-        return {"made": told["made"], "rule": rule, "asked": "" if share is None else share} not in rows
-
-    form = told["made"].partition(":")[0]
-    if is_left("gate", None):
-        add("gate", None, judge([("gate", None)])[0])
-    asked = []
-    if form == "original":
-        asked = [(rule, share) for rule in (("gate", "product") if wiring.is_gated else ("gate",)) for share in _SHARES]
-    elif form not in FORMS or told["made"] == "place:1":  # else the threshold is their own
-        asked = [("gate", share) for share in _FEWER]
-        asked += [("shift", share) for share in _SHIFTED if form == "refit"]
-    left = [(rule, share) for rule, share in asked if is_left(rule, share)]
-    for (rule, share), found in zip(left, judge(left) if left else [], strict=True):
-        add(rule, share, found)
-
-
-_SHOWN = ("made", "rule", "asked", "live", "read", "metric", "score", "kl")
+        found = measure(measured.model, network, wiring, asked, measured.judged, calibration)
+        for pair, (change, used) in zip(asked, found, strict=True):
+            metric, score = score_of(change)
+            judged = {
+                "live": round(used.share, 4), "live_8": used.union(8), "live_32": used.union(32),
+                "read": round(wiring.read(pair[0], used.share, width), 4), "metric": metric,
+                "score": 1 / score if metric == "perplexity" else score, "kl": change.kl,
+                "cosine": change.embedding.get("cosine"),
+            }  # fmt: skip
+            rows.append(told | keys[pair] | judged)
+            print(made, *pair, *(judged[name] for name in ("live", "read", "metric", "score", "kl")), flush=True)
 
 
 def _made(
-    made: str, measured: Measured, wiring: Wiring, fitted: list[Inputs], calibration: Inputs, folder: Path
-) -> tuple[nn.Module, float]:
-    """A network and the seconds of processor time that it took; from the folder, where it is there."""
-    if made == "original":
-        return measured.model, 0.0
-    file = folder / measured.network.name / f"{made}.pt"
-    if file.exists():
-        return torch.load(file, weights_only=False)  # written below
-    kind, _, number = made.partition(":")
-    began = time.process_time()
-    if kind == "refit":
-        options = ConversionConfig(checkpoint_dir=f"{file}-layers")
-        network = convert_to_relu(measured.model, fitted, options=options, progress=True).model
-    elif kind == "distill":
-        network, _ = _made("refit", measured, wiring, fitted, calibration, folder)
-        network = copy.deepcopy(network)
-        losses = distill(measured.model, network, wiring.folds, names=moved_names(network), steps=int(number))
+    form: str,
+    number: float,
+    measured: Measured,
+    wiring: Wiring,
+    fitted: list[Inputs],
+    calibration: Inputs,
+    folder: Path,
+) -> nn.Module:
+    """A network; the layers of its refit are kept in the folder."""
+    model = measured.model
+    if form == "original":
+        return model
+    if form not in ("refit", "distill"):
+        return refit_skipping(model, wiring, form, number, calibration)
+    options = ConversionConfig(checkpoint_dir=folder / measured.network.name)
+    network = convert_to_relu(model, fitted, options=options, progress=True).model
+    if form == "distill":
+        losses = distill(model, network, wiring.folds, names=moved_names(network), steps=int(number))
         print(f"distilled: loss {losses[0]} → {losses[1]}", flush=True)
-    else:
-        network = refit_skipping(measured.model, wiring, kind, float(number), calibration)
-    found = network, time.process_time() - began
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(found, file)
-    return found
+    return network
 
 
 def _own_gpt2(arguments: SkipArguments, settings: RealSettings) -> Measured:

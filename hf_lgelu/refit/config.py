@@ -185,8 +185,11 @@ class ConversionConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
-        if not 1 <= self.width < math.inf:
-            raise ValueError(f"width is a multiple of the units there are, 1 or more and finite, got {self.width!r}")
+        if not 1 <= self.width < math.inf or (self.live and self.width > 1):
+            raise ValueError(
+                "width is a multiple of the units there are, 1 or more and finite, and 1 beside live, got "
+                f"{self.width!r}"
+            )
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill', got effort={self.effort!r}")
@@ -195,8 +198,6 @@ class ConversionConfig:
                 f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
                 "width and live out, and take effort='refit' or 'distill'"
             )
-        if self.live and self.width > 1:
-            raise ValueError("live is for blocks in their own shape; leave width out")
 
     @property
     def gate(self) -> TargetGate:

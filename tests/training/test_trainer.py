@@ -218,7 +218,7 @@ def test_the_card_of_a_training_has_the_columns_that_trainer_gives_it(tmp_path):
         cards.append((folder / "README.md").read_text())
     titles = [next(line for line in card.splitlines() if "Validation Loss" in line) for card in cards]
     found, plain = ({column.strip() for column in title.split("|")} for title in titles)
-    assert found == plain | {"Relu Loss", "Relu Max Logit Change", "Relu Unchanged Predictions"}
+    assert found == plain | {"Relu Live Units", "Relu Loss", "Relu Max Logit Change", "Relu Unchanged Predictions"}
 
 
 def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The figure and the critical sparsities of the skip curves, from their rows."""
 
-import math
 from pathlib import Path
 
 import pandas as pd
@@ -23,12 +22,12 @@ def read_curves(path: str | Path) -> pd.DataFrame:
     return pd.read_csv(path, keep_default_na=False, na_values={name: "" for name in ("live", "read", "score", "kl")})
 
 
-def critical_sparsities(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]:
-    """{(network, made, rule): the largest share of zeros that keeps 99 % of the network's own score}.
+def critical_sparsities(rows: pd.DataFrame) -> pd.DataFrame:
+    """By network, made and rule: `sparsity`, the largest share of zeros that keeps 99 % of the network's own score.
 
     It lies on the line between the measured shares; of perplexity, 99 % is 1/0.99 of it.
     """
-    found = {}
+    found = []
     for (network, made, rule), curve in rows[rows.asked != ""].groupby(["network", "made", "rule"]):
         whole = rows[(rows.network == network) & (rows.made == made) & (rows.asked == "")].iloc[0]
         is_loss = whole.metric == "perplexity"
@@ -36,12 +35,10 @@ def critical_sparsities(rows: pd.DataFrame) -> dict[tuple[str, str, str], float]
         points += [(1 - row.live, whole.score / row.score if is_loss else row.score / whole.score)
                    for row in curve.sort_values("live", ascending=False).itertuples()]  # fmt: skip
         place = next((index for index, (_, kept) in enumerate(points) if kept < KEPT), len(points))
-        if place == len(points):
-            found[network, made, rule] = points[-1][0]
-            continue
-        (zeros, kept), (more, less) = points[place - 1], points[place]
-        found[network, made, rule] = zeros + (more - zeros) * (kept - KEPT) / (kept - less)
-    return found
+        (zeros, kept), (more, less) = points[place - 1], points[min(place, len(points) - 1)]
+        sparsity = zeros if place == len(points) else zeros + (more - zeros) * (kept - KEPT) / (kept - less)
+        found.append((network, made, rule, round(sparsity, 4)))
+    return pd.DataFrame(found, columns=["network", "made", "rule", "sparsity"])
 
 
 def draw_curves(rows: pd.DataFrame, path: Path) -> Path:
@@ -65,14 +62,3 @@ def draw_curves(rows: pd.DataFrame, path: Path) -> Path:
         style(axis, title=network, x="weights of a block that one token reads", y=metric.replace("_", " "))
         axis.legend(fontsize=7, frameon=False)
     return save(figure, path)
-
-
-def table(rows: pd.DataFrame) -> str:
-    """The rows as lines of text, those of each network together."""
-    lines = []
-    for row in rows.itertuples():
-        kl = "" if math.isnan(row.kl) else f"{row.kl:.3f}"
-        unions = [f"{float(each):.2f}" if each else "–" for each in (row.live_8, row.live_32)]
-        cells = (row.network, row.made, row.rule, row.asked, f"{row.live:.3f}", *unions, f"{row.read:.3f}")
-        lines.append("  ".join(map(str, (*cells, f"{row.score:.4g}", kl))))
-    return "\n".join(lines)
