@@ -1,15 +1,8 @@
 import dataclasses
-import functools
-import gc
-import os
 import sys
 from pathlib import Path
 
-import fresh_process
 import pytest
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    fresh_process.start_server(fork=True)  # before another conftest imports hf_lgelu
 
 
 def make_record(
@@ -43,86 +36,16 @@ def make_record(
     return dataclasses.replace(record, **fields)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def what_stays_is_not_collected():
-    """Trainer.train() and timers collect garbage first, and looking through all of torch takes longer than they do.
-
-    What is left of a module's tests is frozen with it: a second is spent once a module, not once a run.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_collection_modifyitems(items):
     """The files beside this one first: they take longest, and no worker waits at the end for one that began late."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
-def pytest_sessionstart():
-    gc.set_threshold(100_000, 20)  # a trace makes many objects that stay: looking for it took a seventh of all time
-
-
-def pytest_sessionfinish():
-    gc.unfreeze()  # else extensions complain at the interpreter's end of what they see left
-
-
-class _NoTraceback:
-    @classmethod
-    def extract(cls):
-        return cls()
-
-    def summary(self):
-        return None
-
-
 @pytest.fixture(autouse=True, scope="session")
-def torch_does_what_tests_need():
-    """One thread, quicker for small networks; and sources that torch reads at each export to ONNX are read once."""
-    if "torch" not in sys.modules:  # of what was collected nothing needs it
-        yield
-        return
-    import torch.fx._lazy_graph_module
-    import torch.fx.proxy
-    from torch._export import utils
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
-        patch.setattr(utils, "_materialize_cpp_cia_ops", functools.cache(utils._materialize_cpp_cia_ops))
-        # A trace keeps with each operation where it was called, and torch.manual_seed has each kind of device that is
-        # not there remember the call: of both stacks nobody reads a line.
-        patch.setattr(torch.fx.proxy, "CapturedTraceback", _NoTraceback)
-        # Nor does anybody run the code of a trace, which torch writes anew after each of its passes.
-        patch.setattr(torch.fx._lazy_graph_module, "_use_lazy_graph_module_flag", True)
-        for devices in (torch.cuda, torch.xpu, torch.mtia):
-            if not devices.is_available():
-                patch.setattr(devices, "manual_seed_all", lambda seed: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def render():
-    """To render a picture takes a third of a second: a file has its first bytes alone, and pixels in memory are few.
-
-    Yields what renders.
-    """
-    from matplotlib.figure import Figure
-
-    savefig = Figure.savefig
-
-    def quick(figure, to, **options):
-        return to.write_bytes(b"\x89PNG") if isinstance(to, Path) else savefig(figure, to, **options | {"dpi": 15})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", quick)
-        yield savefig
-
-
-@pytest.fixture
-def rendered(render, monkeypatch):
-    """Of tests that look at a picture."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", render)
+def one_thread():
+    """Quicker for small networks, and two workers do not fight for two cores."""
+    if "torch" in sys.modules:  # else nothing that was collected needs it
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -278,7 +278,7 @@ def test_traced_exported_and_recorded(gate):
 @every_gate
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled(gate, dtype):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     module = GATE_MODULES[gate](init_hardness=2.5)
     compiled = torch.compile(module, fullgraph=True)
     x, delta = random(700, seed=20, dtype=dtype, scale=3.0).requires_grad_(), random(700, seed=21, dtype=dtype)

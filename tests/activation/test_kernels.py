@@ -78,7 +78,7 @@ def test_forward_mode_in_half_precision(transformable, dtype):
 
 
 def test_zeros_that_are_only_implied():
-    # A null pointer with a shape: what torch's forward mode hands about for a tangent of zero.
+    # A null pointer with a shape: what torch's forward mode hands about for a tangent of zero, without a public name.
     zeros = torch._efficientzerotensor(5)
     assert "implied" in opaque_refusal(zeros, torch.ones(1))
     assert torch.equal(lambda_gelu(zeros, 2.0), F.gelu(zeros))

@@ -13,7 +13,6 @@ from hf_lgelu.models.checkpoint import load_checkpoint
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("rendered")
 def test_the_quickstart_fills_its_table(tmp_path, capsys):
     rows = {row["network"]: row for row in quickstart.quickstart(tmp_path, epochs=120)}
     assert list(rows) == list(quickstart._FOLDERS)

@@ -197,7 +197,7 @@ def test_pickled_traced_threaded_and_trained_networks_run_the_same_gates(x):
         thread.join()
     found.append(pickle.loads(pickle.dumps(converted))(x))
     found.append(torch.export.export(converted, (x,)).module()(x))
-    torch._dynamo.reset()
+    torch.compiler.reset()
     found.append(torch.compile(converted, backend="eager")(x))
     for output in found:
         torch.testing.assert_close(output, expected)

@@ -161,7 +161,7 @@ def test_nothing_is_left_behind_by_an_error():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_compiled_model_hides_nothing():
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), Calls(F.silu)).eval()
     x = torch.randn(2, 4)
     expected = [SmoothCall("1", "GELU", "gelu", "gate", 1), SmoothCall("2", "Calls", "silu", "function", 1)]

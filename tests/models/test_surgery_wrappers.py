@@ -118,7 +118,7 @@ def test_scripted_is_refused(script, operate, depth):
 
 @pytest.mark.parametrize("in_place", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_compiled_model_computes_what_surgery_put_in(in_place):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     model = mlp()
     eager = copy.deepcopy(model)
     if in_place:

@@ -82,7 +82,6 @@ def test_values_that_are_all_nan_are_not_taken_for_the_same():
     assert caught.value.report.held_out.refitted.distance == math.inf
 
 
-@pytest.mark.usefixtures("rendered")
 def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
     broken = dataclasses.replace(
         REPORT.held_out.direct, kl=math.nan, max_logit_change=math.inf, relative_error=math.nan

@@ -134,7 +134,6 @@ def test_nothing_is_logged_where_it_is_turned_off_and_of_a_baseline(tmp_path, ac
 # The picture
 
 
-@pytest.mark.usefixtures("rendered")
 def test_the_curves_are_drawn_at_the_end(tmp_path, monkeypatch):
     drawn, save = [], Figure.savefig
 

@@ -42,7 +42,6 @@ def test_every_table_has_a_section():
     assert sorted(name for spec in SECTIONS.values() for name in spec.tables) == sorted(ALL_TABLES)
 
 
-@pytest.mark.usefixtures("rendered")
 @pytest.mark.parametrize("key", FIGURES)
 def test_the_committed_picture_is_that_which_is_drawn(key, committed, tmp_path):
     """By what is written in it; nothing touches an edge, where it would be cut off."""

@@ -59,7 +59,6 @@ def card_of(record, tmp_path, **options):
     return write_record_card(record, tmp_path / "card.md", **options).read_text(encoding="utf-8")
 
 
-@pytest.mark.usefixtures("rendered")
 def test_whole_card(tmp_path):
     card = card_of(RECORD, tmp_path, repo_id="someone/adult-relu", license="apache-2.0")
     expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")
