@@ -246,7 +246,7 @@ def anneal_hardness(
         model: has λ-GELU sites; unwrapped.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
         target_hardness: λ at progress 1: one for all, or one for each row of GATES or name of a module, of which a
-            tensor gives each λ its own (`layer_targets`); by default each gate's `hardness_for_tolerance()`, 159.577
+            tensor gives each λ its own; by default each gate's `hardness_for_tolerance()`, 159.577
             for λ-GELU.
         schedule: a row of SCHEDULES.
 

@@ -19,7 +19,7 @@ class HardeningConfig:
     """The options of hardening: where every λ ends, when it begins to move, and how.
 
     Args:
-        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name (`layer_targets`).
+        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name.
         tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
             given.
         switch_fraction: share of training in which λ is learned, in [0, 1).

@@ -66,7 +66,7 @@ def layer_targets(model: nn.Module, data: Any, *, tolerance: float = 0.01) -> di
     Example:
         >>> import torch
         >>> from hf_lgelu import LambdaGELU
-        >>> from hf_lgelu.training.layer_targets import layer_targets
+        >>> from lgelu_lab.studies.layer_targets import layer_targets
         >>> model = torch.nn.Sequential(torch.nn.Identity(), LambdaGELU())
         >>> z = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
         >>> {name: round(target) for name, target in layer_targets(model, z).items()}

@@ -8,13 +8,13 @@ import mpmath
 import pytest
 import torch
 from activation.oracle import EXACT_STEPS as STEPS
+from lgelu_lab.studies.layer_targets import layer_targets
 from torch import nn
 
 from hf_lgelu import anneal_hardness, hardness_profile
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.hardening import is_hardened
-from hf_lgelu.training.layer_targets import layer_targets
 
 every_gate = pytest.mark.parametrize("gate", GATES)
 
