@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, form_at, values_at
+from hf_lgelu.models.elementwise import CONVERTED_KINDS, Called, codes_in, form_at, values_at
 from hf_lgelu.models.example_run import LIBRARIES, NOT_TAKEN, Inputs, frames_inside, ids_of, line_of, run_example
 from hf_lgelu.models.rewrite import (
     GATES,
@@ -26,7 +26,6 @@ from hf_lgelu.models.rewrite import (
     call_in,
     called_in,
     calls_of,
-    codes_in,
     method_in,
     method_of,
     put_gates,

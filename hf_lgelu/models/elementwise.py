@@ -166,6 +166,30 @@ def is_piecewise_linear(values: Tensor) -> bool:
     return int((near.diff(n=2).abs() > 1e-5).sum()) <= 8  # a corner bends two differences
 
 
+def functions_in(held: Any) -> Iterator[types.FunctionType]:
+    """A function, and below its decorators the functions that it wraps."""
+    left, seen = [held], set[int]()
+    while left:
+        function = left.pop(0)
+        if isinstance(function, types.FunctionType) and id(function) not in seen:
+            seen.add(id(function))
+            yield function
+            left += map(content_of, function.__closure__ or ())
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code, and those of the functions that are defined inside."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from codes_in(each)
+
+
+def content_of(cell: types.CellType) -> Any:
+    """What a variable of a function holds."""
+    return None if cell == types.CellType() else cell.cell_contents  # it is empty until its variable has a value
+
+
 def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
     """A copy of what code that is tried may write into: containers, and the variables of a function."""
     known = {} if known is None else known  # {id: copy}

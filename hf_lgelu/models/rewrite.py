@@ -14,11 +14,13 @@ import io
 import itertools
 import linecache
 import tokenize
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import fx, nn
+
+from hf_lgelu.models.elementwise import codes_in, content_of, functions_in
 
 GATES = "called"
 """The attribute that holds the modules of an object's calls; no state dict shows it, because no gate has a tensor."""
@@ -129,29 +131,6 @@ def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[st
         return None
 
 
-def functions_in(held: Any) -> Iterator[FunctionType]:
-    """A function, and below its decorators the functions that it wraps."""
-    left, seen = [held], set[int]()
-    while left:
-        function = left.pop(0)
-        if isinstance(function, FunctionType) and id(function) not in seen:
-            seen.add(id(function))
-            yield function
-            left += map(_content, function.__closure__ or ())
-
-
-def codes_in(code: CodeType) -> Iterator[CodeType]:
-    """A code, and those of the functions that are defined inside."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from codes_in(each)
-
-
-def _content(cell: CellType) -> Any:
-    return None if cell == CellType() else cell.cell_contents  # it is empty until its variable has a value
-
-
 @functools.lru_cache(128)
 def _text(method: FunctionType) -> _Text:
     code = method.__code__  # equal codes may be those of several files
@@ -232,7 +211,7 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
         if function in copies:
             return copies[function]  # a decorator's function may know itself
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        inside = {name: cell.cell_contents for name, cell in cells.items() if method in functions_in(_content(cell))}
+        inside = {name: cell.cell_contents for name, cell in cells.items() if method in functions_in(content_of(cell))}
         cells |= {name: CellType() for name in inside}
         own = code if function is method else function.__code__
         closure = tuple(cells[name] for name in own.co_freevars)

@@ -16,8 +16,16 @@ from torch.fx import GraphModule
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.elementwise import BOUNDED_KINDS, CONVERTED_KINDS, Called, form_at, is_linear, values_at
-from hf_lgelu.models.rewrite import codes_in, functions_in
+from hf_lgelu.models.elementwise import (
+    BOUNDED_KINDS,
+    CONVERTED_KINDS,
+    Called,
+    codes_in,
+    form_at,
+    functions_in,
+    is_linear,
+    values_at,
+)
 
 _FUSED_KERNEL = "activation_relu_or_gelu"
 _FUSED_CODES = {"relu": 1, "gelu": 2}
