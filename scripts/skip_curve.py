@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, read_units
+from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches
 from lgelu_lab.benchmarks.real_networks import REAL
-from lgelu_lab.measurements.networks import TrainedModel
+from lgelu_lab.measurements.networks import TrainedModel, load_data
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.measurements.skipping import FORMS, Wiring, measure, read_wiring, refit_skipping, score_of
 from lgelu_lab.report.zeros import critical_sparsities, draw_curves, read_curves
@@ -26,7 +26,6 @@ from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
 from lgelu_lab.studies.records import read_record
 from torch import nn
-from transformers import AutoTokenizer
 
 from hf_lgelu import ConversionConfig, convert_to_relu
 from hf_lgelu.environment import hardware, package_versions
@@ -155,17 +154,12 @@ def _made(
 
 
 def _own_gpt2(arguments: SkipArguments, settings: RealSettings) -> Measured:
-    """The GPT-2 that the laboratory has trained itself, on blocks of 128 of the text that it is from."""
+    """The GPT-2 that the laboratory has trained itself, on the blocks of its run."""
     trained = TrainedModel("gelu", Path(arguments.run), read_record(arguments.run))
-    network = replace(REAL["smollm2"], name="gpt2", source=trained.record.name, length=128)
-    tokenizer = AutoTokenizer.from_pretrained(trained.folder)
-    found = network.corpus.load(arguments.data_dir)
-    counts = {network.corpus.fit_split: arguments.units, network.corpus.eval_split: arguments.evaluation_units}
-    units = [
-        read_units(network, found.splits[split], tokenizer, *rest)
-        for split, *rest in ((name, count, arguments.seed) for name, count in counts.items())
-    ]
-    return Measured(network, settings, trained.load(), tokenizer, *units, found.origin)
+    network, data = replace(REAL["smollm2"], name="gpt2", length=128), load_data(trained.record, arguments.data_dir)
+    blocks = data.train.tokens[: arguments.units], data.eval.tokens[: arguments.evaluation_units]
+    units = [[{"input_ids": block[None]} for block in part] for part in blocks]
+    return Measured(network, settings, trained.load(), data.processor, *units, data.origin)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ KEPT = 0.99
 _RULES = {"gate": "by |gate|", "product": "by product", "shift": "shifted"}
 _COLOURS = {
     ("original", "gate"): "#000000", ("original", "product"): "#666666", ("refit", "gate"): "#D55E00",
-    ("refit", "shift"): "#E69F00", ("width:1.25", "gate"): "#0072B2", ("width:1.25", "shift"): "#56B4E9",
+    ("refit", "shift"): "#E69F00", ("place:1", "gate"): "#009E73", ("width:1.25", "gate"): "#0072B2",
 }  # fmt: skip
 _MARKERS = {"smooth": "s", "cut": "v", "shift": "^", "place": "o", "distill": "D"}
 
@@ -50,11 +50,13 @@ def draw_curves(rows: pd.DataFrame, path: Path) -> Path:
         for (made, rule), colour in _COLOURS.items():
             curve = own[(own.made == made) & ((own.rule == rule) | (own.asked == ""))].sort_values("read")
             if len(curve) > 1:
-                label = f"{made}, {_RULES[rule]}"
+                label = f"{made.removesuffix(':1')}, {_RULES[rule]}"
                 axis.plot(curve["read"], curve.score, "o-", markersize=3.5, color=colour, label=label)
-        for row in own[own.made.str.partition(":")[0].isin(_MARKERS)].query("asked == ''").itertuples():
-            marker = _MARKERS[row.made.partition(":")[0]]
-            axis.plot(row.read, row.score, marker, markersize=7, label=row.made)
+        for row in own[own.asked == ""].itertuples():
+            form, _, number = row.made.partition(":")
+            if form in _MARKERS and number != "1":
+                label = row.made.replace("place:", "live=")
+                axis.plot(row.read, row.score, _MARKERS[form], color="#882255", markersize=8, label=label)
         metric = own.metric.iloc[0]
         if metric == "perplexity":
             axis.set_yscale("log")
