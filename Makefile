@@ -46,7 +46,7 @@ lint: $(VENV)/ready docs
 # Links to the pages, laid as they lie here: mkdocs wants all of them in one folder.
 docs: $(VENV)/docs
 	mkdir -p build/pages
-	ln -sfn ../../README.md ../../LICENSE ../../docs ../../model_cards build/pages
+	ln -sfn ../../README.md ../../CHANGELOG.md ../../CONTRIBUTING.md ../../LICENSE ../../docs ../../model_cards build/pages
 	PATH="$(abspath $(VENV)/bin):$$PATH" NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 quickstart: $(VENV)/quickstart

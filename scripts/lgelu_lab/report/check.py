@@ -28,7 +28,7 @@ from lgelu_lab.report.write import ALL_TABLES, END, START, WRITTEN_PAGES, put_re
 
 PLACES = Path(__file__).with_name("places.csv")
 PAGES = ("README.md", "docs/*.md", "docs/lab/*.md")
-_WITHOUT_RESULTS = ("api.md", "changelog.md", "contributing.md")
+_WITHOUT_RESULTS = ("api.md",)
 _NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)|(?<![\w.])\d[\d,]*(?= %)")
 _NO_PROSE = re.compile(rf"```.*?```|`[^`\n]*`|{START}.*?{END}|\]\([^)]*\)|arXiv:[\d.]+", re.DOTALL)
 
