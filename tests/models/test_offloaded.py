@@ -3,6 +3,7 @@
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
+from lgelu_lab.studies.layer_targets import layer_targets
 from torch import nn
 
 from hf_lgelu import (
@@ -19,7 +20,6 @@ from hf_lgelu import (
 )
 from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_by_site
 from hf_lgelu.models.smooth_calls import find_smooth_calls
-from hf_lgelu.training.layer_targets import layer_targets
 
 ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}
