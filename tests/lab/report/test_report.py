@@ -60,7 +60,6 @@ def touches_no_edge(path):
     return np.all(pixels[[0, -1], :] == 1) and np.all(pixels[:, [0, -1]] == 1)
 
 
-@pytest.mark.usefixtures("rendered")
 def test_runs_of_one_network_have_tables_and_whole_pictures(record_of, data_of, tmp_path):
     learned = record_of(benchmark="mlp-digits", activation="lambda_gelu", hardness=[{"a": 2.0, "b": 3.0}] * 3)
     for run, key in ((learned, "depth"), (record_of(), "path"), (record_of(activation="relu"), None)):
