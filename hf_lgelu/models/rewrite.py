@@ -180,8 +180,8 @@ def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
         if method is None:
             raise ValueError(
                 f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
-                f"{call.where} became a gate. Which call that is now is not known: use the code of then, or convert "
-                "the network anew"
+                f"{call.where} became a gate, and which call that is now is not known. Use the code of then, or "
+                "convert anew; code that calls ReLU itself loads by its own from_pretrained"
             )
         if call.method not in body:
             places = {each.number: place for place, each in enumerate(calls) if each.method == call.method}
