@@ -1,7 +1,11 @@
 # make test          the environment and the test suite, on two processes
 # make test-kernels  Triton's interpreter and the torch.compile matrix
 # make test-processors  the rooms of numerics as an older processor computes them
-# make test-consumers   installs the packages of docs/use.md, and runs its blocks
+# make test-lowest   the suite at the lowest versions that pyproject.toml allows
+# make test-versions  the suite at the newest and at the lowest versions, and on Python 3.13
+# make test-nightly  loading and training with transformers' main branch, or TRANSFORMERS=…: what broke
+# make test-consumers   the blocks of docs/use.md with the packages that they need
+# make test-neighbours  one process with llm-compressor, peft, sentence-transformers, optimum, timm and diffusers
 # make test-slow     minutes, not seconds
 # make lint          ruff, mypy over the library, and the site with every link checked
 # make docs          the site in build/site; for its search: python -m http.server --directory build/site
@@ -11,13 +15,15 @@
 
 VENV ?= .venv
 PYTHON ?= python3
-RUN := $(VENV)/bin/python
+RUN = $(VENV)/bin/python
 WORKERS ?= 2
+TRANSFORMERS ?= git+https://github.com/huggingface/transformers
 # One torch thread a worker: two workers with two threads each would fight for two cores. Bytecode is kept, whatever the
 # environment says: pytest rewrites each test's assertions, which takes longer than all else of a collection.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
-.PHONY: test test-consumers test-kernels test-processors test-slow lint docs quickstart report clean
+APART := test-lowest test-python313 test-consumers test-neighbours
+.PHONY: test $(APART) test-versions test-nightly test-kernels test-processors test-slow lint docs quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
@@ -31,9 +37,17 @@ test-processors: $(VENV)/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) $(NUMERIC)
 
-test-consumers: $(VENV)/ready
-	$(VENV)/bin/pip install --quiet --editable '.[dev,consumers]'
-	$(PYTEST) -m consumers
+# Each has an environment of its own: other versions of what the others have.
+$(APART) test-nightly: RUN = $(VENV)-$(@:test-%=%)/bin/python
+test-consumers test-neighbours: TESTS = -m $(@:test-%=%) tests/test_docs.py tests/test_neighbours.py
+$(APART): test-%: $(VENV)-%/ready
+	$(PYTEST) $(TESTS)
+
+test-nightly: $(VENV)-nightly/ready
+	$(VENV)-nightly/bin/uv pip install --quiet --python $(RUN) --upgrade $(TRANSFORMERS)
+	$(PYTEST) --tb=no tests/models tests/training
+
+test-versions: test test-lowest test-python313
 
 test-slow: $(VENV)/ready
 	$(PYTEST) -m "slow and not gpu"
@@ -70,10 +84,22 @@ $(VENV)/quickstart: pyproject.toml
 	$(VENV)/bin/pip install --editable '.[quickstart]'
 	touch $@
 
+EXTRAS = dev
+$(VENV)-lowest/ready: OPTIONS = --resolution lowest-direct
+$(VENV)-python313/ready: PYTHON = python3.13
+$(VENV)-consumers/ready: EXTRAS = dev,consumers
+$(VENV)-neighbours/ready: EXTRAS = dev,neighbours
+$(VENV)-neighbours/ready: OPTIONS = --prerelease disallow
+$(VENV)-%/ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet uv
+	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(OPTIONS) --editable '.[$(EXTRAS)]'
+	touch $@
+
 $(VENV)/docs: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-*

@@ -26,7 +26,7 @@ def register_activation() -> None:
     activations, create_act = sys.modules.get("transformers.activations"), sys.modules.get(TIMM)
     if create_act is not None and not hasattr(create_act, TIMM_TABLE):
         raise RuntimeError(
-            f"this timm has no {TIMM}.{TIMM_TABLE}, where the λ-gates are registered as an act_layer. Use timm 1.0.26 "
+            f"this timm has no {TIMM}.{TIMM_TABLE}, where the λ-gates are registered as an act_layer. Use timm 1.0.27 "
             "to 1.0.31, or uninstall timm"
         )
     # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.

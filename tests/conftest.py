@@ -1,8 +1,11 @@
 import dataclasses
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # sentence-transformers asks the Hub for files that a folder lacks
 
 
 def make_record(

@@ -59,7 +59,6 @@ def world(tmp_path_factory):
 def _in_a_copy(world, tmp_path, monkeypatch):
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch.manual_seed(0)
 
 

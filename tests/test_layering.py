@@ -19,7 +19,7 @@ ALLOWED = {
     "export": {"activation", "models", "refit.report", "refit.config", "refit.compare"},
     "cli": {"activation", "models", "training", "refit", "export"},
 }
-ANYWHERE = {"version", "environment", "files", "formats", "registry"}
+ANYWHERE = {"version", "versions", "environment", "files", "formats", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

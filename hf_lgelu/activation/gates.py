@@ -67,7 +67,7 @@ class Gate:
 
     def limit(self, dtype: torch.dtype) -> float:
         """Where |v| is clamped in this dtype of the arithmetic."""
-        return self.limits[dtype == torch.float64]
+        return self.limits[1 if dtype == torch.float64 else 0]
 
 
 def _gaussian_step(v: Tensor) -> Tensor:

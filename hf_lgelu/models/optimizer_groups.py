@@ -10,6 +10,7 @@ from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -87,7 +88,7 @@ def separate_hardness_group(
     # Layer-wise GaLore and APOLLO hold no s. LOMO has groups for show: it updates inside backward.
     elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         why = "replaces the parameter groups or ignores their learning rates"
-    elif isinstance(inner, torch.optim.LBFGS | torch.optim.Muon):  # they accept the group, and fail at their next step
+    elif isinstance(inner, (torch.optim.LBFGS, *MATRIX_OPTIMIZERS)):  # they take the group, and fail at the next step
         why = f"takes {'one group' if isinstance(inner, torch.optim.LBFGS) else 'matrices'} alone"
     elif any("initial_lr" in group for group in changed):
         why = "has a scheduler already, which would not know a new group"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.refit.processes import summed
+from hf_lgelu.versions import matmul_backends
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64
@@ -115,7 +116,7 @@ def _gram(rows: Tensor) -> Tensor:
 @contextmanager
 def _full_precision(device: torch.device) -> Iterator[None]:
     """A block in which float32 products are exact float32: the error of TF32 is too large for the weakest ridge."""
-    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    backends = matmul_backends()
     chosen = [backend.fp32_precision for backend in backends]
     try:
         overall = torch.get_float32_matmul_precision()

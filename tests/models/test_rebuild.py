@@ -305,6 +305,7 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
 def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(granularity, tmp_path):
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "mamba_d_state": 4}
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_mamba_heads"), 2)
+    heads["use_mamba_kernels"] = False
     kinds = ["linear_attention", "hybrid"] * 2
     torch.manual_seed(0)
     model = transformers.ZambaForCausalLM(transformers.ZambaConfig(**sizes, **heads, layers_block_type=kinds)).eval()

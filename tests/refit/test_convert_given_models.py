@@ -140,6 +140,13 @@ def compiled(model):
     return nullcontext()
 
 
+def can_be_exported(model):
+    try:
+        return torch.export.export(model, (torch.zeros(2, 6),), strict=False) is not None
+    except RuntimeError:
+        return False
+
+
 EFFORTS = {"refit": {}, "distill": {"effort": "distill", "distill_steps": 4}}
 
 
@@ -169,6 +176,8 @@ def test_what_the_caller_is_in_changes_nothing(enter, effort, two_blocks):
     plain, expected = conversions[effort]
     model = make()
     with enter(model):
+        if enter is compiled and not can_be_exported(model):
+            pytest.skip("this torch exports no model that is compiled in place")
         converted, report = convert_with(model, inputs_of_six(), **EFFORTS[effort])
     assert report.layers == expected.layers
     values = converted.state_dict()

@@ -46,6 +46,7 @@ def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
     assert converted.encoder.layer[0].output.dense.in_features == 36
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="torch 2.8 runs no such experts on a CPU")
 @pytest.mark.parametrize(
     "build",
     [

@@ -151,6 +151,8 @@ def accelerate_loop() -> list[float]:
 def main() -> None:
     """Run everything; any failed check ends the process with an error."""
     torch.set_num_threads(1)
+    # Older Trainers resume several processes on a CPU from "cpu:0", a place that torch does not know.
+    torch.serialization.register_package(0, lambda _: None, lambda tensor, place: tensor if place == "cpu:0" else None)
     folder = Path(sys.argv[1])
     report = {name: train(folder / name, **options) for name, options in RUNS.items()}
     report["accelerate"] = accelerate_loop()

@@ -20,6 +20,7 @@ from hf_lgelu import (
 )
 from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness
 from hf_lgelu.models.optimizer_groups import separate_hardness_group
+from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
 
@@ -194,7 +195,10 @@ OF_OPTIMIZERS = {
     "layerwise": (tiny_model, lambda model: Layerwise(model.parameters()), "Layerwise replaces the parameter groups"),
     "fused": (tiny_model, lambda model: Fused(model.parameters()), "Fused replaces the parameter groups or ignores"),
     "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS takes one group alone"),
-    "Muon": (of_one_matrix, lambda model: torch.optim.Muon(model.parameters()), "Muon takes matrices alone"),
+    **{
+        muon.__name__: (of_one_matrix, lambda model, muon=muon: muon(model.parameters()), "Muon takes matrices alone")
+        for muon in MATRIX_OPTIMIZERS
+    },
     "without one s": (tiny_model, without_one, "SGD replaces the parameter groups"),
     "relative steps": (tiny_model, of_relative_steps, "Adafactor has no learning rate to multiply"),
     "flat": (Flattened, sgd, r"FSDP1 has flattened the raw hardness.*fsdp_version: 2"),

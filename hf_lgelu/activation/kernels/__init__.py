@@ -172,7 +172,7 @@ def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: st
     if x.dim() == 0 and hardness.numel() == 1:
         # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
         hardness = hardness.reshape(())
-    sizes = zip(reversed(hardness.shape), reversed(x.shape), strict=False)
+    sizes = zip(hardness.shape, x.shape[x.dim() - hardness.dim() :], strict=True)  # torch 2.8 compiles no uneven zip
     if hardness.dim() > x.dim() or not all(size in (1, wanted) for size, wanted in sizes):
         raise ValueError(
             f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "

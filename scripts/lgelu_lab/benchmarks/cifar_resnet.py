@@ -104,7 +104,7 @@ def new_cifar_resnet(
 def _resnet18_with_small_stem(**model_args: Any) -> nn.Module:
     from timm.models.resnet import BasicBlock, ResNet
 
-    model = ResNet(BasicBlock, (2, 2, 2, 2), **model_args)
+    model = ResNet(BasicBlock, (2, 2, 2, 2), zero_init_last=False, **model_args)
     large = model.conv1
     model.conv1 = nn.Conv2d(
         large.in_channels, large.out_channels, 3, padding=1, bias=False,
