@@ -20,9 +20,9 @@ from .models.loading import from_pretrained as from_pretrained
 from .models.mlp import MLPConfig as MLPConfig
 from .models.mlp import MLPForClassification as MLPForClassification
 from .models.optimizer_groups import hardness_parameter_groups as hardness_parameter_groups
-from .models.smooth_calls import find_smooth_calls as find_smooth_calls
 from .models.surgery import replace_activations as replace_activations
 from .models.surgery import substitute_relu as substitute_relu
+from .networks.smooth_calls import find_smooth_calls as find_smooth_calls
 from .refit.config import ConversionConfig as ConversionConfig
 from .refit.convert import convert_to_relu as convert_to_relu
 from .refit.verdict import ConversionRefusedError as ConversionRefusedError

@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-import networks
+import small_networks as networks
 import torch
 from datasets import Dataset, DatasetDict
 from tokenizers import Tokenizer, models, pre_tokenizers, processors

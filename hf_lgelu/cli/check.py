@@ -13,13 +13,17 @@ from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows, why_not_read
 from hf_lgelu.cli.rows import InputSet
-from hf_lgelu.models.batches import cut_batches, read_batches
-from hf_lgelu.models.called import gates_as_modules
+from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.comparing.output_comparison import compare_models
 from hf_lgelu.models.config_keys import runtime_warnings
-from hf_lgelu.models.example_run import random_inputs, run_example
 from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
-from hf_lgelu.models.outputs import compare_models, compared_outputs, task_outputs
-from hf_lgelu.models.sites import (
+from hf_lgelu.models.surgery import put_relu, reused_inputs
+from hf_lgelu.networks.batches import cut_batches, read_batches
+from hf_lgelu.networks.calls import gates_as_modules
+from hf_lgelu.networks.outputs import compared_outputs, task_outputs
+from hf_lgelu.networks.random_inputs import random_inputs
+from hf_lgelu.networks.run import run_example
+from hf_lgelu.networks.sites import (
     LEARNED_KINDS,
     SMOOTH_KINDS,
     ActivationSite,
@@ -27,9 +31,7 @@ from hf_lgelu.models.sites import (
     functions_as_modules,
     sites_in_words,
 )
-from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.models.surgery import put_relu, reused_inputs
-from hf_lgelu.refit.compare import compare_networks_on
+from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers

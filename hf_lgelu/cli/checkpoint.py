@@ -14,7 +14,7 @@ from transformers.utils import logging
 from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
 from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, sites_in_words
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 
 @dataclass(frozen=True)

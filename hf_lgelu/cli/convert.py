@@ -27,10 +27,10 @@ from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import is_hub_id, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
+from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.layerwise import progress_log
-from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.verdict import ConversionRefusedError, own_text_warning

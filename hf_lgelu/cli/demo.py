@@ -27,8 +27,8 @@ from hf_lgelu.export.hub.conversion_page import draw_conversion
 from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.sites import SMOOTH_KINDS
 from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.networks.sites import SMOOTH_KINDS
 from hf_lgelu.refit.convert import convert_to_relu
 
 _LAYERS, _UNITS, _EPOCHS = 8, 64, 20

@@ -28,9 +28,9 @@ from hf_lgelu.cli.rows import (
     tokenizer_of,
 )
 from hf_lgelu.files import is_hub_id
-from hf_lgelu.models.batches import TRIED
-from hf_lgelu.models.example_run import require_taken
-from hf_lgelu.models.outputs import is_causal
+from hf_lgelu.networks.batches import TRIED
+from hf_lgelu.networks.outputs import is_causal
+from hf_lgelu.networks.run import require_taken
 from hf_lgelu.refit.samples import TEXTS, sampled_text
 
 logger = logging.get_logger(__name__)

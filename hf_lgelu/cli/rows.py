@@ -15,10 +15,10 @@ from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_labels
 
-from hf_lgelu.models.batches import pad_tokens
 from hf_lgelu.models.checkpoint import processor_files
-from hf_lgelu.models.example_run import in_dtype
-from hf_lgelu.models.outputs import IGNORED_LABEL, is_causal
+from hf_lgelu.networks.masks import pad_tokens
+from hf_lgelu.networks.outputs import IGNORED_LABEL, is_causal
+from hf_lgelu.networks.run import in_dtype
 
 LONGEST = 1024  # tokens of a sequence where the user names no length and the model takes more
 

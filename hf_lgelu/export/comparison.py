@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, percent, score, significant
-from hf_lgelu.models.batches import TRIED, Batch, LiveUnits, cut_batches, nothing_given, read_batches
-from hf_lgelu.models.example_run import call_with, evaluation_mode, in_dtype, require_taken, run_example
-from hf_lgelu.models.operable import independent_copy, uncompiled
-from hf_lgelu.models.outputs import compared_outputs
-from hf_lgelu.models.sites import find_sites
-from hf_lgelu.refit.compare import compare_networks_on
-from hf_lgelu.refit.report import NetChange
+from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
+from hf_lgelu.networks.sites import find_sites, uncompiled
 
 ORIGINAL, CONVERTED = "original", "converted"
 FLOAT32, INT8 = "float32", "int8"

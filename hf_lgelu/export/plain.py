@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_lgelu.comparing.output_comparison import OutputChange, compare_models
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange, runtime_warnings
-from hf_lgelu.models.example_run import Inputs, forward_hooks, in_dtype, in_own_forward, random_inputs
+from hf_lgelu.models.copies import independent_copy, operable_module
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.operable import independent_copy, operable_module
-from hf_lgelu.models.outputs import OutputChange, compare_models
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
-from hf_lgelu.models.smooth_calls import SmoothCall, find_smooth_calls
 from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.networks.random_inputs import random_inputs
+from hf_lgelu.networks.run import Inputs, forward_hooks, in_dtype, in_own_forward
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
+from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 
 if TYPE_CHECKING:
     from hf_lgelu.export.absorption.absorb import AbsorbedSite
@@ -94,7 +95,7 @@ def export_relu(
         processor: tokenizer or image processor, saved beside the weights.
         source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
         inputs: on which the change of the outputs is measured; random ones of the right shape
-            (`hf_lgelu.models.example_run`) if None. Real inputs say more.
+            (`hf_lgelu.networks.run`) if None. Real inputs say more.
         max_swap_error: the largest κ/λ that is let through, κ = 0.16997 for λ-GELU (`swap_error_bound`). The
             default is that of λ-GELU at λ = 79.8, half the paper's target.
         allow_soft: export all the same.
@@ -141,7 +142,7 @@ def export_gelu(
 
     Args:
         inputs: such that run the whole model; random ones of the right shape
-            (`hf_lgelu.models.example_run`) if None.
+            (`hf_lgelu.networks.run`) if None.
 
     Raises:
         TypeError: `model` is no transformers model; `absorb_hardness` takes any module.

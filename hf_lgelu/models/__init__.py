@@ -1,1 +1,1 @@
-"""Where λ-GELU lives in models: names, sites, loading, surgery, rewriting configs, profiles, and an MLP."""
+"""Changes models: surgery, config keys, records and loading, hardening, optimizer groups, and an MLP."""

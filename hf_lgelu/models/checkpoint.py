@@ -22,10 +22,10 @@ from transformers import (
 from transformers.utils import CHAT_TEMPLATE_DIR, logging
 
 from hf_lgelu.files import local, require_inside, require_there
-from hf_lgelu.models.example_run import Inputs
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.mlp import MLPForClassification
-from hf_lgelu.models.outputs import agree, outputs_of
+from hf_lgelu.networks.outputs import agree, outputs_of
+from hf_lgelu.networks.run import Inputs
 
 PROCESSOR_FILES = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken"),

@@ -25,9 +25,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.models.example_run import NOT_TAKEN
-from hf_lgelu.models.rewrite import own_class
-from hf_lgelu.models.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
+from hf_lgelu.networks.rewrite import own_class
+from hf_lgelu.networks.run import NOT_TAKEN
+from hf_lgelu.networks.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
 
 Config: TypeAlias = Any

@@ -27,9 +27,9 @@ from hf_lgelu.activation.hardness import (
     swap_error_bound,
 )
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.example_run import Inputs, forward_hooks, run_example
-from hf_lgelu.models.operable import require_unflattened, require_values_here
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
+from hf_lgelu.models.copies import require_unflattened, require_values_here
+from hf_lgelu.networks.run import Inputs, forward_hooks, run_example
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 Target: TypeAlias = float | Tensor
 """λ at the end of hardening: of a whole gate, or one for each λ of it, of the shape of its s."""

@@ -4,13 +4,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
+from transformers.utils import logging
 
 from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.operable import require_unflattened
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
+from hf_lgelu.models.copies import require_unflattened
+from hf_lgelu.models.loading import written_gates
+from hf_lgelu.models.record import has_record
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.versions import MATRIX_OPTIMIZERS
+
+logger = logging.get_logger(__name__)
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -172,3 +179,43 @@ def trainable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
             "and s the gradient of that part: λ would differ between them. Train with DistributedDataParallel or FSDP2"
         )
     return modules
+
+
+def hardness_modules_to_save(model: nn.Module) -> list[str]:
+    """The names of all λ-GELU modules, for `modules_to_save` of a PEFT config.
+
+    `get_peft_model` freezes s, and an adapter's checkpoint holds no λ. Named in `modules_to_save`, each λ-GELU trains
+    beside the adapter, is saved and comes back with it, and stays after `merge_and_unload`, from where
+    `substitute_relu` goes on. docs/families.md says which of PEFT's methods can merge.
+
+    Where the config of the model's checkpoint does not say these gates (the activation string was given to
+    `from_pretrained`), the model forgets the checkpoint, and a warning says so: PEFT would name it as the adapter's
+    base, and load it without any λ.
+
+    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each.
+
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> import hf_lgelu
+    >>> from hf_lgelu.models.copies import hardness_modules_to_save
+    >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 0}
+    >>> model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", **sizes))
+    >>> hardness_modules_to_save(model)
+    ['transformer.h.0.mlp.act']
+    """
+    names = [name for name, _ in require_lambda_gelu(model)]
+    several = [site.name for site in find_sites(model, LEARNED_KINDS) if site.name not in names]
+    if several:
+        raise ValueError(
+            f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT saves a gate at one place "
+            "alone: the others get the λ of the base. Give each place a gate of its own, or train without an adapter"
+        )
+    if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
+        built, written = gate_names(model.config.to_json_string()), written_gates(model)
+        if not built or not built <= written:
+            logger.warning(
+                f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so "
+                "an adapter of this model names no base. Load the base with the activation string again, and the "
+                "adapter with PeftModel.from_pretrained(base, adapter)"
+            )
+            forget_checkpoint(model)
+    return names

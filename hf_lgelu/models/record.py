@@ -10,7 +10,8 @@ without the guard beside the record.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,6 @@ from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, LambdaGate
-from hf_lgelu.models.called import recorded_calls, restore_calls
 from hf_lgelu.models.config_keys import (
     GUARDS_KEY,
     Config,
@@ -39,8 +39,10 @@ from hf_lgelu.models.config_keys import (
     value_at,
     without_guard,
 )
-from hf_lgelu.models.elementwise import form_at
-from hf_lgelu.models.sites import find_sites, is_activation, place, uncompiled_name
+from hf_lgelu.networks.calls import recorded_calls
+from hf_lgelu.networks.elementwise import Called, form_at
+from hf_lgelu.networks.rewrite import GATES, Call, called_in, method_of, put_gates
+from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""
@@ -255,3 +257,32 @@ def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) ->
     for part in model.modules():  # some models give each of their parts a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
             setattr(part.config, RECORD_KEY, new)
+
+
+def restore_calls(
+    model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
+) -> None:
+    """Have calls run as gates, for now ReLU, as they did where `recorded_calls` was read. Changes `model` in place.
+
+    `names_of` gives the names that a recorded module may have in this model. Nothing is done where the model has none
+    of them. Raises ValueError for what is no call of an activation, and for a call that the code does not have.
+    """
+    found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
+    for name, said in recorded.items():
+        _, _, place = name.rpartition(f"{GATES}.")
+        try:
+            number, call = int(place), Call(**said)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the config's record has no call that can be read at {name}: {said}") from error
+        modules = dict(model.named_modules(remove_duplicate=False))
+        names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
+        owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
+        if owners:  # else it was in a head, and this model has another
+            owner = next((each for each in owners if method_of(type(each), call)), owners[0])
+            method = method_of(type(owner), call)
+            held = None if method is None else called_in(method, call)
+            if held is not None and form_at(Called(*held)) is None:
+                raise ValueError(f"the config's record makes a gate of {call.where}, whose call is no activation")
+            found[owner][number] = call
+    for owner, calls in found.items():
+        put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

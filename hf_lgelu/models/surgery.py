@@ -19,7 +19,6 @@ from transformers.utils import logging
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known
 from hf_lgelu.activation.module import GATE_MODULES
-from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -28,12 +27,13 @@ from hf_lgelu.models.config_keys import (
     pretrained_roots,
     write_config_changes,
 )
-from hf_lgelu.models.example_run import Inputs
+from hf_lgelu.models.copies import operable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.operable import operable_module, require_values_here
-from hf_lgelu.models.outputs import agree, outputs_of
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
-from hf_lgelu.models.sites import (
+from hf_lgelu.networks.channels import site_input_shapes
+from hf_lgelu.networks.outputs import agree, outputs_of
+from hf_lgelu.networks.run import Inputs
+from hf_lgelu.networks.sites import (
     KINDS,
     LEARNED_KINDS,
     SELF_GATE_KINDS,
@@ -115,7 +115,7 @@ def replace_activations(
     Args:
         model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config
             that the whole is saved with.
-        kinds: rows of `hf_lgelu.models.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
+        kinds: rows of `hf_lgelu.networks.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
             sigmoid forms) and "silu" by default.
         gate: a row of GATES for all sites. By default each site gets the row that it is at λ = 1 (λ-GELU, its tanh
             form, λ-SiLU), and any other, such as the sigmoid form of GELU and Mish, "lambda_gelu".
@@ -204,7 +204,7 @@ def substitute_relu(
 
     Args:
         model: any module tree; as for `replace_activations`.
-        kinds: rows of `hf_lgelu.models.sites.KINDS`. ("gelu",) is the plain swap of GELU.
+        kinds: rows of `hf_lgelu.networks.sites.KINDS`. ("gelu",) is the plain swap of GELU.
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
 

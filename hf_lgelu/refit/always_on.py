@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.batches import Batch
-from hf_lgelu.models.example_run import forward_pre_hooks, run_example
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.layers import GateUnit

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.models.batches import DECODER_INPUTS, mask_over
-from hf_lgelu.models.example_run import same_randomness
+from hf_lgelu.networks.masks import DECODER_INPUTS, mask_over
+from hf_lgelu.networks.run import same_randomness
+from hf_lgelu.processes import each_has
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
 from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.refit.linear_map import LinearMap, choose_positions
 from hf_lgelu.refit.moments import Moments, Rows, widened
-from hf_lgelu.refit.processes import each_has
 from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
 from hf_lgelu.refit.ridge import held_out_once
 from hf_lgelu.refit.weights import add_constant, oriented

@@ -131,7 +131,7 @@ class ConversionConfig:
             is far from the original. Default: 0.1.
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
             card.
-        kinds: Which gates are exchanged, rows of `hf_lgelu.models.sites.KINDS`. Default: `SMOOTH_KINDS`.
+        kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
             (logits, boxes, embeddings).

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.batches import TRIED, read_batches
-from hf_lgelu.models.called import CALLED_KINDS, gates_as_modules
-from hf_lgelu.models.example_run import looked_at
-from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.sites import SMOOTH_KINDS, functions_as_modules
-from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
+from hf_lgelu.models.copies import operable_module
+from hf_lgelu.networks.batches import TRIED, read_batches
+from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
+from hf_lgelu.networks.run import looked_at
+from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
+from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
+from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.layerwise import Task, Work, plan_exchange
-from hf_lgelu.refit.processes import known_processes
 from hf_lgelu.refit.report import ConversionReport, with_live_units
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.samples import TEXTS, sampled_text
@@ -80,10 +80,10 @@ def convert_to_relu(
             maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a
             downsampling block, the second half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
-            `hf_lgelu.models.batches.read_batches`). Labels only go into the metrics of the report. Of several processes
-            each may have all of it, or a share. Sequences of different lengths need an attention mask; they are padded
-            as the config says, where the model's outputs bear it, else no further than the others of their batch. None
-            for a causal language model: it samples 8,192 tokens of text itself.
+            `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Of several
+            processes each may have all of it, or a share. Sequences of different lengths need an attention mask; they
+            are padded as the config says, where the model's outputs bear it, else no further than the others of their
+            batch. None for a causal language model: it samples 8,192 tokens of text itself.
         effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
         width: so many times the hidden units in every block; the larger, the nearer. 1 by default.
         target: what the gates become, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.

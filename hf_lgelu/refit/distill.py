@@ -25,15 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.models.batches import Batch
-from hf_lgelu.models.example_run import call_alike, forward_pre_hooks, run_example
-from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.models.outputs import QUERIES, Compared, compared_outputs, in_order_of, kl_terms
-from hf_lgelu.refit.compare import samples_at_once
+from hf_lgelu.comparing.net_comparison import samples_at_once
+from hf_lgelu.comparing.output_comparison import kl_terms
+from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import QUERIES, Compared, compared_outputs, in_order_of
+from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
+from hf_lgelu.processes import main_decides, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task, progress_log
 from hf_lgelu.refit.moments import widened
-from hf_lgelu.refit.processes import main_decides, sum_gradients, summed
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from hf_lgelu.models.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.models.called import gates_as_modules
-from hf_lgelu.models.channels import ChannelAxes
-from hf_lgelu.models.example_run import forward_hooks, run_example
-from hf_lgelu.models.sites import KINDS, find_sites
-from hf_lgelu.refit.processes import each_has, known_processes
+from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.calls import gates_as_modules
+from hf_lgelu.networks.channels import ChannelAxes
+from hf_lgelu.networks.run import forward_hooks, run_example
+from hf_lgelu.networks.sites import KINDS, find_sites
+from hf_lgelu.processes import each_has, known_processes
 from hf_lgelu.refit.samples import Samples, read_samples, sample_keys, settle_padding
 
 FOLDS = 4

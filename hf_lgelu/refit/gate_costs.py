@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.models.batches import Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.models.example_run import looked_at
-from hf_lgelu.models.operable import operable_module
-from hf_lgelu.models.outputs import Compared, compared_outputs
-from hf_lgelu.models.sites import SMOOTH_KINDS, check_kinds, find_sites
+from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.models.copies import operable_module
 from hf_lgelu.models.surgery import TemporaryRelu
-from hf_lgelu.refit.compare import compare_networks_on
+from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.outputs import Compared, compared_outputs
+from hf_lgelu.networks.run import looked_at
+from hf_lgelu.networks.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
 

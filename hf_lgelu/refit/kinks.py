@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hf_lgelu.processes import summed
 from hf_lgelu.refit.moments import Moments, Rows, widened
-from hf_lgelu.refit.processes import summed
 from hf_lgelu.refit.ridge import STRENGTHS, held_out_error
 
 Basis = Literal["relu", "constant", "line"]

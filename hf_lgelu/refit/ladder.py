@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hf_lgelu.processes import main_decides
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
-from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.verdict import can_take_steps
 from hf_lgelu.refit.widen import can_be_wider

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow import (
+from hf_lgelu.networks.dataflow import (
     COPIES,
     RESHAPES,
     AffineOperation,
@@ -28,7 +28,7 @@ from hf_lgelu.models.dataflow import (
     sizes_decided_by,
     users,
 )
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.refit.linear_map import AimFinder, Bias, Geometry, LinearMap, read_geometry
 from hf_lgelu.refit.program import Program, upstream
 

@@ -18,20 +18,20 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hf_lgelu.formats import counted, significant
-from hf_lgelu.models.batches import TRIED, Batch
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.operable import independent_copy
-from hf_lgelu.models.outputs import task_outputs
+from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.record import plan_gates
-from hf_lgelu.models.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
+from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.outputs import task_outputs
+from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
+from hf_lgelu.processes import main_decides
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.layers import Layer, Layers, find_layers
-from hf_lgelu.refit.processes import main_decides
 from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.report import ENOUGH_ROWS, Evaluation, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge

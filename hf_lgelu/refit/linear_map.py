@@ -14,15 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow import (
-    CONVOLUTIONS,
-    COPIES,
-    RESHAPES,
-    AffineOperation,
-    operation_name,
-    shape_of,
-    users,
-)
+from hf_lgelu.networks.dataflow import CONVOLUTIONS, COPIES, RESHAPES, AffineOperation, operation_name, shape_of, users
 
 _MOVES = RESHAPES | {"permute", "transpose"}
 

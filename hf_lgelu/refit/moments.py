@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hf_lgelu.refit.processes import summed
+from hf_lgelu.processes import summed
 from hf_lgelu.versions import matmul_backends
 
 _BLOCK = 512

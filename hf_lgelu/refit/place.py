@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.batches import Batch
-from hf_lgelu.models.channels import one_module_per_site
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.example_run import NOT_TAKEN, calls_seen, forward_hooks, run_example
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.channels import one_module_per_site
+from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
+from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import (

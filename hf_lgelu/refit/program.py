@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.models.dataflow import (
+from hf_lgelu.networks.dataflow import (
     OutputsOf,
     all_tensors,
     export_sites,
@@ -27,9 +27,9 @@ from hf_lgelu.models.dataflow import (
     read_flow,
     stored_name,
 )
-from hf_lgelu.models.example_run import NOT_TAKEN, Inputs, run_example, same_randomness
-from hf_lgelu.models.outputs import agree
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.networks.outputs import agree
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, run_example, same_randomness
+from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.refit.folds import FoldBatch
 
 Gate = Callable[[int, Tensor], Tensor]

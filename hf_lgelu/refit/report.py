@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.formats import (
-    NONE,
-    RELATIVE_ERROR,
     counted,
     finite_or_none,
-    main_measures,
     percent,
     quoted,
-    score,
     significant,
 )
 
@@ -73,74 +70,6 @@ class LayerRefit:
     def is_starved(self) -> bool:
         """Whether it was fitted on fewer than `ENOUGH_ROWS` for each feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width
-
-
-@dataclass(frozen=True)
-class NetChange:
-    """How far a network is from the original on the same rows.
-
-    What counts of class scores are KL and agreement, of embeddings cosine and neighbours, of other values the relative
-    error.
-
-    Args:
-        kl: mean KL(original ‖ network) in nats per prediction; None where the outputs are no logits.
-        agreement: share of predictions, 0 to 1, with the original's argmax. It means something only of logits.
-        max_logit_change: the largest |ŷ − y| of any output.
-        relative_error: ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs, a share of squares.
-        metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
-        relative_errors: the relative error of each output that counts, where there are several; all other fields are
-            of the first.
-        embedding: {"cosine", "least_cosine", "same_neighbour": number} of embeddings, one vector a sample
-            (`hf_lgelu.models.outputs.OutputComparison`); else empty.
-    """
-
-    kl: float | None
-    agreement: float
-    max_logit_change: float
-    relative_error: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    relative_errors: Mapping[str, float] = field(default_factory=dict)
-    embedding: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def distance(self) -> float:
-        """KL to the original in nats; of outputs that are no class scores, relative error.
-
-        Infinite of outputs that are not finite, so that any others are nearer.
-        """
-        found = self.relative_error if self.kl is None else self.kl
-        return math.inf if math.isnan(found) else found
-
-    @property
-    def in_words(self) -> str:
-        """ "KL 0.0025 nat", or the relative error of outputs that are no class scores; "infinitely far"."""
-        if not math.isfinite(self.distance):
-            return "infinitely far"
-        shown = significant(self.distance)
-        return f"relative error {shown} (share of squares)" if self.kl is None else f"KL {shown} nat"
-
-    @property
-    def measures(self) -> dict[str, str]:
-        """{measure: value} of those that fit the outputs, as tables and sentences show them."""
-        change = {"largest change" if self.kl is None else "largest logit change": significant(self.max_logit_change)}
-        error = {RELATIVE_ERROR: significant(self.relative_error)}
-        return self.main_measures | ({} if self.embedding else change) | error
-
-    @property
-    def main_measures(self) -> dict[str, str]:
-        """Of these the ones that decide."""
-        return main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
-
-    def beside(self, original_metrics: Mapping[str, float], before: "NetChange | None" = None) -> str:
-        """All measures in words, first the scores beside the original's; each behind that of `before`."""
-        parts = []
-        for name, value in original_metrics.items():
-            was = "" if before is None else f"{score(name, before.metrics.get(name))} → "
-            parts.append(f"{name} {was}{score(name, self.metrics.get(name))}, the original's {score(name, value)}")
-        for name, shown in self.measures.items():
-            was = "" if before is None else f"{before.measures.get(name, NONE)} → "
-            parts.append(f"{name} {was}{shown}")
-        return "; ".join(parts)
 
 
 @dataclass(frozen=True)

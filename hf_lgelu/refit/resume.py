@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from hf_lgelu.files import hold, own_folder, whole_file
 from hf_lgelu.models.config_keys import config_entries, pretrained_roots
+from hf_lgelu.processes import each_has, main_decides
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.layerwise import Plan, Work
-from hf_lgelu.refit.processes import each_has, main_decides
 from hf_lgelu.refit.report import LayerRefit
 from hf_lgelu.version import __version__
 

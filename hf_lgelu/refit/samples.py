@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_lgelu.models.batches import LABELS, Batch, frames_of_sound, is_of_sound, nothing_given, pad_tokens
-from hf_lgelu.models.example_run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
-from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, are_class_scores, compared_outputs, is_causal
-from hf_lgelu.refit.processes import each_has, known_processes
+from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.networks.batches import LABELS, Batch, nothing_given
+from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
+from hf_lgelu.networks.outputs import IGNORED_LABEL, are_class_scores, compared_outputs, is_causal
+from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.processes import each_has, known_processes
 
 _KEY_BYTES = 16
 

@@ -7,16 +7,16 @@ import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
+from hf_lgelu.comparing.net_comparison import labels_fit
 from hf_lgelu.formats import counted, quoted, significant
-from hf_lgelu.models.batches import TRIED, Batch
-from hf_lgelu.models.called import lines_of_old_gates
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
-from hf_lgelu.models.example_run import Inputs, run_example
-from hf_lgelu.models.outputs import compared_outputs, task_outputs, uncounted_outputs
 from hf_lgelu.models.record import has_record, loads_elsewhere
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.models.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.refit.compare import labels_fit
+from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.calls import lines_of_old_gates
+from hf_lgelu.networks.outputs import compared_outputs, task_outputs, uncounted_outputs
+from hf_lgelu.networks.run import Inputs, run_example
+from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.report import (

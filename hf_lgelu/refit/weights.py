@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.models.dataflow import AffineOperation
+from hf_lgelu.networks.dataflow import AffineOperation
 from hf_lgelu.refit.layers import Layer
 from hf_lgelu.refit.linear_map import LinearMap
 from hf_lgelu.refit.moments import Moments

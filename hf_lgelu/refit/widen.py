@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries, plan_width_changes
-from hf_lgelu.models.dataflow import AffineOperation, shape_of, users
-from hf_lgelu.models.operable import independent_copy
+from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
+from hf_lgelu.networks.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, product_behind, views_back
 from hf_lgelu.refit.layerwise import WiderOriginal

@@ -14,10 +14,10 @@ from torch.fx import Node
 
 from hf_lgelu.activation.kernels.cpu.rows import load_loop, run_rows
 from hf_lgelu.activation.kernels.plain import opaque_refusal
-from hf_lgelu.models.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
-from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.operable import operable_module, require_values_here
-from hf_lgelu.models.sites import find_relu_sites
+from hf_lgelu.models.copies import operable_module, require_values_here
+from hf_lgelu.networks.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
+from hf_lgelu.networks.run import Inputs
+from hf_lgelu.networks.sites import find_relu_sites
 from hf_lgelu.refit.layers import find_gate_units, product_behind
 from hf_lgelu.refit.program import Program
 

@@ -16,6 +16,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from hf_lgelu.files import save_picture
+from hf_lgelu.models.copies import require_unflattened
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
@@ -27,9 +28,8 @@ from hf_lgelu.models.hardening import (
     smallest_soft_hardness,
     switch_position,
 )
-from hf_lgelu.models.operable import require_unflattened
 from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
-from hf_lgelu.models.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.networks.sites import lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped, warn_unreached
 

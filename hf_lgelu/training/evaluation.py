@@ -16,15 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import EvalPrediction
 
-from hf_lgelu.models.outputs import (
-    IGNORED_LABEL,
-    classes_last,
-    difference,
-    has_classes,
-    labels_of_predictions,
-    named_tensors,
-    same_classes,
-)
+from hf_lgelu.comparing.output_comparison import difference, same_classes
+from hf_lgelu.networks.outputs import IGNORED_LABEL, classes_last, has_classes, labels_of_predictions, named_tensors
 
 _LOSS, _RELU_LOSS, _LARGEST_CHANGE, _UNCHANGED, _PREDICTIONS, _COSINE, _LIVE, _UNITS = range(8)
 _NO_COSINE = 2.0

@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from hf_lgelu.models.hardening import is_hardened, known_hardness, target_of_each
 from hf_lgelu.models.optimizer_groups import hardness_group, trainable_gates
-from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
 
 logger = logging.get_logger(__name__)

@@ -18,7 +18,7 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import RECORD_KEY
-from hf_lgelu.models.sites import lambda_gelu_modules, uncompiled_name
+from hf_lgelu.networks.sites import lambda_gelu_modules, uncompiled_name
 
 logger = logging.get_logger(__name__)
 

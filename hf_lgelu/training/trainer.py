@@ -11,13 +11,14 @@ from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
 from transformers.utils import logging
 
-from hf_lgelu.models.batches import LiveUnits, pad_tokens
-from hf_lgelu.models.example_run import buffers_kept, forward_hooks
+from hf_lgelu.comparing.net_comparison import LiveUnits
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, hardness_learning_rate, separate_hardness_group
-from hf_lgelu.models.outputs import are_embeddings, labels_of_predictions, named_tensors
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.masks import pad_tokens
+from hf_lgelu.networks.outputs import are_embeddings, labels_of_predictions, named_tensors
+from hf_lgelu.networks.run import buffers_kept, forward_hooks
+from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.evaluation import (

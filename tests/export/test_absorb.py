@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
 from hf_lgelu.export.absorption.absorb import absorb_hardness
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 
 HARDNESS = (1.5, 3.0, 20.0)
 

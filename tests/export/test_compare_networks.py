@@ -3,9 +3,9 @@
 import itertools
 import math
 
-import networks
 import numpy as np
 import pytest
+import small_networks as networks
 import torch
 from scipy.special import log_softmax, softmax
 from torch import nn

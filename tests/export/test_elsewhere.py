@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 from fresh_process import run_fresh
 from gelu_models import MODELS, build, logits_of

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from networks import NETWORKS
+from small_networks import NETWORKS
 from torch import nn
 
 from hf_lgelu import export_onnx, quantize_onnx

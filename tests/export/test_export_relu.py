@@ -2,8 +2,8 @@
 
 import json
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from hf_lgelu import LambdaGELU, anneal_hardness, export_gelu, initialize_hardness, replace_activations
 from hf_lgelu.export.plain import export_relu
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 
 KAPPA = 0.16997120747990369  # max u·(1 − Φ(u)), from mpmath
 

@@ -9,11 +9,11 @@ import torch
 from huggingface_hub import ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
+from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.export.hub.card import TEMPLATE, CardFacts, CardScores, own_name, pipeline_tag, render_card, write_card
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
-from hf_lgelu.models.outputs import OutputChange
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"

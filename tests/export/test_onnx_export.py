@@ -3,10 +3,10 @@
 import os
 import sys
 
-import networks
 import numpy as np
 import onnx
 import pytest
+import small_networks as networks
 import torch
 from torch import nn
 from transformers import (

@@ -3,8 +3,8 @@
 from functools import partial
 
 import huggingface_hub
-import networks
 import pytest
+import small_networks as networks
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model, inject_adapter_in_model
 from torch import nn
@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 import hf_lgelu
 from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, replace_activations, substitute_relu
 from hf_lgelu.export.int8.equalize import equalize_ranges
-from hf_lgelu.models.operable import hardness_modules_to_save
-from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.models.optimizer_groups import hardness_modules_to_save
 from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.training.refusals import check_hardness_learns
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -25,7 +25,7 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
     write_config_changes,
 )
-from hf_lgelu.models.sites import KINDS, find_sites
+from hf_lgelu.networks.sites import KINDS, find_sites
 
 BERT = BY_NAME["bert"]
 

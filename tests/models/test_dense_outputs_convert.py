@@ -8,7 +8,7 @@ import pytest
 import torch
 from family import enlarge
 from fresh_process import run_fresh
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 from transformers import (
     DFineConfig,
@@ -23,7 +23,7 @@ from transformers import (
     YolosForObjectDetection,
 )
 
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 
 _QUERIES = {
     **{"d_model": 16, "num_queries": 6, "num_denoising": 0, "num_labels": 3, "encoder_hidden_dim": 16},

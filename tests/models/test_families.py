@@ -18,8 +18,8 @@ from hf_lgelu import LambdaGELU, anneal_hardness, from_pretrained, replace_activ
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.plain import export_relu
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 HERE = Path(__file__).parent
 ALL: tuple[Family | TimmFamily, ...] = FAMILIES + TIMM_FAMILIES

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.export.absorption.absorb import absorb_hardness
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
 
 # Sites that cannot absorb λ, by family, from the architecture. The rest of each family's sites must not be named.
 REFUSED = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 from family import Family, logits_of
 from fresh_process import run_fresh
-from networks import convert_with
 from safetensors.torch import save_file
+from small_networks import convert_with
 from test_families import ALL, assert_apart, assert_close
 from timm_families import TimmFamily
 from torch import nn
 
 from hf_lgelu import from_pretrained
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit.convert import Conversion
 from hf_lgelu.refit.verdict import ConversionRefusedError
 

@@ -12,7 +12,7 @@ from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrained
 
 import hf_lgelu
 from hf_lgelu import ConversionConfig
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.layerwise import Plan
 
 

@@ -19,7 +19,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_by_site
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 ROWS = {"features": torch.ones(2, 3)}
 GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}

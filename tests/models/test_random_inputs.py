@@ -4,8 +4,8 @@ from families import FAMILIES
 from family import main_output
 from transformers import ASTConfig, AutoModel, ConvNextConfig, GPT2Config, GPT2LMHeadModel, VideoMAEConfig
 
-from hf_lgelu.models.example_run import random_inputs
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.networks.random_inputs import random_inputs
 
 KINDS = ("bert", "t5", "vit", "wav2vec2", "clip", "patchtst")  # of inputs
 

@@ -21,7 +21,7 @@ from hf_lgelu import (
 )
 from hf_lgelu.activation.hardness import hardness_for_tolerance
 from hf_lgelu.models.hardening import is_hardened
-from hf_lgelu.models.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
 
 
 @dataclass(frozen=True)

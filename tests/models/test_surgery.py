@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, BertForMaskedLM, activations
 from hf_lgelu import LambdaGELU, LambdaSiLU, replace_activations, substitute_relu
 from hf_lgelu.activation.module import LambdaGELUTanh
 from hf_lgelu.models.config_keys import UnsupportedConfigError
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites
-from hf_lgelu.models.smooth_calls import find_smooth_calls
 from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 BERT = BY_NAME["bert"]
 

@@ -14,8 +14,8 @@ from timm_families import TIMM_FAMILIES
 from unsupported_families import BUILT_ANEW, IGNORED, INPUTS, REFUSED
 
 from hf_lgelu import LambdaSiLU, hardness_profile, replace_activations
-from hf_lgelu.models.sites import find_sites
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.networks.sites import find_sites
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 
 def build(prefix: str, head: str, sizes: dict, key: str) -> torch.nn.Module:

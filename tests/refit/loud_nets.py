@@ -1,10 +1,10 @@
 """Small transformers with weights so large that the form of their gates matters, and tokens for them."""
 
-import networks
+import small_networks as networks
 import torch
-from networks import VOCABULARY
+from small_networks import VOCABULARY
 
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.widen import find_blocks

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit, NetChange
+from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
 
 LAYERS = (
     LayerRefit(("h.0.mlp.c_proj",), ("h.0.mlp.act",), "refit", 0.001, 0.25, 0.0123456, 512, 6144, 300, 0.5),

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import torch
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit import distill, layerwise, resume
 from hf_lgelu.refit.program import Program
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from networks import convert_with
 from resume_run import counted, facts, mlp, rows, trace_once
+from small_networks import convert_with
 from two_processes import two_that_know_each_other
 
 from hf_lgelu.refit import layerwise, resume

@@ -5,13 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 from transformers import MistralConfig, MistralForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.dataflow import AffineOperation
+from hf_lgelu.networks.dataflow import AffineOperation
 from hf_lgelu.refit.always_on import constant_direction
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from networks import MemorySwish
+from small_networks import MemorySwish
 from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.sites import KINDS, find_sites
 from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.refit.config import ConversionConfig
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_lgelu import compare_networks, convert_to_relu
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 
 NODE, EDGE, DIM, CLASSES = 5, 2, 8, 3
 

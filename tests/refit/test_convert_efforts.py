@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from loud_nets import gpt2, llama, tokens
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 from transformers import (
@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb

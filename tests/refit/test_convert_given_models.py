@@ -2,12 +2,12 @@
 
 from contextlib import nullcontext
 
-import networks
 import peft
 import pytest
+import small_networks as networks
 import torch
-from networks import convert_with
 from refit_nets import BY_NAME, drawn
+from small_networks import convert_with
 from torch import nn
 from transformers import LlamaForCausalLM
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fresh_process import run_fresh
 from loud_nets import bert, gpt2, tokens
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -16,8 +16,8 @@ from transformers import (
 
 import hf_lgelu
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import read_batches
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gate_costs import gate_costs
 

@@ -6,12 +6,12 @@ import time
 
 import pytest
 import torch
-from networks import bert, convert_with, gpt2, llama, mlp
+from small_networks import bert, convert_with, gpt2, llama, mlp
 from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
-from hf_lgelu.models.batches import Batch
+from hf_lgelu.networks.batches import Batch
 from hf_lgelu.refit import convert, distill, layerwise
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds

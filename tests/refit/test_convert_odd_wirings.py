@@ -3,12 +3,12 @@
 import pytest
 import torch
 from dense_oracle import Step, ones, refit, swapped
-from networks import convert_with
 from refit_nets import drawn
+from small_networks import convert_with
 from torch import Tensor, nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.batches import Batch
+from hf_lgelu.networks.batches import Batch
 from hf_lgelu.refit.folds import deal_folds
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from dense_oracle import refit
-from networks import convert_with
 from refit_nets import NETS
+from small_networks import convert_with
 from torch import nn
 
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 

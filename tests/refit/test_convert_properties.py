@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import refit, seen, swapped
-from networks import convert_with
 from refit_nets import BY_NAME, drawn
+from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit import carry
 from hf_lgelu.refit.folds import deal_folds
 

@@ -5,8 +5,8 @@ import re
 
 import pytest
 import torch
-from networks import convert_with
 from refit_nets import BY_NAME, drawn
+from small_networks import convert_with
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from fresh_process import run_fresh
 from full_disk import full_disk
-from networks import convert_with
 from resume_run import mlp, rows
+from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu.files import hold

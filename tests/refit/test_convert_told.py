@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 from loud_nets import bert, gpt2
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.outputs import are_probabilities, compared_outputs
+from hf_lgelu.networks.outputs import are_probabilities, compared_outputs
 from hf_lgelu.refit.verdict import config_warnings
 
 

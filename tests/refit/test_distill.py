@@ -7,12 +7,12 @@ import types
 
 import pytest
 import torch
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 from torch.nn import functional as F
 
-from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.models.outputs import compared_outputs
+from hf_lgelu.networks.batches import Batch, read_batches
+from hf_lgelu.networks.outputs import compared_outputs
 from hf_lgelu.refit.distill import (
     CentredAdam,
     CentredMap,

@@ -5,12 +5,12 @@ from contextlib import closing
 
 import pytest
 import torch
-from networks import convert_with
+from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import read_batches
-from hf_lgelu.models.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.kinks import Kinks

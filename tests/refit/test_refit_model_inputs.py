@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from networks import convert_with, t5
 from refit_nets import BY_NAME
+from small_networks import convert_with, t5
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit import layerwise
 
 

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.models.batches import read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.folds import deal_folds
 
 PAD = 29

@@ -2,8 +2,8 @@
 
 import copy
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 import transformers
 from torch import nn

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from loud_nets import VOCABULARY, loud, tokens
-from networks import convert_with
+from small_networks import convert_with
 from transformers import (
     BertConfig,
     BertForMaskedLM,

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from networks import convert_with
 from refit_nets import BY_NAME
+from small_networks import convert_with
 from torch import Tensor
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.models.batches import Batch, read_batches
+from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.refit.distill import Together
 from hf_lgelu.refit.folds import Folds, deal_folds
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from hf_lgelu import anneal_hardness, replace_activations
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.training.evaluation import compare_samples, comparison_metrics
 
 

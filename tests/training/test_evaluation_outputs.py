@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 from plain_evaluation import SAMPLES, by_hand, substituted
 from tiny_training import ARGUMENTS, tiny_model, tiny_trainer

@@ -2,8 +2,8 @@
 
 import itertools
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 from hardening_runs import check_path, epochs, run
 from tiny_training import assert_same_state, rows, state_of, tiny_model, watched

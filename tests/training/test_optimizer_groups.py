@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from networks import NETWORKS
+from small_networks import NETWORKS
 from timm.optim import Muon
 from tiny_training import lambda_gelus, names_in, tiny_model
 from torch import nn

@@ -10,7 +10,7 @@ from torch import nn
 
 from hf_lgelu import anneal_hardness, freeze_hardness, hardness_parameter_groups, replace_activations, substitute_relu
 from hf_lgelu.models.hardening import hardening_progress, release_hardness
-from hf_lgelu.models.smooth_calls import find_smooth_calls
+from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 TARGET = float(target())
 

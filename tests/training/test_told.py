@@ -2,8 +2,8 @@
 
 import logging
 
-import networks
 import pytest
+import small_networks as networks
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -25,8 +25,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.models.hardening import release_hardness, smallest_soft_hardness
-from hf_lgelu.models.operable import hardness_modules_to_save
-from hf_lgelu.models.optimizer_groups import separate_hardness_group
+from hf_lgelu.models.optimizer_groups import hardness_modules_to_save, separate_hardness_group
 
 ROWS = [
     {"features": torch.randn(4, generator=torch.Generator().manual_seed(row)), "labels": row % 2} for row in range(16)

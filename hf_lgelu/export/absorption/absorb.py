@@ -20,13 +20,13 @@ from hf_lgelu.models.config_keys import (
     plan_config_changes,
     without_guard,
 )
-from hf_lgelu.models.dataflow import trace_sites
-from hf_lgelu.models.example_run import Inputs, in_own_forward
-from hf_lgelu.models.operable import require_values_here, uncompiled
-from hf_lgelu.models.outputs import largest_finite
+from hf_lgelu.models.copies import require_values_here
 from hf_lgelu.models.record import forget_sites
-from hf_lgelu.models.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 from hf_lgelu.models.surgery import plan_configs, write_configs
+from hf_lgelu.networks.dataflow import trace_sites
+from hf_lgelu.networks.outputs import largest_finite
+from hf_lgelu.networks.run import Inputs, in_own_forward
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu, uncompiled
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.models.dataflow import (
+from hf_lgelu.networks.dataflow import (
     COPIES,
     RESHAPES,
     AffineOperation,
@@ -25,9 +25,9 @@ from hf_lgelu.models.dataflow import (
     users,
     uses_once,
 )
-from hf_lgelu.models.example_run import Inputs
-from hf_lgelu.models.outputs import agree, outputs_of
-from hf_lgelu.models.sites import ActivationSite
+from hf_lgelu.networks.outputs import agree, outputs_of
+from hf_lgelu.networks.run import Inputs
+from hf_lgelu.networks.sites import ActivationSite
 
 _SAME_ELEMENTS = frozenset(
     (

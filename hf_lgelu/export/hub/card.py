@@ -17,14 +17,14 @@ from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import require_known, swap_error_bound
+from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.conversion_page import layer_table, network_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
 from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
-from hf_lgelu.models.outputs import OutputChange
-from hf_lgelu.models.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
+from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
 

@@ -5,9 +5,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
-from hf_lgelu.refit.report import ConversionReport, LayerRefit, NetChange, evaluations
+from hf_lgelu.refit.report import ConversionReport, LayerRefit, evaluations
 
 NET_NOTE = (
     "The plain swap has the new gates and the original weights. All but the scores by labels are measured against the "

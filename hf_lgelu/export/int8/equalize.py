@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
-from hf_lgelu.models.batches import nothing_given, read_batches
-from hf_lgelu.models.channels import site_input_shapes
 from hf_lgelu.models.config_keys import forget_checkpoint
-from hf_lgelu.models.dataflow import DataFlow, trace_sites
-from hf_lgelu.models.example_run import forward_pre_hooks, run_example
-from hf_lgelu.models.operable import uncompiled
-from hf_lgelu.models.outputs import OutputComparison, allowed_rounding
-from hf_lgelu.models.sites import find_relu_sites
+from hf_lgelu.networks.batches import nothing_given, read_batches
+from hf_lgelu.networks.channels import site_input_shapes
+from hf_lgelu.networks.dataflow import DataFlow, trace_sites
+from hf_lgelu.networks.outputs import allowed_rounding
+from hf_lgelu.networks.run import forward_pre_hooks, run_example
+from hf_lgelu.networks.sites import find_relu_sites, uncompiled
 
 _LAYERS = (nn.Linear, Conv1D, nn.modules.conv._ConvNd)
 _EXPONENTS = tuple(itertools.product((0.25, 0.5, 0.75, 1.0), (0.0, 0.25, 0.5)))  # a and b

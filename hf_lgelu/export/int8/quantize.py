@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.hardness import require_known
+from hf_lgelu.comparing.output_comparison import OutputChange, OutputComparison
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
@@ -35,8 +36,9 @@ from hf_lgelu.export.onnx.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
-from hf_lgelu.models.batches import counted_rows, nothing_given, read_batches
-from hf_lgelu.models.outputs import OutputChange, OutputComparison, are_embeddings, classes_last
+from hf_lgelu.networks.batches import nothing_given, read_batches
+from hf_lgelu.networks.masks import counted_rows
+from hf_lgelu.networks.outputs import are_embeddings, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""

@@ -12,22 +12,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
-from hf_lgelu.models.example_run import (
+from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.outputs import named_tensors, task_outputs
+from hf_lgelu.networks.random_inputs import random_inputs
+from hf_lgelu.networks.run import (
     NOT_TAKEN,
     Inputs,
     buffers_kept,
     evaluation_mode,
     in_dtype,
     in_own_forward,
-    random_inputs,
     require_plain,
 )
-from hf_lgelu.models.operable import independent_copy, uncompiled
-from hf_lgelu.models.outputs import OutputChange, named_tensors, task_outputs
+from hf_lgelu.networks.sites import uncompiled
 
 ONNX_FILE = "model.onnx"
 OPSET = 20  # the first with Gelu

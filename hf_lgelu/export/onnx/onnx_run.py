@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_lgelu.comparing.output_comparison import OutputChange, OutputComparison
 from hf_lgelu.environment import require
-from hf_lgelu.models.batches import counted_rows
-from hf_lgelu.models.outputs import OutputChange, OutputComparison, classes_last
+from hf_lgelu.networks.masks import counted_rows
+from hf_lgelu.networks.outputs import classes_last
 
 
 class OnnxModel:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction
 
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.networks.outputs import IGNORED_LABEL
 
 
 def classification_scores(prediction: EvalPrediction) -> dict[str, float]:

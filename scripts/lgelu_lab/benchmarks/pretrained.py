@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu import replace_activations, substitute_relu
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.networks.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import Batch, BenchmarkData, DataOptions, ModelOptions, collate_rows
 from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, token_losses

@@ -11,7 +11,7 @@ from scipy.signal import resample_poly
 from torch.nn import functional as F
 
 from hf_lgelu.environment import require
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.networks.outputs import IGNORED_LABEL
 from lgelu_lab.benchmarks.data import Batch as Inputs
 from lgelu_lab.benchmarks.real_networks import RealNetwork
 

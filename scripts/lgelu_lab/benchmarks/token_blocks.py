@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from hf_lgelu.models.outputs import IGNORED_LABEL
+from hf_lgelu.networks.outputs import IGNORED_LABEL
 from lgelu_lab.benchmarks.data import Batch
 
 

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
-from hf_lgelu.models.outputs import IGNORED_LABEL, OutputComparison, compared_outputs
-from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.networks.outputs import IGNORED_LABEL, compared_outputs
+from hf_lgelu.networks.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from hf_lgelu.refit.report import ConversionReport
 from lgelu_lab.benchmarks.benchmark import Benchmark

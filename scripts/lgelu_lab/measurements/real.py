@@ -24,7 +24,7 @@ from hf_lgelu import (
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.models.sites import SMOOTH_KINDS
+from hf_lgelu.networks.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
 from lgelu_lab.benchmarks.real_networks import RealNetwork, load_network
 from lgelu_lab.benchmarks.source import Origin

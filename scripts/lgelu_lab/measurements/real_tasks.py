@@ -9,10 +9,10 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
+from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.environment import require
-from hf_lgelu.models.batches import Batch
-from hf_lgelu.models.outputs import IGNORED_LABEL, compared_outputs
-from hf_lgelu.refit.compare import compare_networks_on
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import IGNORED_LABEL, compared_outputs
 from lgelu_lab.benchmarks.real_inputs import Inputs
 from lgelu_lab.measurements.conversion import change_of_outputs
 

@@ -19,18 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from hf_lgelu import ConversionConfig
-from hf_lgelu.models.batches import Batch, counted_rows, read_batches
+from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.models.config_keys import ConfigChange
-from hf_lgelu.models.example_run import forward_hooks, looked_at, run_example
-from hf_lgelu.models.outputs import compared_outputs
 from hf_lgelu.models.surgery import exchange_activations
-from hf_lgelu.refit.compare import compare_networks_on
+from hf_lgelu.networks.batches import Batch, read_batches
+from hf_lgelu.networks.masks import counted_rows
+from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.run import forward_hooks, looked_at, run_example
 from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Plan, Refit, Task, Work, plan_exchange
 from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.program import Program, Programs
-from hf_lgelu.refit.report import NetChange
 from lgelu_lab.benchmarks.real_inputs import Inputs
 
 RULES = ("gate", "product", "shift")

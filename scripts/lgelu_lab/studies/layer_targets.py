@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from hf_lgelu.activation.gates import GATES, Gate
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.batches import Batch, read_batches
-from hf_lgelu.models.example_run import forward_hooks, run_example
-from hf_lgelu.models.sites import require_lambda_gelu
+from hf_lgelu.networks.batches import Batch, read_batches
+from hf_lgelu.networks.run import forward_hooks, run_example
+from hf_lgelu.networks.sites import require_lambda_gelu
 
 _TARGETS = (1.05, 2.0**40)
 _HALVINGS = 40

@@ -8,7 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.models.hardening import hardening_progress
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 
 _KINDS = ("gelu", "silu", "mish")
 

@@ -40,7 +40,7 @@ from hf_lgelu.activation.hardness import hardness_for_tolerance
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import hardening_progress
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions

@@ -9,7 +9,7 @@ from bench_convert import CASES, TIME_COLUMNS, Case
 from lgelu_lab.rows_file import read_rows
 from torch import nn
 
-from hf_lgelu.models.sites import find_sites
+from hf_lgelu.networks.sites import find_sites
 
 
 def row(name, seconds, **given):

@@ -6,7 +6,7 @@ from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet, register_cifar_r
 from torch import nn
 
 from hf_lgelu.activation.module import LambdaGELU
-from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.registry import register_activation
 
 register_activation()

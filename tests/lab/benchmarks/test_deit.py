@@ -9,7 +9,7 @@ from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor
 from PIL import Image
 from transformers import pipeline
 
-from hf_lgelu.models.sites import lambda_gelu_modules
+from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.registry import register_activation
 
 register_activation()

@@ -16,7 +16,7 @@ from lgelu_lab.measurements.conversion import (
     with_new_statistics,
 )
 from lgelu_lab.measurements.networks import draw_calibration
-from networks import convert_with
+from small_networks import convert_with
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import substitute_relu

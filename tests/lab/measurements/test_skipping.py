@@ -5,7 +5,7 @@ import pytest
 import torch
 from lgelu_lab.measurements.skipping import measure, read_wiring, refit_skipping
 from lgelu_lab.report.zeros import critical_sparsities
-from networks import gpt2, llama
+from small_networks import gpt2, llama
 
 
 def of(family):

@@ -1,0 +1,195 @@
+"""Networks beside an original over batches: the score of each, and its distance from the original."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
+from hf_lgelu.networks.masks import counted_rows
+from hf_lgelu.networks.outputs import IGNORED_LABEL, Compared, compared_outputs, in_order_of, is_causal
+from hf_lgelu.networks.run import forward_hooks
+from hf_lgelu.processes import each_has
+
+_SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
+
+
+def compare_networks_on(
+    original: nn.Module,
+    others: Mapping[str, Callable[[Any], Compared]],
+    batches: Iterable[Batch],
+    outputs: Sequence[str] | None = None,
+    *,
+    over_processes: bool = False,
+) -> tuple["Score", dict[str, "NetComparison"]]:
+    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs.
+
+    `over_processes` adds up what all processes find, each on batches of its own; then every process must call.
+    """
+    score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
+    sizes, most = None, 1
+    for batch in batches:
+        of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
+        if of_batch != sizes:  # the longest come last
+            sizes, most = of_batch, samples_at_once(original, batch, outputs)
+        for piece in cut_batches([batch], most):
+            reference = compared_outputs(original, piece.inputs, outputs)
+            score += Score.of(reference, piece, causal)
+            for name, run in others.items():
+                found[name].add(piece, reference, run(piece.inputs), causal)
+    (score, found), *elsewhere = each_has((score, found)) if over_processes else [(score, found)]
+    for other_score, theirs in elsewhere:
+        score += other_score
+        for name, comparison in found.items():
+            comparison.merge(theirs[name])
+    return score, found
+
+
+class NetComparison:
+    """How far a network is from the original in each output that counts, with its score, added up over batches."""
+
+    def __init__(self) -> None:
+        self._score = Score()
+        self._outputs: dict[str, OutputComparison] = {}  # the one that is compared closest first
+
+    def add(self, batch: Batch, reference: Compared, other: Compared, is_causal: bool = False) -> None:
+        """Add what the original and the network give for one batch."""
+        other = in_order_of(reference, other)
+        for number, (name, value) in enumerate(reference.tensors.items()):
+            counted = batch.counted(value, name, channels_last=True)
+            if number == 0 and counted is not None and not counted.any():
+                return
+            change = self._outputs.setdefault(name, OutputComparison())
+            given = (value, other.tensors[name], counted)
+            change.add(
+                *(part[None] if batch.is_sample and part is not None else part for part in given),
+                are_scores=reference.are_logits and number == 0,
+                are_embeddings=reference.are_embeddings and number == 0,
+            )  # fmt: skip
+        self._score += Score.of(other, batch, is_causal)
+
+    def merge(self, other: "NetComparison") -> None:
+        """Add what another process has compared."""
+        self._score += other._score
+        for name, change in other._outputs.items():
+            self._outputs.setdefault(name, OutputComparison()).merge(change)
+
+    @property
+    def first(self) -> OutputComparison:
+        """The comparison of the first output."""
+        return next(iter(self._outputs.values()), OutputComparison())
+
+    @property
+    def change(self) -> NetChange:
+        """What is reported of the network."""
+        first, scores = self.first, self._score.values
+        errors = {name: change.relative_error for name, change in self._outputs.items()}
+        return NetChange(
+            first.kl, first.agreement, first.largest_change, first.relative_error, scores,
+            errors if len(errors) > 1 else {}, first.embedding,
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def samples_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | None = None) -> int:
+    """The number of samples like these whose outputs are held at once: a large vocabulary needs much memory."""
+    few = batch[:TRIED]
+    scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
+    return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
+
+
+@dataclass(frozen=True)
+class Score:
+    """What the accuracy or the perplexity of a network is made of; all zero without labels."""
+
+    correct: int = 0
+    labelled: int = 0
+    loss: float = 0.0
+    predicted: int = 0
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+
+    @classmethod
+    def of(cls, network: Compared, batch: Batch, is_causal: bool) -> "Score":
+        """The score on one batch by its labels, integers of any width, of which −100 does not count.
+
+        The labels of a causal language model (`is_causal`) are the tokens, not shifted. Labels of another shape or kind
+        give no score, nor does an output of one column.
+        """
+        name, output = next(iter(network.tensors.items()))
+        counted, labels = batch.counted(output, name, channels_last=True), batch.labels
+        if labels is None or labels.is_floating_point() or not labels_fit(labels, output) or output.shape[-1] < 2:
+            return cls()
+        labels = labels.to(output.device, torch.long)
+        if counted is not None:
+            labels = labels.masked_fill(~counted, IGNORED_LABEL)
+        if is_causal:  # a token is predicted at the position before, unless that is padding
+            labels = F.pad(labels[..., 1:], (0, 1), value=IGNORED_LABEL)
+            labels = labels if counted is None else labels.masked_fill(~counted, IGNORED_LABEL)
+        valid = labels != IGNORED_LABEL
+        if not is_causal:
+            return cls(correct=int((output.argmax(-1) == labels)[valid].sum()), labelled=int(valid.sum()))
+        loss = 0.0
+        for logits, tokens in zip(output, labels, strict=True):  # a sequence at a time: vocabularies are large
+            losses = F.cross_entropy(logits.float(), tokens, ignore_index=IGNORED_LABEL, reduction="none")
+            loss += losses.cpu().double().sum().item()
+        return cls(loss=loss, predicted=int(valid.sum()))
+
+    @property
+    def values(self) -> dict[str, float]:
+        """{"accuracy": …} or {"perplexity": …}, empty without labels."""
+        found = {}
+        if self.labelled:
+            found["accuracy"] = self.correct / self.labelled
+        if self.predicted:
+            found["perplexity"] = math.exp(min(self.loss / self.predicted, 700.0))
+        return found
+
+
+def labels_fit(labels: Tensor, output: Tensor) -> bool:
+    """Whether there is a label for each row of scores."""
+    return labels.shape == output.shape[:-1]
+
+
+class LiveUnits:
+    """Counts the outputs of gates that are not exactly zero, without padding, while a network runs."""
+
+    def __init__(self, gates: Mapping[str, nn.Module]) -> None:
+        """`gates` are modules by their names."""
+        self._gates = gates
+        self.live, self.outputs = Counter[str](), Counter[str]()  # {gate: those that are not zero}, {gate: all}
+
+    @contextmanager
+    def counting(self, inputs: Any) -> Iterator[None]:
+        """A block in which the network runs on `inputs`."""
+
+        def see(name: str, module: nn.Module, args: Any, output: Tensor) -> None:
+            counted = counted_rows(inputs if isinstance(inputs, Mapping) else {}, output, name)
+            values = output if counted is None else output[counted]
+            self.live[name] += int(values.count_nonzero())
+            self.outputs[name] += values.numel()
+
+        with ExitStack() as hooks:
+            for name, gate in self._gates.items():
+                hooks.enter_context(forward_hooks([gate], partial(see, name)))
+            yield
+
+    @property
+    def share(self) -> float | None:
+        """The share of all outputs together; None where no gate ran."""
+        return self.live.total() / self.outputs.total() if self.outputs.total() else None
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """{gate: the share of its outputs that are not zero}, of the gates that ran."""
+        return {name: self.live[name] / count for name, count in self.outputs.items() if count}

@@ -1,0 +1,136 @@
+"""Which models may be changed or copied: not wrapped, no weights in shared memory; and what an adapter has to save."""
+
+import copy
+import functools
+import gc
+import weakref
+from collections.abc import Iterable, Mapping
+from types import CellType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from accelerate.utils import has_offloaded_params
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.utils.parametrize import is_parametrized
+from transformers.utils import logging
+
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.networks.rewrite import calls_of
+from hf_lgelu.networks.run import own_forward
+from hf_lgelu.networks.sites import uncompiled
+
+logger = logging.get_logger(__name__)
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
+    """Raise RuntimeError where accelerate keeps the values of one of these named modules elsewhere."""
+    kept = next((name or type(module).__name__ for name, module in named if has_offloaded_params(module)), None)
+    if kept is not None:
+        raise RuntimeError(
+            f"accelerate keeps the values of {kept} on a disk or beside the device (device_map, cpu_offload), where "
+            "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map"
+        )
+
+
+def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
+    """Raise RuntimeError, in all processes, where an s is no parameter of its gate: FSDP1 flattens it into shards."""
+    for name, owner in owners:
+        s, whose = owner.raw_hardness, f"the raw hardness of {name or 'a gate'}"
+        if is_parametrized(owner, "raw_hardness"):
+            why = f"a parametrization computes {whose}. Remove it: remove_parametrizations(gate, 'raw_hardness')"
+        elif getattr(s, "_fsdp_flattened", False) or not isinstance(s, nn.Parameter):
+            why = (
+                f"FSDP1 has flattened {whose} into shards, and its λ is not known. Wrap with FSDP2 (fully_shard; "
+                "fsdp_version: 2 in accelerate's config) or DistributedDataParallel"
+            )
+        else:
+            continue
+        raise RuntimeError(why)
+
+
+_MERGE = """
+for name, layer in list(model.named_modules()):
+    if hasattr(layer, "unload_and_optionally_merge_module"):
+        model.set_submodule(name, layer.unload_and_optionally_merge_module(True, False, None))
+    elif hasattr(layer, "get_base_layer"):
+        layer.merge()
+        model.set_submodule(name, layer.get_base_layer())
+if getattr(model, "_hf_peft_config_loaded", False):  # put in by model.add_adapter
+    model.delete_adapter(list(model.peft_config))"""
+
+
+def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
+    """The module to operate on, or a RuntimeError with the reason why it cannot be changed (TypeError: no module)."""
+    model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
+    for name, module in model.named_modules():
+        where = f"its module {name!r}" if name else "it"
+        # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
+        sharded = "fsdp" in type(module).__module__.lower() and not temporarily
+        if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
+            why = (
+                f"wrapped by {type(module).__name__}, which has already taken stock of the parameters. Do the surgery "
+                "before wrapping, or on the unwrapped model (accelerator.unwrap_model(model))"
+            )
+        elif type(module).__module__.startswith("peft.") and not temporarily:
+            way = " model = model.merge_and_unload()" if hasattr(module, "merge_and_unload") else _MERGE
+            why = (
+                f"{type(module).__name__} of PEFT, whose saved adapter says nothing of activations. Replace these "
+                f"before the adapter is put in, and substitute after merging:{way}"
+            )
+        elif isinstance(module, torch.jit.ScriptModule):
+            why = "a TorchScript module. Operate before scripting"
+        else:
+            continue
+        raise RuntimeError(f"the model cannot be changed: {where} is {why}")
+    return model
+
+
+_OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of
+_HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, frozenset)
+
+
+def independent_copy(model: Model) -> Model:
+    """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError where it cannot."""
+    require_values_here(model.named_modules())
+    with own_forward(model):
+        twin = copy.deepcopy(model)
+    parts = [[(name, calls_of(module)) for name, module in each.named_modules()] for each in (model, twin)]
+    if parts[0] != parts[1]:
+        raise RuntimeError(f"{type(model).__name__} cannot be copied: its own __deepcopy__ gives other modules")
+    originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+
+    def is_known_to(value: Any) -> bool:
+        # Python copies no function, so `self.step = torch.compile(self._step)` goes on running the original's modules.
+        seen: set[int] = set()
+        left = [value]
+        while left:
+            value = left.pop()
+            if id(value) in originals:
+                return True
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, FunctionType):
+                named = [value.__globals__.get(name) for name in value.__code__.co_names]
+                left += [value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)]
+                left += [found for found in named if id(found) in originals]
+            elif isinstance(value, weakref.ref):
+                left.append(value())
+            elif isinstance(value, _HOLDERS):
+                left += gc.get_referents(value)
+        return False
+
+    for name, module in twin.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute not in _OWN and is_known_to(value):
+                raise RuntimeError(
+                    f"{type(model).__name__} cannot be copied: {f'{name}.{attribute}'.lstrip('.')} holds a function "
+                    "that knows a module or tensor of the model from elsewhere (a closure, torch.compile or a "
+                    "decorator of a bound method, a hook), and a copy would go on running the original. Make it a "
+                    "method, decorate or compile it in the class, or remove the hook; after model.forward = "
+                    "torch.compile(model.forward), `del model.forward`"
+                )
+    return twin

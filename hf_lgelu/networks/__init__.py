@@ -1,0 +1,1 @@
+"""Looks at networks, and changes none for good: runs, batches, masks, outputs, calls, sites, data flow."""

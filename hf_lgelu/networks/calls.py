@@ -1,0 +1,218 @@
+"""Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
+
+One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, and that
+method calls the module (`rewrite`). Whatever exchanges, traces or refits gates then sees modules alone.
+"""
+
+import inspect
+import itertools
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.networks.elementwise import CONVERTED_KINDS, Called, codes_in, form_at, values_at
+from hf_lgelu.networks.rewrite import GATES, Call, call_in, calls_of, method_in, put_gates
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, run_example
+
+CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
+"""The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
+called, and clamp(x, min=0.01) bends, too."""
+
+
+@contextmanager
+def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
+    """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
+
+    A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
+    in attributes are to be modules already. A formula is found where it is a function, `def swish(x)`. Only what one
+    forward pass on `inputs` calls is found. Raises ValueError where a call stands in no method whose text is known,
+    and where the model computes something else with these modules, or goes on calling activations.
+    """
+    search = _Search(model, kinds)
+    with search:
+        expected = run_example(model, inputs)
+    advice = "write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
+    if search.refused:
+        raise ValueError(
+            f"{type(model).__name__} calls activations where no module can take their place "
+            f"({'; '.join(dict.fromkeys(search.refused))}); {advice}"
+        )
+    with ExitStack() as changes:
+        for owner, gates in search.found.items():
+            changes.callback(put_gates(owner, list(gates), list(gates.values())))
+        again, is_same = _Search(model, kinds), False
+        with suppress(*NOT_TAKEN):
+            with again:
+                outputs = run_example(model, inputs) if search.found else expected
+            pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
+            is_same = all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
+                          if isinstance(one, Tensor))  # fmt: skip
+        if not is_same or again.found or again.refused:
+            lines = [*(call.where for gates in search.found.values() for call in gates), *again.refused]
+            raise ValueError(
+                f"{type(model).__name__} gives other outputs where its activations are modules and not calls, or goes "
+                f"on calling them ({'; '.join(dict.fromkeys(lines))}); {advice}"
+            )
+        yield
+
+
+def lines_of_old_gates(model: nn.Module) -> list[str]:
+    """Where the text of the model's code calls an activation in whose place another gate runs, as `Call.where`."""
+    lines = [
+        f"{call.where}: {call.function}"
+        for module in model.modules()
+        for call, gate in zip(calls_of(module), module.get_submodule(GATES) if calls_of(module) else (), strict=True)
+        if not isinstance(gate, Called)
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """{name of a gate in the place of a call: that call in plain values}, from which `restore_calls` makes it again."""
+    return {
+        f"{name}.{GATES}.{place}".removeprefix("."): call._asdict()
+        for name, module in model.named_modules()
+        for place, call in enumerate(calls_of(module))
+    }
+
+
+class _Search(TorchFunctionMode):
+    """Finds the calls of activations while a model runs.
+
+    `found` is {object: {call in a method of its class: the gate that computes the same}}, `refused` the lines of calls
+    that stand elsewhere.
+    """
+
+    def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
+        super().__init__()
+        self.found: dict[nn.Module, dict[Call, Called]] = defaultdict(dict)
+        self.refused: list[str] = []
+        self._modules, self._kinds = ids_of(model.modules()), kinds
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        running = frames_inside(self._modules)
+        # A module that computes an activation is a gate already.
+        if running is not None and not isinstance(running[0], LambdaGate) and values_at(running[0]) is None:
+            self._look(_call_of(func, args, kwargs or {}), output, running[1][1:])
+        return output
+
+    def _look(self, seen: tuple[Any, Called], output: Any, frames: list[FrameType]) -> None:
+        is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
+        is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
+        where = line_of(next(itertools.compress(frames, is_theirs), frames[-1]))
+        place = self._place(frames)
+        if place is None:
+            self.refused += [where] * is_gate
+            return
+        below, owner, name, method = place
+        called = seen
+        if any(is_theirs[:below]):  # the method calls a function that calls this
+            own = _call_in_progress(frames[below - 1], owner)
+            called, is_inside = seen if own is None else own, is_gate
+            is_gate = own is not None and self._takes(*own)
+            self.refused += [where] * (is_inside and not is_gate)
+        if not is_gate:
+            return
+        gate, where = called[1], line_of(frames[below])
+        try:
+            call = call_in(name, method, frames[below], where, gate._get_name())
+        except ValueError as error:
+            self.refused.append(str(error))
+            return
+        self.found[owner].setdefault(call, gate)
+
+    def _place(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
+        """(number of the frame that calls, object, name and function of the method that the frame is of or inside of).
+
+        The method is the innermost one of a module of the model.
+        """
+        for frame in frames:
+            first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
+            owner = frame.f_locals.get(*first) if first else None
+            if isinstance(owner, nn.Module) and id(vars(owner)) in self._modules:
+                method = method_in(owner, frame)
+                if method is not None:
+                    codes = set(codes_in(frame.f_code))
+                    return next(below for below, each in enumerate(frames) if each.f_code in codes), owner, *method
+        return None
+
+    def _takes(self, x: Any, gate: Called) -> bool:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # a scale
+            return False
+        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves((gate.args, gate.kwargs)))):
+            return False
+        form = form_at(gate)
+        return form is not None and form.kind in self._kinds
+
+
+def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Called]:
+    """(the input of a call, the module that computes the same)."""
+    rest = {name: value for name, value in named.items() if name != "inplace"}
+    x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
+    return x, Called(function, args[1:], rest)
+
+
+def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, Called] | None:
+    """`_call_of` for the function that runs in a frame: one of its file, or a static method of the caller's class."""
+    name = frame.f_code.co_name
+    for held in (frame.f_globals.get(name), inspect.getattr_static(type(owner), name, None)):
+        function = getattr(held, "__func__", held)
+        if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
+            given = inspect.getargvalues(frame)
+            is_open = given.varargs is not None or given.keywords is not None
+            return None if is_open or not given.args else _call_of(
+                function, tuple(given.locals[each] for each in given.args[:1]),
+                {each: given.locals[each] for each in given.args[1:]},
+            )  # fmt: skip
+    return None
+
+
+_CALL = nn.Module._call_impl.__code__
+LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
+"""The starts of the names of modules whose frames are no code of a network's own."""
+
+
+def line_of(frame: FrameType) -> str:
+    """The place that a frame is at, for a reader: "net.py:12 (Net.forward)"."""
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+
+
+def ids_of(modules: Iterable[nn.Module]) -> set[int]:
+    """What tells these modules from others: torch.export runs them as other objects with the same attributes."""
+    return {id(vars(module)) for module in modules}
+
+
+def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """(the innermost module that is called now, or of these `ids_of`; the frames inside, from the innermost on)."""
+    frame: FrameType | None = sys._getframe(1)
+    frames: list[FrameType] = []
+    while frame is not None:
+        if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
+            return frame.f_locals["self"], frames
+        frames.append(frame)
+        frame = frame.f_back
+    return None
+
+
+def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+    """`frames_inside` without the frames of torch and of activations, unless they are the module's own code."""
+    found = frames_inside(modules)
+    if found is None:
+        return None
+    module, frames = found
+    own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
+    names = [str(frame.f_globals.get("__name__")) for frame in frames]
+    theirs = [frame for frame, name in zip(frames, names, strict=True)
+              if name in own or not name.startswith(LIBRARIES)]  # fmt: skip
+    return module, theirs or frames[-1:]

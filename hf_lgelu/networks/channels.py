@@ -1,0 +1,102 @@
+"""The axis of a tensor that counts channels, and the shape of each activation's input, seen in one forward pass.
+
+The channels of a linear layer's output lie on the last axis, those of a convolution's or batch norm's on axis 1.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.conv import _ConvNd
+from transformers.pytorch_utils import Conv1D
+
+from hf_lgelu.networks.run import Inputs, forward_hooks, forward_pre_hooks, run_example
+from hf_lgelu.networks.sites import ActivationSite, exchanged
+
+_CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+class ChannelAxes:
+    """The channel axes of the tensors in a forward pass that runs inside `watching`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [module for module in model.modules() if isinstance(module, _CHANNELS_FIRST + _CHANNELS_LAST)]
+        self._in_memory: dict[StorageWeakRef, tuple[tuple[int, ...], int]] = {}  # weak: no activation outlives its use
+        self._last: dict[int, tuple[tuple[int, ...], int]] = {}  # rank → (shape, axis) of the layer that ran last
+
+    def of(self, tensor: Tensor) -> int | None:
+        """The axis of `tensor` that counts channels, from 0: that of `followed`; without it the last of one or two."""
+        found = self.followed(tensor)
+        return tensor.dim() - 1 if found is None and 0 < tensor.dim() <= 2 else found
+
+    def followed(self, tensor: Tensor) -> int | None:
+        """The axis of the layer whose output, or a slice of it, `tensor` is; else of the last layer with as many axes.
+
+        The last layer counts where its output has as many channels, and with three axes the same shape: sums, norms and
+        pooling may stand between. None where neither tells, as behind a transposition that leaves the shape unchanged.
+        """
+        if (key := StorageWeakRef(tensor.untyped_storage())) in self._in_memory:
+            strides, axis = self._in_memory[key]
+            if strides == tensor.stride():
+                return axis
+        shape, axis = self._last.get(tensor.dim(), ((), 0))
+        if tensor.dim() == 3:  # tokens and sounds: what is transposed has the same rank and size
+            return axis if shape == tensor.shape and shape[1] != shape[2] else None
+        return axis if shape and shape[axis] == tensor.shape[axis] else None
+
+    def watching(self) -> AbstractContextManager[None]:
+        """A block whose forward pass is watched."""
+        return forward_hooks(self._layers, self._see)
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) and output else output
+        if not isinstance(output, Tensor) or not output.dim():
+            return
+        axis = output.dim() - 1 if isinstance(module, _CHANNELS_LAST) else 1
+        if isinstance(module, _ConvNd):
+            axis = output.dim() - len(module.kernel_size) - 1  # 0 of one picture without an axis of rows
+        self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
+        self._last[output.dim()] = tuple(output.shape), axis
+
+
+def site_input_shapes(
+    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs
+) -> dict[str, tuple[tuple[int, ...], int | None]]:
+    """{site name: (shape of its input, channel axis from 0 or None where unknown)}, seen in one forward pass.
+
+    Raises ValueError for a site that the example inputs never reach.
+    """
+    axes = ChannelAxes(model)
+    seen: dict[str, tuple[tuple[int, ...], int | None]] = {}
+
+    with one_module_per_site(model, sites) as names:
+
+        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if args and isinstance(args[0], Tensor):
+                seen.setdefault(names[id(module)], (tuple(args[0].shape), axes.of(args[0])))
+
+        gates = [module for module in model.modules() if id(module) in names]
+        with forward_pre_hooks(gates, look), axes.watching():
+            run_example(model, inputs)
+    missing = [site.name for site in sites if site.name not in seen]
+    if missing:
+        raise ValueError(f"the example inputs never reach {', '.join(missing)}; give inputs that run the whole model")
+    return seen
+
+
+@contextmanager
+def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
+    """{id(module): site name}, with a copy at each site whose module sits at several places, or is a function.
+
+    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
+    """
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    modules = [copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
+               for site in sites]  # fmt: skip
+    with exchanged(sites, modules):
+        yield {id(module): site.name for site, module in zip(sites, modules, strict=True)}

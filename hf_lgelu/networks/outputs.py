@@ -1,0 +1,286 @@
+"""The outputs of a model that count, and the comparison of two models by them."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from hf_lgelu.networks.channels import ChannelAxes
+from hf_lgelu.networks.run import Inputs, run_example
+
+IGNORED_LABEL = -100
+"""The label of what nothing predicts, and what the labels of sequences are padded with: cross entropy ignores it."""
+
+# By the names that transformers and sentence-transformers give them. Class scores come first: the first is compared.
+_CLASS_SCORES = ("logits", "start_logits", "end_logits", "class_queries_logits", "prediction_logits")
+_READ = (
+    *_CLASS_SCORES,
+    *("seq_relationship_logits", "pred_boxes", "pred_masks", "iou_scores", "masks_queries_logits"),
+    *("logits_per_image", "logits_per_text", "text_embeds", "image_embeds", "sentence_embedding", "embeddings"),
+    *("predicted_depth", "reconstruction", "prediction_outputs", "spectrogram", "waveform", "audio_values"),
+)
+_NOT_READ = frozenset(
+    (
+        *("loss", "hidden_states", "attentions", "cross_attentions", "past_key_values", "cache_params", "aux_loss"),
+        *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "decoder_hidden_states"),
+        *("decoder_attentions", "feature_maps"),
+    )
+)
+_EMBEDDINGS = frozenset(
+    ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
+)
+QUERIES = ("logits", "pred_boxes")  # of a detector: the scores and the box of each place
+_OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
+_TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
+
+
+def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """The floating-point tensors of an output that count, by name; the first is the one that is compared closest.
+
+    Of an output with names, those that a task reads; where there is none of these, all but hidden states, attentions,
+    caches and losses. Of a tensor that tensor, named ""; of a tuple or list all, named "0", "1" and so on. A tensor
+    deeper inside is "name.0". `names` are outputs that count instead; ValueError where one is not there.
+    """
+    found = _floating(output)
+    if names is not None:
+        if not names:
+            raise ValueError("outputs is empty: name an output, or leave the option out")
+        missing = [name for name in names if not any(_is_in(given, name) for given in found)]
+        if missing:
+            there = [name or "a tensor without a name, which counts where outputs is left out" for name in found]
+            raise ValueError(
+                f"outputs={list(names)}: the model gives no floating-point output {', '.join(map(repr, missing))}; it "
+                f"gives {', '.join(there) or 'none'}"
+            )
+        return {given: found[given] for name in names for given in found if _is_in(given, name)}
+    if not isinstance(output, Mapping):
+        return found
+    read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
+    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
+
+
+def uncounted_outputs(output: Any) -> dict[str, Tensor]:
+    """The outputs that `task_outputs` leaves out although a task may read them; none of transformers' own classes."""
+    if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
+        return {}
+    counted = task_outputs(output)
+    return {given: value for given, value in _floating(output).items()
+            if given not in counted and given.partition(".")[0] not in _NOT_READ}  # fmt: skip
+
+
+def _is_in(given: str, name: str) -> bool:
+    return given == name or given.startswith(f"{name}.")
+
+
+def _floating(output: Any) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named_tensors(output) if tensor.is_floating_point()}
+
+
+def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of an output with its name, in order: "logits", or "0.1" of tuples in tuples."""
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(output, Tensor):
+        yield name, output
+    elif isinstance(output, Mapping):
+        entries = output.items()
+    elif isinstance(output, list | tuple):
+        entries = enumerate(output)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        entries = [(part.name, getattr(output, part.name, None)) for part in dataclasses.fields(output)]
+    for inner, value in entries:
+        yield from named_tensors(value, f"{name}.{inner}" if name else str(inner))
+
+
+class Compared(NamedTuple):
+    """The outputs that count by name, and whether the first, which is compared closest, is class scores or embeddings.
+
+    `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
+    the order of their rank: the n-th box of another network may be at another place.
+    """
+
+    tensors: dict[str, Tensor]
+    are_logits: bool
+    queries_are_chosen: bool = False
+    are_embeddings: bool = False
+
+    def certainty(self) -> Tensor | None:
+        """(samples, boxes) how sure a detector is that something is in each box, from 0 to 1; None of another network.
+
+        A softmax has its last score for a place where nothing is; scores without one are read by a sigmoid each.
+        """
+        if next(iter(self.tensors)) != "logits" or not {*QUERIES} <= self.tensors.keys():
+            return None
+        scores = self.tensors["logits"].float()
+        return 1 - scores.softmax(-1)[..., -1] if self.are_logits else scores.sigmoid().amax(-1)
+
+
+_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
+"""{model: {output: the axis that counts its classes, where it can be followed}}."""
+
+
+def compared_outputs(
+    model: nn.Module,
+    inputs: Any,
+    outputs: Sequence[str] | None = None,
+    call: Callable[[nn.Module, Any], Any] = run_example,
+) -> Compared:
+    """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
+
+    The classes of maps are moved there from the axis on which the layer before has them: 1 behind a convolution, as in
+    torch's losses, the last behind a linear layer. Named outputs of three axes have them last. One number a sample (N,)
+    becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
+    """
+    whole = call(model, inputs)
+    found = task_outputs(whole, outputs)
+    name = next(iter(found), "")
+    if not found or found[name].ndim == 0:
+        raise ValueError(
+            f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
+            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
+            "another output (outputs=)"
+        )
+    are_vectors = are_embeddings(model, name, found[name])
+    maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}
+    axes = _CLASS_AXES.setdefault(model, {})
+    if not maps <= axes.keys():  # each model is followed once
+        followed = ChannelAxes(model)
+        with followed.watching():
+            seen = task_outputs(run_example(model, inputs), list(found))
+        axes |= {name: followed.followed(seen[name]) for name in maps}
+    tensors = {name: classes_last(value, (name in maps and axes[name]) or None)
+               for name, value in found.items() if value.ndim}  # fmt: skip
+    are_logits = (
+        not are_vectors
+        and found[name].ndim > 1
+        and has_classes(tensors[name])
+        and _exclude_each_other(getattr(model, "config", None), name, found)
+        and not are_probabilities(tensors[name].detach())
+    )
+    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
+    return Compared(tensors, are_logits, chosen, are_vectors)
+
+
+def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
+    """Whether the columns of an output are scores that a softmax reads: a sigmoid of each sees more than a KL does."""
+    if config is None or name != "logits":
+        return are_class_scores(name)
+    labels = getattr(config, "num_labels", None)
+    if {*QUERIES} <= found.keys() and labels is not None:
+        return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
+    one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
+    return not one_each and labels != 1
+
+
+def in_order_of(reference: Compared, other: Compared) -> Compared:
+    """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
+
+    Near are queries of like scores and a like box.
+    """
+    if not reference.queries_are_chosen:
+        return other
+    places = [
+        torch.cat([network.tensors["logits"].sigmoid(), network.tensors["pred_boxes"]], -1).detach()
+        for network in (reference, other)
+    ]
+    nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
+    tensors = {
+        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in QUERIES else value
+        for name, value in other.tensors.items()
+    }
+    return other._replace(tensors=tensors)
+
+
+def are_class_scores(name: str) -> bool:
+    """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
+    return name in ("", *_CLASS_SCORES)
+
+
+def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
+    """Whether an output of this name is embeddings, or the states that they are the mean of; no scores, no values."""
+    # Of timm it is what a network without classes gives.
+    without_classes = name == "" and getattr(model, "num_classes", None) == 0
+    return output.ndim > 1 and (without_classes or name in _EMBEDDINGS)
+
+
+def are_probabilities(output: Tensor) -> bool:
+    """Whether an output (..., classes) comes from softmax or a sigmoid; another softmax would make it near uniform."""
+    if not has_classes(output) or not output.numel():
+        return False
+    least, most = output.aminmax()
+    if not (least >= 0 and most <= 1):
+        return False
+    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
+    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
+
+
+def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
+    """The output (..., classes), from `class_axis` or else axis 1 of maps (N, C, H, W); else (N, 1)."""
+    if output.ndim < 2:
+        return output.reshape(-1, 1)
+    usual = 1 if output.ndim > 3 else -1
+    return output.movedim(usual if class_axis is None else class_axis, -1)
+
+
+def has_classes(output: Tensor) -> bool:
+    """Whether an output has several scores a row, so that the largest may be a predicted class."""
+    return output.ndim > 1 and output.shape[-1] > 1
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a model predicts, at each token, the next one.
+
+    So does a causal language model of transformers or what inherits from one, and what generates without an encoder
+    (Llava and the like).
+    """
+    if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
+        model = model.get_base_model()
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if any(base.__name__ in names for base in type(model).__mro__):
+        return True
+    generates = isinstance(model, PreTrainedModel) and model.can_generate()
+    return generates and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def labels_of_predictions(labels: Any, model: nn.Module) -> Any:
+    """The labels, each at the position that predicts it: of a causal language model one position earlier, where the
+    last position predicts nothing. What is no tensor of token labels comes back unchanged."""
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point() or not is_causal(model):
+        return labels
+    return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED_LABEL)], dim=1)
+
+
+# What rounding may change in an output, relative to the largest.
+_ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """The floating-point tensors that a model gives in eval mode, without the loss."""
+    found = _floating(run_example(model, inputs))
+    kept = [tensor for name, tensor in found.items() if not _is_in(name, "loss")]
+    return [tensor for tensor in kept if tensor.ndim] or kept  # of a tuple the loss has no name
+
+
+def allowed_rounding(output: Tensor) -> float:
+    """The most that rounding changes a number of this output, by its dtype and its largest finite number."""
+    return _ROUNDING.get(output.dtype, _ROUNDING[torch.float32]) * largest_finite(output)
+
+
+def agree(
+    before: Sequence[Tensor], after: Sequence[Tensor], allowed: Callable[[Tensor], float] = allowed_rounding
+) -> bool:
+    """Whether tensors have the same shapes and the same numbers (NaN too), up to the allowed change of each tensor."""
+    return [tensor.shape for tensor in before] == [tensor.shape for tensor in after] and all(
+        torch.allclose(one, other, rtol=0, atol=allowed(one), equal_nan=True)
+        for one, other in zip(before, after, strict=True)
+    )
+
+
+def largest_finite(tensor: Tensor) -> float:
+    """The largest finite absolute value; 0 without a finite number."""
+    finite = tensor[tensor.isfinite()]
+    return finite.abs().max().item() if finite.numel() else 0.0

@@ -1,0 +1,276 @@
+"""Methods that call modules in the place of functions, made from the text of a class's own methods.
+
+Whatever runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
+torch.export.
+"""
+
+import ast
+import contextlib
+import copy
+import functools
+import hashlib
+import inspect
+import io
+import itertools
+import linecache
+import tokenize
+from collections.abc import Callable, Mapping, Sequence
+from types import CellType, CodeType, FrameType, FunctionType, MethodType
+from typing import Any, NamedTuple, SupportsIndex, cast
+
+from torch import fx, nn
+
+from hf_lgelu.networks.elementwise import codes_in, content_of, functions_in
+
+GATES = "called"
+"""The attribute that holds the modules of an object's calls; no state dict shows it, because no gate has a tensor."""
+
+_CALLS = "_hf_lgelu_calls"
+
+
+class Call(NamedTuple):
+    """A call in the text of a method.
+
+    `number` counts the calls of the method in the order in which they end. `digest` is that of the method's text
+    without comments and white space. `where` is for a reader, "net.py:12 (Net.forward)", as is `function`, what is
+    called there.
+    """
+
+    method: str
+    number: int
+    digest: str
+    where: str
+    function: str
+
+
+class _Text(NamedTuple):
+    """The text of the file that has a method, and in it the method's definition and its calls."""
+
+    file: bytes
+    definition: ast.FunctionDef
+    calls: list[ast.Call]
+    digest: str
+
+
+def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] | None:
+    """(name, function) of the method of `module` that runs in a frame, without decorators; None for another frame."""
+    name = frame.f_code.co_name
+    private = [f"_{cls.__name__.lstrip('_')}{name}" for cls in type(module).__mro__ if name.startswith("__")]
+    for attribute in (name, *private):
+        for function in functions_in(inspect.getattr_static(type(module), attribute, None)):
+            if function.__code__ is frame.f_code:
+                return attribute, function
+    return None
+
+
+def call_in(name: str, method: FunctionType, frame: FrameType, where: str, function: str) -> Call:
+    """The call at which a frame stands: a method's own frame, or that of a function inside the method.
+
+    Raises ValueError where the text of the method, or the place in it, is not known.
+    """
+    text = _text(method)
+    _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    for number, call in enumerate(text.calls):
+        if (call.end_lineno, call.end_col_offset) == (line, column):
+            _argument(call)
+            return Call(name, number, text.digest, where, function)
+    raise ValueError(f"no call is known at {where}")
+
+
+def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module]) -> Callable[[], None]:
+    """Have an object call these modules, `called.K`, in the place of its calls; gives the function that undoes it.
+
+    The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
+    not have these calls.
+    """
+    if hasattr(owner, GATES):
+        raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
+    cls: Any = type(owner)
+    # A method in an attribute, `self.run = self.fast` or accelerate's for its hooks, is bound to the text of then.
+    own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
+    bound = {name: held for name, held in vars(owner).items()
+             if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own}  # fmt: skip
+    if isinstance(owner, fx.GraphModule):
+        attribute, before, after = "graph", owner.graph, _graph_with_gates(owner, calls)
+    else:
+        attribute, before, after = "__class__", cls, _class_with_gates(cls, tuple(calls))
+    owner.add_module(GATES, nn.ModuleList(gates))
+    setattr(owner, attribute, after)
+    for name, held in bound.items():
+        vars(owner)[name] = MethodType(getattr(type(owner), own[held.__func__]), owner)
+
+    def undo() -> None:
+        setattr(owner, attribute, before)
+        vars(owner).update(bound)
+        del owner._modules[GATES]
+
+    return undo
+
+
+def calls_of(module: nn.Module) -> tuple[Call, ...]:
+    """The calls in whose place `put_gates` has put modules, in the order of these; none of a GraphModule."""
+    return getattr(type(module), _CALLS, ())
+
+
+def own_class(module: nn.Module) -> Any:
+    """The class of a module, as it was before `put_gates`."""
+    return next(each for each in type(module).__mro__ if _CALLS not in vars(each))
+
+
+def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
+    """The function of a call, and its other arguments, where the text alone tells them: `F.elu(self.a(x), 0.5)`."""
+    called = _text(method).calls[call.number]
+    x = _argument(called)
+    first, *steps = ast.unparse(called.func).split(".")
+    try:
+        function = functools.reduce(getattr, steps, method.__globals__[first])
+        arguments = [ast.literal_eval(node) for node in called.args if node is not x]
+        named = {str(each.arg): ast.literal_eval(each.value) for each in called.keywords if each.value is not x}
+        return function, arguments, named
+    except (KeyError, AttributeError, ValueError):
+        return None
+
+
+@functools.lru_cache(128)
+def _text(method: FunctionType) -> _Text:
+    code = method.__code__  # equal codes may be those of several files
+    linecache.checkcache(code.co_filename)
+    file = "".join(linecache.getlines(code.co_filename))
+    tree = ast.parse(file)
+    if code not in codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True)):
+        raise ValueError(
+            f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
+            "has changed since it was imported"
+        )
+    definition = next(
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+        and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
+    )  # fmt: skip
+    words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
+    bare = "".join("".join(word.string.split()) for word in words if word.type != tokenize.COMMENT)
+    calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
+    calls.sort(key=lambda call: (call.end_lineno, call.end_col_offset))
+    return _Text(file.encode(), definition, calls, hashlib.sha256(bare.encode()).hexdigest()[:16])
+
+
+def _argument(call: ast.Call) -> ast.expr:
+    """The node of the tensor that a call of an activation takes: the first argument, or "input" by name."""
+    named = {each.arg: each.value for each in call.keywords}
+    given = [*call.args, *([named["input"]] if "input" in named else named.values())]
+    if not given or isinstance(given[0], ast.Starred) or None in named:
+        raise ValueError(f"line {call.lineno} does not say which argument is the input: {ast.unparse(call)}")
+    return given[0]
+
+
+def method_of(cls: type, call: Call) -> FunctionType | None:
+    """The method of a class that has a call; None where its text is another."""
+    for function in functions_in(inspect.getattr_static(cls, call.method, None)):
+        with contextlib.suppress(ValueError):  # a decorator's text may not be known
+            text = _text(function)
+            if text.digest == call.digest and call.number < len(text.calls):
+                return function
+    return None
+
+
+@functools.lru_cache(512)
+def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    for call in calls:
+        method = method_of(cls, call)
+        if method is None:
+            raise ValueError(
+                f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
+                f"{call.where} became a gate, and which call that is now is not known. Use the code of then, or "
+                "convert anew; code that calls ReLU itself loads by its own from_pretrained"
+            )
+        if call.method not in body:
+            places = {each.number: place for place, each in enumerate(calls) if each.method == call.method}
+            code = _code_with_gates(method, places)
+            body[call.method] = _with_code(inspect.getattr_static(cls, call.method), method, code)
+
+    def reduced(self: Any, protocol: SupportsIndex) -> Any:
+        _, _, *state = cast(Any, super)(made, self).__reduce_ex__(protocol)
+        return _new, (cls, calls), *state
+
+    made: Any = type(cls)(cls.__name__, (nn.Module,), body | {"__reduce_ex__": reduced, _CALLS: calls})
+    made.__bases__ = (cls,)  # later, so that no `__init_subclass__` puts it into a register of the user's
+    return made
+
+
+def _new(cls: type, calls: tuple[Call, ...]) -> Any:
+    """An object without attributes, as copy and pickle begin with."""
+    made: Any = _class_with_gates(cls, calls)
+    return made.__new__(made)
+
+
+def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> FunctionType:
+    """A copy of a function in which `method`, the function itself or one below its decorators, has another code."""
+    copies: dict[FunctionType, FunctionType] = {}
+
+    def copied(function: FunctionType) -> FunctionType:
+        if function in copies:
+            return copies[function]  # a decorator's function may know itself
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        inside = {name: cell.cell_contents for name, cell in cells.items() if method in functions_in(content_of(cell))}
+        cells |= {name: CellType() for name in inside}
+        own = code if function is method else function.__code__
+        closure = tuple(cells[name] for name in own.co_freevars)
+        made = FunctionType(own, function.__globals__, function.__name__, function.__defaults__, closure)
+        copies[function] = made
+        functools.update_wrapper(made, function)
+        made.__kwdefaults__ = copy.copy(function.__kwdefaults__)
+        for name, held in inside.items():
+            cells[name].cell_contents = copied(held)
+        vars(made).pop("__wrapped__")  # of update_wrapper
+        # `inspect`, torch.jit and torch.compile look for the text in attributes, as in `__wrapped__`.
+        vars(made).update({name: copied(held) for name, held in vars(function).items() if method in functions_in(held)})
+        return made
+
+    return copied(function)
+
+
+def _code_with_gates(method: FunctionType, places: Mapping[int, int]) -> CodeType:
+    """The code of a method in which the calls of these numbers are calls of `self.called[place]`.
+
+    Each line stays where it was. The file's text, so changed, is in `linecache`, where `inspect` and torch.jit read it.
+    """
+    text, code = _text(method), method.__code__
+    starts = [0, *itertools.accumulate(map(len, text.file.splitlines(keepends=True)))]
+    arguments = text.definition.args
+    owner = [*arguments.posonlyargs, *arguments.args][0].arg
+    edits = []
+    for number, place in places.items():
+        call: Any = text.calls[number]
+        x: Any = _argument(call)
+        begin, end = (starts[node.lineno - 1] + node.col_offset for node in (call, x))
+        edits.append((begin, end, f"{owner}.{GATES}[{place}]("))
+        begin, end = (starts[node.end_lineno - 1] + node.end_col_offset for node in (x, call))
+        edits.append((begin, end, ")"))
+    file = text.file
+    for begin, end, new in sorted(edits, reverse=True):
+        lines = b"\n" * file.count(b"\n", begin, end)
+        parts = [lines, new.encode()] if new == ")" else [new.encode(), lines]
+        file = b"".join([file[:begin], *parts, file[end:]])
+    changed = file.decode()
+    name = f"<{GATES} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
+    linecache.cache[name] = (len(changed), None, changed.splitlines(keepends=True), name)
+    codes = codes_in(compile(changed, name, "exec", dont_inherit=True))
+    place_of = (code.co_qualname, code.co_firstlineno)
+    return next(each for each in codes if (each.co_qualname, each.co_firstlineno) == place_of)
+
+
+def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph:
+    """The graph of a module in which the calls are nodes of the modules `called.K`."""
+    graph = copy.deepcopy(module.graph)
+    nodes = {old.name: new for old, new in zip(module.graph.nodes, graph.nodes, strict=True)}
+    text = _text(type(module).forward)
+    names = {node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+             for node in ast.walk(text.definition) if isinstance(node, ast.Assign | ast.AnnAssign)}  # fmt: skip
+    for place, call in enumerate(calls):
+        node = nodes[names[text.calls[call.number]]]
+        x = node.args[0] if node.args else node.kwargs["input"]
+        with graph.inserting_after(node):
+            gate = graph.call_module(f"{GATES}.{place}", (x,))
+        node.replace_all_uses_with(gate)
+        graph.erase_node(node)
+    return graph

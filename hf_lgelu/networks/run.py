@@ -1,0 +1,306 @@
+"""A model run on example inputs: what really happens inside, and nothing of the model changed behind it.
+
+Inputs of the shapes that a config says are drawn for want of real ones."""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from accelerate.utils import has_offloaded_params
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_KEPT_FORWARD = "_original_forward"  # where accelerate keeps what it puts its own around
+
+Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
+"""One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
+
+NOT_TAKEN = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError)
+"""The errors of a model that does not take its inputs or its config: timm asserts the size of images, and an input that
+is missing is looked up, or None."""
+
+
+def run_example(model: nn.Module, inputs: Inputs) -> Any:
+    """The output of `model` in eval mode, without gradients, as by `call_alike`."""
+    with torch.no_grad(), evaluation_mode(model):
+        return call_alike(model, inputs)
+
+
+def call_alike(model: nn.Module, inputs: Inputs) -> Any:
+    """The output of `model` in its own mode for the inputs `placed` for it, with the same random numbers every time."""
+    given = placed(inputs, model)
+    with same_randomness():
+        return call_with(model, given)
+
+
+def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[Any, ...]:
+    """The inputs with copies of their tensors, which may be written into, on the device of the model's first parameter.
+
+    Raises TypeError for inputs of another kind.
+    """
+    parameter = next(model.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    # Where accelerate keeps that parameter elsewhere, its hook takes the inputs to where it brings the values.
+    stays = device.type == "meta" and any(has_offloaded_params(module) for module in model.modules())
+
+    def place(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        require_plain(value, meta=device.type == "meta" and not stays)
+        return value.clone() if stays else value.to(device, copy=True)
+
+    if isinstance(inputs, Tensor):
+        return place(inputs)
+    if isinstance(inputs, Mapping):
+        return pytree.tree_map(place, dict(inputs))
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        return pytree.tree_map(place, tuple(inputs))
+    raise TypeError(
+        "inputs must be a tensor, a mapping of keyword arguments or a sequence of positional arguments, got "
+        + type(inputs).__name__
+    )
+
+
+def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
+    """Raise TypeError for a tensor that is sparse or quantized, or, without `meta`, on the meta device."""
+    if tensor.layout != torch.strided or tensor.is_quantized or (tensor.is_meta and not meta):
+        kind = "on the meta device" if tensor.is_meta else "quantized" if tensor.is_quantized else f"{tensor.layout}"
+        raise TypeError(
+            f"inputs must be dense tensors of numbers, and one of shape {tuple(tensor.shape)} is {kind}; give a sparse "
+            "one as its indices and values, or dense"
+        )
+
+
+def require_taken(model: nn.Module, inputs: Inputs, what: str) -> None:
+    """Raise ValueError where the model does not take inputs of `what`, with what the model said."""
+    try:
+        run_example(model, inputs)
+    except NOT_TAKEN as error:
+        raise ValueError(
+            f"{type(model).__name__} does not take the inputs of {what} ({in_words(inputs)}): {error}. Give "
+            "batches with the names, shapes and dtypes that the model was trained on"
+        ) from error
+
+
+def in_words(value: Any) -> str:
+    """The form of inputs, e.g. "x: (2, 3) float32, edges: (2, 9) int64"."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a tensor {tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {in_words(entry).removeprefix('a tensor ')}" for name, entry in value.items())
+    name = type(value).__name__
+    if isinstance(value, list | tuple):
+        return f"{name} of {len(value)}: {', '.join(dict.fromkeys(map(in_words, value[:3])))}"
+    return name
+
+
+def call_with(model: nn.Module, inputs: Tensor | dict[str, Any] | tuple[Any, ...], **options: Any) -> Any:
+    """The output of `model` for arguments by position or name, or for a mapping as the one argument that it needs.
+
+    A network of transformers names its outputs, though its config wants a tuple.
+    """
+    is_unnamed = isinstance(model, PreTrainedModel) and not getattr(model.config, "return_dict", True)
+    needs_names = is_unnamed or isinstance(inputs, dict)
+    taken = inspect.signature(model.forward).parameters.values() if needs_names else ()
+    if is_unnamed and any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in taken):
+        options["return_dict"] = True
+    if not isinstance(inputs, dict):
+        return model(*((inputs,) if isinstance(inputs, Tensor) else inputs), **options)
+    needed = [each.name for each in taken if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    whole = len(needed) == 1 and needed[0] not in inputs  # as a SentenceTransformer's `input`
+    return model(inputs) if whole else model(**(options | inputs))
+
+
+def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
+    """The inputs with every floating-point tensor in that dtype, and detached."""
+
+    def cast_to(value: Any) -> Any:
+        return value.detach().to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return pytree.tree_map(cast_to, dict(inputs) if isinstance(inputs, Mapping) else inputs)
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode inside, each back in its own mode after."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:  # an adapter merged for evaluation; from the outside in, as train goes
+            if module.training != mode and type(module).train is not nn.Module.train:
+                module.train(mode)
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Every buffer as before, after the block, whatever the forwards inside wrote into it, such as a count of calls."""
+    kept = [
+        (module, name, buffer, buffer._version, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_inference()  # those nobody can write outside inference mode
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, name, buffer, version, values in kept:
+                if buffer._version != version:
+                    buffer.copy_(values)
+                module._buffers[name] = buffer
+
+
+@contextmanager
+def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
+    """The modules of a model and their text attributes as before, after the block; gives a test for a change.
+
+    BigBird puts another attention into all of its layers at its first short text, and leaves it there.
+    """
+    texts = ({name: value for name, value in vars(module).items() if isinstance(value, str)}
+             for module in model.modules())  # fmt: skip
+    kept = [(module, dict(module._modules), own) for module, own in zip(model.modules(), texts, strict=True)]
+
+    def is_another() -> bool:
+        return any(module._modules != parts or not own.items() <= vars(module).items() for module, parts, own in kept)
+
+    try:
+        yield is_another
+    finally:
+        if is_another():
+            for module, parts, own in kept:
+                module._modules.clear()
+                module._modules.update(parts)
+                vars(module).update(own)
+
+
+@contextmanager
+def own_forward(model: nn.Module) -> Iterator[None]:
+    """The model without accelerate's autocast inside the block; with it again after, also after an error.
+
+    accelerate leaves autocast around the forward of a model that it prepared (Trainer with bf16 or fp16), which then
+    computes otherwise than its weights do when they are loaded again. A `model` that is no module is left alone.
+    """
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)}) for module in modules
+            if {"forward", _KEPT_FORWARD} <= vars(module).keys()]  # fmt: skip
+    try:
+        for module, wrapped in held:
+            original = wrapped[_KEPT_FORWARD]
+            del module.__dict__["forward"], module.__dict__[_KEPT_FORWARD]
+            if getattr(original, "__func__", None) is not type(module).forward:
+                module.__dict__["forward"] = original
+        yield
+    finally:
+        for module, wrapped in held:
+            module.__dict__.update(wrapped)
+
+
+@contextmanager
+def looked_at(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, without the caller's contexts; neither its modes nor its buffers change.
+
+    Compiled code (`model.compile()`) calls no hook, so the model runs eagerly inside. Autocast, also the one that
+    accelerate leaves around a forward, would put casts between the weights and their use. In inference mode no tensor
+    has a gradient.
+    """
+    kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    no_autocast = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    with (
+        own_forward(model), torch.compiler.set_stance("force_eager"), torch.inference_mode(False), no_autocast,
+        evaluation_mode(model), buffers_kept(model),
+    ):  # fmt: skip
+        yield
+
+
+def in_own_forward(function: Function) -> Function:
+    """A function of a model, its first argument, that runs inside `own_forward` of that model."""
+
+    @functools.wraps(function)
+    def called(model: nn.Module, *args: Any, **options: Any) -> Any:
+        with own_forward(model):
+            return function(model, *args, **options)
+
+    return cast(Function, called)
+
+
+@contextmanager
+def same_randomness() -> Iterator[None]:
+    """torch's generators (not Apple's) as after `torch.manual_seed(0)` in the block, as before behind: ViTMAE draws."""
+    kind, count = _accelerators()
+    with torch.random.fork_rng(range(count), device_type=kind):
+        # torch.manual_seed has every kind of device that is not there remember the call, each with a stack trace.
+        torch.default_generator.manual_seed(0)
+        if count:
+            torch.get_device_module(kind).manual_seed_all(0)
+        yield
+
+
+@functools.cache
+def _accelerators() -> tuple[str, int]:
+    """The device type that is seeded beside the CPU and that `fork_rng` can keep ("cuda" without one), and how many."""
+    found = torch.accelerator.current_accelerator()
+    kind = "cuda" if found is None or found.type == "mps" else found.type
+    return kind, torch.get_device_module(kind).device_count()
+
+
+def forward_hooks(
+    modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...], Any], Any]
+) -> AbstractContextManager[None]:
+    """A block in which `hook(module, arguments, output)` is called after each forward of `modules`.
+
+    The arguments are those given by position or, where there are none, those given by name. A result of the hook other
+    than None takes the output's place.
+    """
+
+    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        return hook(module, args or tuple(named.values()), output)
+
+    return _removed_behind([module.register_forward_hook(call, with_kwargs=True) for module in modules])
+
+
+def forward_pre_hooks(
+    modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple[Any, ...]], Any]
+) -> AbstractContextManager[None]:
+    """A block in which `hook(module, arguments)` is called before each forward of `modules`."""
+
+    def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        hook(module, args or tuple(named.values()))
+
+    return _removed_behind([module.register_forward_pre_hook(call, with_kwargs=True) for module in modules])
+
+
+@contextmanager
+def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], Any]) -> Iterator[None]:
+    """A block in which `see(module, input, output)` is called after each forward of `modules`, all of one argument."""
+    given: list[Tensor] = []
+    # A copy: what works in place leaves its output there.
+    before = forward_pre_hooks(modules, lambda module, inputs: given.append(inputs[0].detach().clone()))
+    with before, forward_hooks(modules, lambda module, inputs, output: see(module, given.pop(), output.detach())):
+        yield
+
+
+@contextmanager
+def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    # torch's encoder layers run their own modules inside: the fused path gives these nested tensors without a shape.
+    is_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        # Code that was compiled before (`model.compile()`) looks at no hook.
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+        for handle in handles:
+            handle.remove()

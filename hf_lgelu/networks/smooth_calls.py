@@ -1,0 +1,169 @@
+"""The smooth activations that one forward pass of a model executes.
+
+Surgery sees modules. An `F.gelu` inside a forward, an activation built anew at each call and a formula spelled out with
+tanh are no modules, so the operations themselves are watched here.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.networks.calls import ids_of, line_of, running
+from hf_lgelu.networks.elementwise import Called, is_piecewise_linear, values_at
+from hf_lgelu.networks.outputs import task_outputs
+from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
+from hf_lgelu.networks.sites import SMOOTH_KINDS, is_activation, kind_of, uncompiled
+
+# erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
+_SMOOTH_OPERATIONS = frozenset(
+    (
+        *("gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid_forward", "glu", "hardswish"),
+        *("erf", "erfc", "special_ndtr", "tanh", "sigmoid"),
+        *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
+    )
+)
+_FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
+_USE_GELU = 7
+
+_OWN_FORMULA = "a formula of its own"
+
+_ROLES = {
+    "gate": "activation module",
+    "activation": "activation module of a kind that stays",
+    "function": "called as a function",
+    "call": "called as a function, and a gate runs in its place",
+}
+
+
+@dataclass(frozen=True)
+class SmoothCall:
+    """A smooth elementwise operation that ran.
+
+    `module` is the dotted name of the innermost module running it: "" is the model itself, None a module that is not
+    registered in the model. `module_class` is that module's class. `role` is what the module is to surgery: "gate", an
+    activation module of a kind that surgery exchanges; "activation", a module of another kind, such as `nn.Tanh`;
+    "function", a module in whose code the operation stands, or a module that is built anew at each call; "call", the
+    same where `gates_as_modules` has a module run in the call's place. `line` is then where the call stands.
+    """
+
+    module: str | None
+    module_class: str
+    operation: str
+    role: str
+    count: int
+    line: str | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        place = "a module built during the forward" if self.module is None else self.module or "the model itself"
+        at = "" if self.line is None else f" at {self.line}"
+        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {_ROLES[self.role]}{at}"
+
+
+def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
+    """The smooth activations that one run of the model executes, in the order of their first call.
+
+    These are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused recurrent cells,
+    in modules and in functional calls. The activation modules of torch, transformers and timm that are not piecewise
+    linear count whatever their formula (softsign, squared ReLU). An empty list means that no gate on this path is one
+    of these. Softmax, normalization and products of activations (attention) are no gates and not listed. Not seen are
+    a formula from other operations (x², x/(1+|x|), exp) in a forward, and code outside torch.
+
+    Raises TypeError for example inputs of another kind than `Inputs`.
+
+    >>> import torch, hf_lgelu
+    >>> from torch import Tensor, nn
+    >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
+    ...     print(call)
+    0 (GELU): gelu × 1, activation module
+    2 (Tanh): tanh × 1, activation module of a kind that stays
+    """
+    model = uncompiled(model)  # it would run eagerly here all the same
+    names = {id(module): name for name, module in model.named_modules()}
+    watch, own = _Watch(model), get_ident()
+
+    def note_formula(module: nn.Module, args: Any) -> None:
+        # The hook is of the whole process.
+        if get_ident() == own and id(vars(module)) in watch.registered:
+            values = values_at(module)
+            if values is not None and not is_piecewise_linear(values):
+                watch.note(module, _OWN_FORMULA)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note_formula)
+    try:
+        with torch.inference_mode(False), watch:  # in it fused cells pass as they are, unseen
+            run_example(model, inputs)
+    finally:
+        handle.remove()
+    named = {module_id for module_id, operation, _, _ in watch.counts if operation != _OWN_FORMULA}
+    calls = []
+    for (module_id, operation, is_called, line), count in watch.counts.items():
+        if operation == _OWN_FORMULA and module_id in named:
+            continue
+        module, name = watch.modules[module_id], names.get(module_id)
+        role = "gate" if kind_of(module) in SMOOTH_KINDS else "activation" if is_activation(module) else "function"
+        role = "call" if is_called else "function" if name is None else role
+        calls.append(SmoothCall(name, type(module).__name__, operation, role, count, line))
+    return calls
+
+
+def unused_modules(
+    model: nn.Module, inputs: Inputs, names: Collection[str], outputs: Sequence[str] | None = None
+) -> set[str]:
+    """Those of the modules on whose outputs no output that counts depends, such as the pooler of an encoder.
+
+    Gradients tell. Where there are none, every module counts as used.
+    """
+    modules = {module: name for name, module in model.named_modules() if name in names}
+    seen: list[tuple[str, Tensor]] = []
+
+    def see(module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.is_floating_point():
+            seen.append((modules[module], output if output.requires_grad else output.requires_grad_()))
+
+    try:
+        with torch.enable_grad(), evaluation_mode(model), forward_hooks(modules, see):
+            counted = task_outputs(call_alike(model, inputs), outputs).values()
+            gradients = torch.autograd.grad(
+                [value.float().sum() for value in counted if value.requires_grad],
+                [output for _, output in seen], allow_unused=True,
+            )  # fmt: skip
+    except (RuntimeError, ValueError):
+        return set()
+    used = {name for (name, _), gradient in zip(seen, gradients, strict=True) if gradient is not None}
+    return {name for name, _ in seen} - used
+
+
+class _Watch(TorchDispatchMode):
+    """Counts the smooth operations that run, by module, operation, whether in the place of a call, and line."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.registered = ids_of(module for module in model.modules() if not isinstance(module, Called))
+        self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
+        self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
+
+    def note(self, module: nn.Module, operation: str, is_called: bool = False, line: str | None = None) -> None:
+        """One more call."""
+        self.modules[id(module)] = module
+        self.counts[id(module), operation, is_called, line] += 1
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        operation = func.overloadpacket.__name__.rstrip("_")
+        if operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and args[_USE_GELU]):
+            inner, found = running(), running(self.registered)
+            # λ-GELU's softplus makes λ from s; it is no activation.
+            if inner is not None and not (operation == "softplus" and isinstance(inner[0], LambdaGate)):
+                is_called = isinstance(inner[0], Called)
+                module = found[0] if is_called and found is not None else inner[0]
+                is_gate = id(vars(module)) in self.registered and is_activation(module)
+                self.note(module, operation, is_called, None if is_gate or found is None else line_of(found[1][0]))
+        return func(*args, **(kwargs or {}))

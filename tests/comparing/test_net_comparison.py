@@ -1,0 +1,206 @@
+"""What of an output is a prediction, what its classes are, and which of them have scores."""
+
+import math
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from hf_lgelu.comparing.net_comparison import NetComparison, Score
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import Compared, compared_outputs, in_order_of
+from hf_lgelu.refit.compare import evaluate_conversion
+from hf_lgelu.refit.distill import output_loss
+
+
+def test_which_labels_count():
+    logits = torch.tensor([[2.0, 0, 0], [0, 2, 0], [0, 0, 2], [2, 0, 0]])[None]
+    labels = torch.tensor([[0, 1, 1, -100]])
+
+    def score(labels, mask, is_causal):
+        inputs = {"input_ids": torch.zeros(1, 4)} | ({} if mask is None else {"attention_mask": torch.tensor([mask])})
+        return Score.of(Compared({"logits": logits}, True), Batch(inputs, labels), is_causal)
+
+    assert score(labels, None, False).values == {"accuracy": 2 / 3}
+    padding = [True, False, True, True]
+    assert score(labels, padding, False).values == {"accuracy": 0.5}
+    # Of a language model the prediction at t is of the token at t + 1, and neither may be padding.
+    in_front = [False, True, True, True]
+    following = score(labels, in_front, True)
+    assert following.predicted == 1
+    assert following.values["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    assert score(labels, padding, True).predicted == 0
+    assert score(labels.int(), in_front, True) == following
+    both = score(labels, None, True) + following
+    loss = 3 * math.log(2 + math.exp(2)) - 4
+    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "expected"),
+    [
+        ("encoder.layer.0.dense", ("attention_mask",), "attention_mask"),
+        ("h.0.mlp", ("attention_mask",), "attention_mask"),
+        ("model.encoder.layers.0.fc1", ("attention_mask", "decoder_input_ids"), "attention_mask"),
+        ("model.decoder.layers.0.fc1", ("attention_mask", "decoder_input_ids"), None),
+        (
+            "model.decoder.layers.0.fc1",
+            ("attention_mask", "decoder_input_ids", "decoder_attention_mask"),
+            "decoder_attention_mask",
+        ),
+        ("model.decoder.layers.0.fc1", ("decoder_attention_mask",), "decoder_attention_mask"),
+    ],
+)
+def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
+    tensors = {
+        "attention_mask": torch.tensor([[1, 1, 0]]), "decoder_attention_mask": torch.tensor([[1, 0, 0]]),
+        "decoder_input_ids": torch.tensor([[3, 4, 5]]),
+    }  # fmt: skip
+    batch, values = Batch({"input_ids": torch.ones(1, 3).long()} | {n: tensors[n] for n in given}), torch.randn(1, 3, 2)
+    wanted = values[0] if expected is None else values[0][tensors[expected][0].bool()]
+    assert torch.equal(batch.without_padding(values, part), wanted.reshape(-1, 2))
+    assert batch.counted(torch.randn(1, 4, 2), part) is None
+
+
+@pytest.mark.parametrize(
+    ("problem", "has_logits"),
+    [("regression", False), ("multi_label_classification", False), ("single_label_classification", True), (None, True)],
+)
+def test_only_classes_that_exclude_each_other_have_a_kl(problem, has_logits):
+    config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
+    tensors, found, *_ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
+
+
+class Places(nn.Module):
+    """As a detector's interface: scores and boxes of places."""
+
+    def __init__(self, columns, config):
+        super().__init__()
+        self.config, self._columns = config, columns
+
+    def forward(self, pixel_values):
+        return {"logits": pixel_values[..., : self._columns], "pred_boxes": pixel_values[..., :4]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "config", "has_logits"),
+    [
+        (3, types.SimpleNamespace(num_labels=3), False),  # RT-DETR, D-FINE, Deformable DETR: a sigmoid of each
+        (4, types.SimpleNamespace(num_labels=3), True),  # DETR, YOLOS: a softmax with "no object"
+        (3, None, True),
+    ],
+)
+def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there(columns, config, has_logits):
+    found = compared_outputs(Places(columns, config), {"pixel_values": torch.randn(2, 5, 6)})
+    assert found.are_logits == has_logits
+
+
+def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():
+    draws = torch.Generator().manual_seed(0)
+    scores, boxes = torch.randn(2, 7, 3, generator=draws), torch.rand(2, 7, 4, generator=draws)
+    order = torch.stack([torch.randperm(7, generator=draws) for _ in range(2)])
+    rows = torch.arange(2)[:, None]
+    other = {"logits": scores[rows, order] + 0.01, "pred_boxes": boxes[rows, order], "logits_beside": scores}
+    fixed = Compared({"logits": scores, "pred_boxes": boxes}, True)
+    chosen = fixed._replace(queries_are_chosen=True)
+    assert in_order_of(fixed, Compared(other, True)).tensors is other
+    found = in_order_of(chosen, Compared(other, True)).tensors
+    torch.testing.assert_close(found["logits"], scores + 0.01, atol=0, rtol=0)
+    torch.testing.assert_close(found["pred_boxes"], boxes, atol=0, rtol=0)
+    assert found["logits_beside"] is scores
+
+
+def test_queries_are_chosen_where_the_output_says_so():
+    outputs = {"logits": torch.randn(2, 5, 3), "pred_boxes": torch.rand(2, 5, 4)}
+    for given, expected in ((outputs, False), ({**outputs, "enc_topk_logits": torch.ones(1)}, True)):
+        found = compared_outputs(torch.nn.Identity(), given, call=lambda model, inputs: inputs)
+        assert found.queries_are_chosen == expected
+
+
+class Copier(nn.Module):
+    """As an encoder-decoder's interface: what it gives is made of the decoder's tokens where there are some."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(scale * torch.eye(9)[:, :4].contiguous())
+
+    def forward(self, input_ids, attention_mask=None, decoder_input_ids=None, decoder_attention_mask=None):
+        return {"logits": self.table(input_ids if decoder_input_ids is None else decoder_input_ids)}
+
+
+@pytest.mark.parametrize(
+    ("given", "counted"),
+    [
+        ((), [2, 1]),  # the decoder's tokens are then the encoder's
+        (("decoder_input_ids",), [3, 3]),
+        (("decoder_input_ids", "decoder_attention_mask"), [1, 3]),
+    ],
+)
+def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, counted):
+    tensors = {
+        "input_ids": torch.tensor([[1, 2, 3], [2, 3, 1]]),
+        "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 0]]),
+        "decoder_input_ids": torch.tensor([[0, 5, 1], [3, 2, 6]]),
+        "decoder_attention_mask": torch.tensor([[1, 0, 0], [1, 1, 1]]),
+    }
+    batch = Batch({name: tensors[name] for name in ("input_ids", "attention_mask", *given)})
+    original, other = Copier(1.5), Copier(2.0)  # of 1.0 the rows would be probabilities
+    found = NetComparison()
+    found.add(batch, *(compared_outputs(network, batch.inputs) for network in (original, other)))
+    # By hand: the rows of the decoder's tokens, or without them of the encoder's, that are no padding.
+    ids = tensors[given[0] if given else "input_ids"]
+    rows = torch.cat([row[:count] for row, count in zip(ids, counted, strict=True)])
+    p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
+    expected = (p.exp() * (p - q)).sum().item()
+    assert (found.first.rows, found.first.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
+    loss = output_loss(compared_outputs(original, batch.inputs), other, batch)
+    assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
+
+
+class Tokens(nn.Module):
+    """Two gates, and a plain one used twice, on tokens of which some are padding."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.first, self.shared, self.last = gate(), gate(), nn.Linear(3, 2)
+
+    def forward(self, values, attention_mask):
+        return self.last(self.shared(-values) + self.shared(self.first(values)))
+
+
+def test_live_units_are_those_of_a_network_whose_zeros_are_known():
+    """−0 is zero, a tiny number is none, padding does not count, and a gate that is called twice counts twice."""
+    values = torch.tensor([[[1.0, -1.0, 0.0], [2.0, 2.0, 1e-30]], [[-3.0, -3.0, 5.0], [9.0, 9.0, 9.0]]])
+    batch = Batch({"values": values, "attention_mask": torch.tensor([[1, 1], [1, 0]])})
+    original = Tokens(nn.GELU)
+    substitution = TemporaryRelu(original, kinds=("gelu",))
+    found, _ = evaluate_conversion(original, Tokens(nn.ReLU), substitution, [batch, batch])
+    assert found.live_units == {"first": 5 / 9, "shared": (3 + 5) / 18}
+
+
+def evaluation_numbers(found):
+    changes = (found.direct, found.refitted)
+    return [found.rows, found.samples, found.original_metrics["accuracy"], *(change.kl for change in changes),
+            *(change.relative_error for change in changes), *(change.agreement for change in changes)]  # fmt: skip
+
+
+def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    # In float64: a product of three rows is summed otherwise than one of eleven, to its dtype's rounding.
+    original, converted = (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5)).double() for _ in range(2))
+    batch = Batch(torch.randn(11, 3, dtype=torch.float64), torch.randint(5, (11,)))
+    seen = []
+    original.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    whole, gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    assert max(seen) == 11
+    monkeypatch.setattr("hf_lgelu.comparing.net_comparison._SCORES_AT_ONCE", 15)  # of three samples
+    seen.clear()
+    parts, few_gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    assert max(seen) == 3
+    assert few_gaps == pytest.approx(gaps)
+    for part, all_together in zip(evaluation_numbers(parts), evaluation_numbers(whole), strict=True):
+        assert part == pytest.approx(all_together, rel=1e-9)
