@@ -4,7 +4,7 @@ Every process must call these functions. With a single process, each returns its
 ended, each raises RuntimeError.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from accelerate.utils import broadcast_object_list, gather_object, parse_flag_fr
 from torch import Tensor
 
 Decided = TypeVar("Decided")
+Item = TypeVar("Item")
 
 
 def known_processes() -> PartialState:
@@ -22,6 +23,12 @@ def known_processes() -> PartialState:
     accelerate reads this variable in Accelerator alone. Otherwise processes on CPUs would not find each other.
     """
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+
+
+def own_part(work: Sequence[Item]) -> list[Item]:
+    """Every n-th item, from the process's own number on: this process's part of the work of n processes."""
+    processes = known_processes()
+    return list(work[processes.process_index :: processes.num_processes])
 
 
 def summed(value: Tensor) -> Tensor:

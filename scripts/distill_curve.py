@@ -85,8 +85,8 @@ def _measure(arguments: CurveArguments) -> None:
     units = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(data, model=measured.model)
-    most = samples_at_once(measured.model, folds.together[-1].load())
-    a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.together)
+    most = samples_at_once(measured.model, folds.fitted[-1].load())
+    a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.fitted)
     for tokens in (0, *arguments.tokens):
         asked = {"tokens": tokens, "unique_tokens": folds.rows, "text": text, "moved": "all"}
         if asked in rows:

@@ -47,7 +47,7 @@ _EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
 def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport:
     """Read inputs, convert, write model, report and card, push; returns the report.
 
-    Under `accelerate launch` every process converts, each with its share of the inputs, and the main one writes.
+    Under `accelerate launch` every process reads all inputs, the work is shared, and the main process writes.
 
     Raises what reading, loading, `convert_to_relu` and writing raise; of a refusal what was measured is said before.
     """

@@ -13,7 +13,7 @@ afterwards, and correct the rest.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
+from hf_lgelu.processes import own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.layers import GateUnit
@@ -42,8 +43,8 @@ _ROWS_PER_INPUT = 8
 
 
 @torch.no_grad()
-def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable[FoldBatch]) -> dict[int, Moments]:
-    """The sums over the inputs of each unit's maps in the original, over the batches of all processes, by site."""
+def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Sequence[FoldBatch]) -> dict[int, Moments]:
+    """The sums over the inputs of each unit's maps in the original, over the batches, by site."""
     weights = {unit.site: oriented(model, unit.before) for unit in units}
     sums = {site: Moments.zeros(1, weight.shape[1], 1, weight.device) for site, weight in weights.items()}
     batch: Batch
@@ -56,7 +57,7 @@ def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Iterable
     with ExitStack() as hooks:
         for unit in units:
             hooks.enter_context(forward_pre_hooks([owner_of(model, unit.before)], partial(see, unit)))
-        for batch in (part.load() for part in batches) if units else ():
+        for batch in (part.load() for part in own_part(batches)) if units else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 

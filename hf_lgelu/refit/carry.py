@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from hf_lgelu.networks.masks import DECODER_INPUTS, mask_over
 from hf_lgelu.networks.run import same_randomness
-from hf_lgelu.processes import each_has
+from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
 from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
@@ -75,7 +75,10 @@ class Carrier:
     def __init__(self, programs: Programs, converted: nn.Module, folds: Folds) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
         self._programs, self._converted = programs, converted
-        self._batches = [[piece for batch in fold for piece in batch.not_square()] for fold in folds.folds]
+        own = {id(batch) for batch in own_part(folds.fitted)}
+        self._batches = [
+            [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
+        ]
         self._images = len(folds.samples.keys) - folds.held_out_samples
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)

@@ -21,7 +21,7 @@ from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
 from hf_lgelu.networks.run import looked_at
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.processes import known_processes
+from hf_lgelu.processes import known_processes, own_part
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
@@ -81,7 +81,7 @@ def convert_to_relu(
             downsampling block, the second half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Of several
-            processes each may have all of it, or a share. Sequences of different lengths need an attention mask; they
+            processes each has all of it. Sequences of different lengths need an attention mask; they
             are padded as the config says, where the model's outputs bear it, else no further than the others of their
             batch. None for a causal language model: it samples 8,192 tokens of text itself.
         effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
@@ -158,9 +158,9 @@ def convert_to_relu(
         warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
         is_refitted = any(layer.rows for layer in best.layers)
         next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
-        choosing = sum(map(len, folds.choosing_together))
-        is_apart = choosing < folds.held_out_samples  # other samples chose the network; one process may run none
-        measuring = (batch.load() for batch in folds.held_out)
+        choosing = sum(map(len, folds.choosing))
+        is_apart = folds.choosing != folds.held_out  # other samples chose the network
+        measuring = (batch.load() for batch in own_part(folds.held_out))
         held_out = task.evaluate(best.model, measuring)[0] if is_apart else best.held_out
         evaluation = None if second is None else task.evaluate(best.model, second)[0]
         layers, live_units = with_live_units(best.layers, held_out)

@@ -31,7 +31,7 @@ from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import QUERIES, Compared, compared_outputs, in_order_of
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
-from hf_lgelu.processes import main_decides, sum_gradients, summed
+from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task, progress_log
 from hf_lgelu.refit.moments import widened
@@ -162,10 +162,10 @@ class _Seen(NamedTuple):
     values: list[Tensor]
 
 
-class Together(NamedTuple):
-    """This process's part of a batch with `samples` samples that all processes run together.
+class Share(NamedTuple):
+    """This process's part of a batch with `samples` samples that all processes run.
 
-    A process without a sample of the batch runs another sample with weight 0: every process must take part in the sums.
+    A process for which no sample is left runs one with weight 0: every process must take part in the sums.
     """
 
     part: FoldBatch
@@ -173,11 +173,10 @@ class Together(NamedTuple):
     samples: int
 
     @classmethod
-    def of(cls, batch: FoldBatch, folds: Folds) -> "Together":
-        samples, own = batch.samples, tuple(number for number in batch.numbers if number in batch.samples.run_here)
-        if not own:
-            return cls(folds.some_sample, 0.0, len(batch))
-        return cls(FoldBatch(samples, own, samples.longest(batch.numbers)), 1.0, len(batch))
+    def of(cls, batch: FoldBatch) -> "Share":
+        own = own_part(batch.numbers)
+        part = replace(batch, numbers=tuple(own) or batch.numbers[:1])
+        return cls(part, float(bool(own)), len(batch))
 
 
 class _Descent:
@@ -196,24 +195,22 @@ class _Descent:
         self._original, self._converted, self._outputs = original, converted, outputs
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
-        together = partial(Together.of, folds=folds)
-        most = main_decides(samples_at_once(original, together(folds.together[-1]).part.load(), outputs))
-        self._batches = [together(piece) for batch in folds.together for piece in batch.pieces(most)]
-        # With few rows, processes may disagree whether an output holds probabilities.
-        some = next((batch for batch in self._batches if batch.weight), self._batches[0])
-        self._are_logits = main_decides(compared_outputs(original, some.part.load().inputs, outputs).are_logits)
+        most = samples_at_once(original, folds.fitted[-1].load(), outputs)
+        self._batches = [Share.of(piece) for batch in folds.fitted for piece in batch.pieces(most)]
+        # A part with few rows may not show whether an output holds probabilities.
+        first = next(folds.first.pieces(most)).load()
+        self._are_logits = compared_outputs(original, first.inputs, outputs).are_logits
         self._known: dict[int, Compared] = {}
         self._room = _KEPT_VALUES
-        choosing = [piece for batch in folds.choosing_together for piece in batch.pieces(most)]
-        self._watched = [together(piece) for piece in evenly(choosing, _MOST_WATCHED)]
+        choosing = [piece for batch in folds.choosing for piece in batch.pieces(most)]
+        self._watched = [Share.of(piece) for piece in evenly(choosing, _MOST_WATCHED)]
         self._parameters = list(parameters.values())
         with self._judging():
             loads = ((batch, batch.part.load()) for batch in self._watched)
             self._variances = column_variances(
                 (self._reference(batch, loaded), loaded, batch.weight) for batch, loaded in loads
             )
-            first = self._batches[0]
-            self._centred = centred_maps(converted, parameters.keys(), first.part.load(), first.weight)
+            self._centred = centred_maps(converted, parameters.keys(), first)
         self.start = self._seen()
 
     @torch.no_grad()
@@ -259,13 +256,13 @@ class _Descent:
         loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
-    def _loss(self, batch: Together) -> Tensor:
+    def _loss(self, batch: Share) -> Tensor:
         loaded = batch.part.load()
         reference = self._reference(batch, loaded)
         return output_loss(reference, self._converted, loaded, self._outputs, batch.weight, self._variances)
 
     @torch.no_grad()
-    def _reference(self, batch: Together, loaded: Batch) -> Compared:
+    def _reference(self, batch: Share, loaded: Batch) -> Compared:
         """The outputs of the original, which runs once a batch, while its outputs fit."""
         reference = self._known.get(id(batch))
         if reference is None:
@@ -335,22 +332,19 @@ class CentredAdam:
 
 
 @torch.no_grad()
-def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight: float = 1.0) -> list[CentredMap]:
-    """The moved linear layers that have a bias, each with the mean of its inputs over a batch of all processes.
-
-    Each process's rows count with its `weight`. A layer that no input reaches has mean 0.
-    """
+def centred_maps(model: nn.Module, names: Collection[str], batch: Batch) -> list[CentredMap]:
+    """The moved linear layers that have a bias, each with the mean of its inputs over a batch, 0 without an input."""
     modules = [
         module
         for name, module in model.named_modules()
         if type(module) in (nn.Linear, Conv1D) and {f"{name}.weight", f"{name}.bias"} <= set(names)
     ]
-    seen: dict[nn.Module, tuple[Tensor, float]] = {}
+    means: dict[nn.Module, Tensor] = {}
 
     def see(module: nn.Module, inputs: tuple) -> None:
         rows = inputs[0].reshape(-1, inputs[0].shape[-1])
         total = rows.sum(0, dtype=torch.promote_types(rows.dtype, torch.float32))
-        seen[module] = weight * total, weight * len(rows)
+        means[module] = total / max(1, len(rows))  # an expert may get no token
 
     with forward_pre_hooks(modules, see):
         run_example(model, batch.inputs)
@@ -358,9 +352,8 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch, weight:
     for module in modules:
         is_transposed = type(module) is Conv1D
         kept = widened(module.weight)
-        total, count = seen.get(module, (kept.new_zeros(kept.shape[0 if is_transposed else 1]), 0.0))
-        mean = (summed(total) / summed(total.new_tensor(count)).clamp(min=1)).to(kept.dtype)
-        maps.append(CentredMap(module.weight, module.bias, mean, is_transposed))
+        mean = means.get(module, kept.new_zeros(kept.shape[0 if is_transposed else 1]))
+        maps.append(CentredMap(module.weight, module.bias, mean.to(kept.dtype), is_transposed))
     return maps
 
 

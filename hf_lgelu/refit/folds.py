@@ -1,12 +1,12 @@
 """The distinct samples of the data, dealt into four folds to fit on and a part that is held out.
 
-Each fold is cut into batches, short sequences first, and each process runs those of its own samples. The same inputs
-always make the same folds, on any number of processes: `Samples` are in the order of their keys.
+Each fold is cut into batches, short sequences first. The same inputs always make the same folds, in any order and on
+any number of processes: `Samples` are in the order of their keys. Each process runs a part of the batches.
 """
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,7 +44,7 @@ def deal_folds(
     outputs: Sequence[str] | None = None,
     is_choice: bool = False,
 ) -> "Folds":
-    """The distinct samples in four folds and a part that is held out, from batches of each process.
+    """The distinct samples in four folds and a part that is held out.
 
     `model` takes the batches, and says how sequences of different lengths are padded. `is_choice` says that one of
     several networks will be taken by the samples held out. Where there are enough, half of them choose, and the other
@@ -77,13 +77,15 @@ def deal_folds(
     )
     if sum(short.values()) >= _WORTH_A_TRACE * sum(long.values()):
         middle, long = 0, samples.longest(itertools.chain(*dealt))
-    parts: list[_Part] = [[(fold[:middle], short), (fold[middle:], long)] for fold in dealt]
-    held_out, apart = samples.short_first(held_out), 1 + (is_choice and len(held_out) >= 2 * LEAST_SAMPLES_TO_HOLD_OUT)
-    parts += [[(held_out[start::apart], None)] for start in range(apart)]  # nothing is traced there
-    own = [tuple(_batches(samples, part, size, samples.run_here)) for part in parts]
-    of_all = [tuple(_batches(samples, part, size)) for part in parts]
-    together = tuple(itertools.chain(*of_all[:-apart]))
-    return Folds(samples, tuple(own[:-apart]), own[-1], own[-apart], len(held_out), together, of_all[-apart])
+    folds = tuple(
+        (*_batches(samples, fold[:middle], size, short), *_batches(samples, fold[middle:], size, long))
+        for fold in dealt
+    )
+    held_out = choosing = samples.short_first(held_out)
+    if is_choice and len(held_out) >= 2 * LEAST_SAMPLES_TO_HOLD_OUT:
+        choosing, held_out = held_out[::2], held_out[1::2]
+    judging, choosing_batches = (tuple(_batches(samples, part, size)) for part in (held_out, choosing))
+    return Folds(samples, folds, judging, choosing_batches)
 
 
 def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
@@ -94,22 +96,21 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
         channels = axes.of(args[0])
         found.append(output.numel() // output.shape[-1 if channels is None else channels])
 
-    own = sorted(samples.run_here)
+    numbers = range(len(samples.keys))
     rows: dict[int, int] = {}
     # Samples that run together have one shape, and so as many rows.
-    parts = [[number] for number in own] if samples.are_batches else [own[:TRIED]] if own else []
+    parts = [[number] for number in numbers] if samples.are_batches else [list(numbers[:TRIED])]
     with ExitStack() as stack:
-        if own:  # what the forward calls as functions are gates, too
-            stack.enter_context(gates_as_modules(model, samples.take(own[:1], samples.longest(own[:1])).inputs))
+        # What the forward calls as functions are gates, too.
+        stack.enter_context(gates_as_modules(model, samples.alone(0).inputs))
         sites = find_sites(model) or find_sites(model, KINDS)
         stack.enter_context(forward_hooks({site.module for site in sites}, see))
         stack.enter_context(axes.watching())
-        for numbers in parts:
+        for part in parts:
             found.clear()
-            run_example(model, samples.take(numbers, samples.longest(numbers)).inputs)
-            rows |= dict.fromkeys(numbers, max(1, max(found, default=1) // len(numbers)))
-    every = {number: count for each in each_has(rows) for number, count in each.items()}
-    return [every.get(number, min(every.values())) for number in range(len(samples.keys))]
+            run_example(model, samples.take(part, samples.longest(part)).inputs)
+            rows |= dict.fromkeys(part, max(1, max(found, default=1) // len(part)))
+    return [rows.get(number, min(rows.values())) for number in numbers]
 
 
 def _deal(rows: Sequence[int], at_once: int, is_few: bool) -> tuple[list[int], list[list[int]], int]:
@@ -143,17 +144,13 @@ def _hold_out(rows: Sequence[int]) -> list[int]:
     return held_out[:MOST_HELD_OUT_SAMPLES] if held_rows >= LEAST_ROWS else []
 
 
-_Part = list[tuple[Sequence[int], Mapping[str, int] | None]]
-"""Numbers of samples, and {name: length} to which they are padded; None for each batch to its longest sample."""
-
-
-def _batches(samples: Samples, part: _Part, size: int, some: Collection[int] | None = None) -> "Iterator[FoldBatch]":
-    """Batches of at most `size` samples: of all samples of a part, or of `some`."""
-    for dealt, lengths in part:
-        taken = [number for number in dealt if some is None or number in some]
-        for start in range(0, len(taken), size):
-            numbers = tuple(taken[start : start + size])
-            yield FoldBatch(samples, numbers, samples.longest(numbers) if lengths is None else lengths)
+def _batches(
+    samples: Samples, numbers: Sequence[int], size: int, lengths: Mapping[str, int] | None = None
+) -> "Iterator[FoldBatch]":
+    """Batches of at most `size` samples, padded to `lengths`, or each to its longest sample."""
+    for start in range(0, len(numbers), size):
+        some = tuple(numbers[start : start + size])
+        yield FoldBatch(samples, some, samples.longest(some) if lengths is None else lengths)
 
 
 @dataclass(frozen=True)
@@ -204,46 +201,44 @@ def evenly(batches: Sequence[FoldBatch], most: int, begin: float = 0.5) -> list[
 
 @dataclass(frozen=True)
 class Folds:
-    """The samples of all processes: folds for the fit, and a part that is held out.
-
-    A process runs its own batches. Those `together` are as a single process would run them, whoever has the samples.
-    """
+    """The samples in batches: folds for the fit, and a part that is held out. They are the same on every process."""
 
     samples: Samples
-    folds: tuple[tuple[FoldBatch, ...], ...]  # of each fold its batches, possibly none; one without cross-validation
+    folds: tuple[tuple[FoldBatch, ...], ...]  # a single one without cross-validation
     held_out: tuple[FoldBatch, ...]  # for the distance that is reported; () under 64 rows
     choosing: tuple[FoldBatch, ...]  # by which one of several networks is taken; the same where few are held out
-    held_out_samples: int  # of all processes
-    together: tuple[FoldBatch, ...]  # of all folds
-    choosing_together: tuple[FoldBatch, ...]
+
+    @property
+    def fitted(self) -> tuple[FoldBatch, ...]:
+        """The batches of all folds."""
+        return tuple(itertools.chain(*self.folds))
+
+    @property
+    def held_out_samples(self) -> int:
+        """The number of samples that nothing is fitted on."""
+        return len(self.samples.keys) - sum(map(len, self.fitted))
 
     @property
     def rows(self) -> int:
-        """The number of distinct rows of all processes, held out or not."""
+        """The number of distinct rows, held out or not."""
         return sum(self.samples.rows)
 
     @property
     def first(self) -> FoldBatch:
-        """The first batch that this process fits on, or a sample of this process where it has no batch."""
-        return next((batch for fold in self.folds for batch in fold), self.some_sample)
+        """The first batch that is fitted on."""
+        return self.folds[0][0]
 
     @property
     def spread(self) -> tuple[FoldBatch, ...]:
-        """Some batches of each fold of this process, with short and with long sequences.
+        """Some batches of each fold, with short and with long sequences.
 
         Each fold gives as many samples as a batch has by default, whatever the `batch_size`.
         """
         found: list[FoldBatch] = []
         for number, fold in enumerate(self.folds):
             begin = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
-            found += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin) if fold else ()
+            found += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin)
         return tuple(found)
-
-    @property
-    def some_sample(self) -> FoldBatch:
-        """A sample of this process, as a batch."""
-        number = next(number for number, key in enumerate(self.samples.keys) if key in self.samples.places)
-        return FoldBatch(self.samples, (number,), self.samples.lengths[number])
 
 
 class SecondSet:

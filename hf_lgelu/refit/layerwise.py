@@ -25,7 +25,7 @@ from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_fo
 from hf_lgelu.networks.batches import TRIED, Batch
 from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
-from hf_lgelu.processes import main_decides
+from hf_lgelu.processes import main_decides, own_part
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
@@ -81,7 +81,7 @@ def plan_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> P
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        some = evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first)))
+        some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
         dearest = list(swap_costs(model, [batch.load() for batch in some], kinds, config.outputs, make=make))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
@@ -157,7 +157,7 @@ class Task:
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         """Original, plain swap and student on the samples that choose, and the student's distance on each of them."""
         begun = time.perf_counter()
-        found = self.evaluate(student, (batch.load() for batch in self.folds.choosing))
+        found = self.evaluate(student, (batch.load() for batch in own_part(self.folds.choosing)))
         self._compared.append(time.perf_counter() - begun)
         return found
 

@@ -31,6 +31,7 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.networks.sites import ActivationSite
+from hf_lgelu.processes import own_part
 from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import (
@@ -166,8 +167,7 @@ def gather_placements(
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
     weights = {unit.site: oriented(model, unit.before) for unit in units}
     sums = {site: PlacementSums.zeros(len(weight), weight.device) for site, weight in weights.items()}
-    batches = folds.spread  # with several processes, a process may have none
-    most = -(-PLACEMENT_ROWS // max(1, len(batches)))
+    most = -(-PLACEMENT_ROWS // len(folds.spread))
     batch: Batch
     calls: dict[int, list[Tensor]] = {}  # of a batch: z and φ(z), and the other halves
     halves: dict[int, list[Tensor]] = {}
@@ -189,7 +189,7 @@ def gather_placements(
         for unit in units:
             for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
                 hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, unit)))
-        for batch in (part.load() for part in batches):
+        for batch in (part.load() for part in own_part(folds.spread)):
             run_example(model, batch.inputs)
             for site, total in sums.items():
                 total.add(*calls.pop(site), *(half.double().square() for half in halves.pop(site, [])))

@@ -1,11 +1,11 @@
-"""The distinct samples of the data (rows, sequences, images) of all processes.
+"""The distinct samples of the data: rows, sequences, images.
 
 A sample is known by a digest of its content. Samples are in the order of their digests, which is as good as random.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -21,7 +21,7 @@ from hf_lgelu.networks.batches import LABELS, Batch, nothing_given
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, are_class_scores, compared_outputs, is_causal
 from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
-from hf_lgelu.processes import each_has, known_processes
+from hf_lgelu.processes import each_has
 
 _KEY_BYTES = 16
 
@@ -29,25 +29,21 @@ _KEY_BYTES = 16
 # bfloat16 rounding makes 0.01, a wrong position about 1. By cutting padding off less, which costs but time if it stays.
 _MOST_CHANGE, _MOST_CHANGE_OF_CROPPED = 0.1, 0.02
 
-_TRIED = 8  # shortest sequences of each process
+_TRIED = 8  # shortest sequences
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The distinct samples of all processes in the ascending order of their keys.
+    """The distinct samples of the data in the ascending order of their keys, the same on every process.
 
-    Keys are digests of a sample's inputs, without labels and without masked positions. Sizes and numbers of samples
-    come in pairs: with the padding that was given, and without the padding that a mask shows.
+    Keys are digests of a sample's inputs, without labels and without masked positions.
     """
 
-    batches: Sequence[Batch]  # that this process was given; nothing is copied before `take`
+    batches: Sequence[Batch]  # as they were given; nothing is copied before `take`
     keys: Sequence[bytes]
     rows: Sequence[int]  # of each sample: tokens of a sequence, else 1
-    places: Mapping[bytes, tuple[int, int]]  # {key: (batch, row in it)} of the samples that this process was given
-    run_here: Set[int]  # numbers of the samples that this process runs: what several have is shared out
+    places: Sequence[tuple[int, int]]  # of each sample: number of the batch, row in it
     given: int  # with duplicates
-    sizes: Sequence[Mapping[str, tuple[int, int]]]  # {name: both lengths} of each sample's sequences
-    most_at_once: tuple[int, ...]  # samples that run together
     fill: Mapping[str, int] = field(default_factory=dict)  # {name: number that pads its sequences}; 0 for other names
     left: frozenset[str] = frozenset()  # names of the sequences that are padded in front
     is_cropped: bool = False  # whether `take` leaves out the padding that was given
@@ -60,20 +56,26 @@ class Samples:
     @cached_property
     def lengths(self) -> list[dict[str, int]]:
         """{name: length} of each sample's sequences as `take` pads them at least."""
-        return [{name: both[self.is_cropped] for name, both in size.items()} for size in self.sizes]
+        found = []
+        for batch in self.batches:
+            spans, given = batch.spans, batch.with_labels
+            lengths = {name: (ends - begins).tolist() if self.is_cropped else [given[name].shape[1]] * len(batch)
+                       for name, (begins, ends) in spans.items()}  # fmt: skip
+            found.append(lengths)
+        return [{name: length[row] for name, length in found[batch].items()} for batch, row in self.places]
 
-    @property
+    @cached_property
     def at_once(self) -> int:
         """The most samples that run together."""
-        return self.most_at_once[self.is_cropped]
+        return min(batch.at_once(is_cropped=self.is_cropped) for batch in self.batches)
 
     def short_first(self, numbers: Iterable[int]) -> list[int]:
         """The numbers in the order of the samples' lengths."""
         return sorted(numbers, key=lambda number: sum(self.lengths[number].values()))
 
     def some_short(self) -> list[int]:
-        """Numbers of the shortest samples of this process."""
-        return self.short_first(number for number, key in enumerate(self.keys) if key in self.places)[:_TRIED]
+        """Numbers of the shortest samples."""
+        return self.short_first(range(len(self.keys)))[:_TRIED]
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length}, the longest sequences of the samples `numbers`."""
@@ -84,12 +86,12 @@ class Samples:
         return found
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
-        """The samples `numbers` of this process as one batch, sequences padded to `lengths`."""
+        """The samples `numbers` as one batch, sequences padded to `lengths`."""
         if self.are_batches:
-            return self.batches[self.places[self.keys[numbers[0]]][0]]
+            return self.batches[self.places[numbers[0]][0]]
         sources: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for position, number in enumerate(numbers):
-            batch, row = self.places[self.keys[number]]
+            batch, row = self.places[number]
             sources[batch].append((position, row))
         taken = {}
         for name, any_value in self.batches[0].with_labels.items():
@@ -109,7 +111,7 @@ class Samples:
         return self.batches[0].with_tensors(taken, taken.pop(LABELS, None))
 
     def alone(self, number: int) -> Batch:
-        """A single sample of this process, in its own length."""
+        """A single sample, in its own length."""
         return self.take([number], self.lengths[number])
 
 
@@ -144,76 +146,54 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
 
 
 def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) -> Samples:
-    """The distinct samples of all processes; of duplicates, the first with its labels.
+    """The distinct samples of batches; of duplicates, the first with its labels.
 
     Samples that are nothing but padding are left out. Sequences of different lengths are padded with the token of the
-    model's config, on the side of the padding that was given. Each process must call.
+    model's config, on the side of the padding that was given. If a batch is one sample, all are. Samples that differ
+    otherwise than by padding each become a batch.
 
-    If a batch is one sample, all are. Samples that differ otherwise than by padding each become a batch.
-
-    Raises ValueError where samples differ in names, dtypes or constants, or a process has none.
+    Raises ValueError where samples differ in names, dtypes or constants, where there is none, and where the processes
+    were given different data.
     """
     batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
     places: dict[bytes, tuple[int, int]] = {}
-    found: dict[bytes, tuple[int, dict[str, tuple[int, int]]]] = {}
+    rows: dict[bytes, int] = {}
     for number, batch in enumerate(batches):
-        widths = {
-            name: [(batch.with_labels[name].shape[1], length) for length in (ends - begins).tolist()]
-            for name, (begins, ends) in batch.spans.items()
-        }
-        for row, (key, rows) in enumerate(zip(sample_keys(batch), _row_counts(batch, frames), strict=True)):
-            if rows and key not in places:
-                places[key] = (number, row)
-                found[key] = rows, {name: both[row] for name, both in widths.items()}
-    left = {
-        name
-        for batch in batches
-        for name in batch.spans
-        # A row begins with padding and ends without.
-        if (mask := batch.mask_of(name)) is not None and ((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any()
-    }
-    at_once = [min(batch.at_once(is_cropped=cropped) for batch in batches) for cropped in (False, True)]
-    shares = each_has((found, sum(map(len, batches)), at_once, left))
-    rows_of: dict[bytes, int] = {}
-    sizes: dict[bytes, dict[str, tuple[int, int]]] = defaultdict(dict)
-    holders: dict[bytes, list[int]] = defaultdict(list)
-    for process, (theirs, *_) in enumerate(shares):
-        for key, (rows, size) in theirs.items():
-            holders[key].append(process)
-            rows_of[key] = rows
-            for name, both in size.items():  # processes may hold a sample with different padding
-                longest = sizes[key].get(name, both)
-                sizes[key][name] = max(both[0], longest[0]), max(both[1], longest[1])
-    keys, process = sorted(holders), known_processes().process_index
+        for row, (key, count) in enumerate(zip(sample_keys(batch), _row_counts(batch, frames), strict=True)):
+            if count and key not in places:
+                places[key], rows[key] = (number, row), count
+    keys = sorted(places)
+    if len(set(each_has(blake2b(b"".join(keys)).digest()))) > 1:
+        raise ValueError(
+            "the processes were given different data: give each of them all of it, without a sampler that shares it "
+            "out. The conversion shares the work out itself"
+        )
+    if not batches:
+        raise nothing_given("data")
     return Samples(
         batches=batches,
         keys=keys,
-        rows=[rows_of[key] for key in keys],
-        places=places,
-        # The processes that hold a sample take turns.
-        run_here={n for n, key in enumerate(keys) if holders[key][n % len(holders[key])] == process},
-        given=sum(given for _, given, *_ in shares),
-        sizes=[sizes[key] for key in keys],
-        most_at_once=tuple(map(min, zip(*(at_once for *_, at_once, _ in shares), strict=True))),
+        rows=[rows[key] for key in keys],
+        places=[places[key] for key in keys],
+        given=sum(map(len, batches)),
         fill={LABELS: IGNORED_LABEL} | ({} if model is None else pad_tokens(model)),
-        left=frozenset().union(*(left for *_, left in shares)),
+        left=frozenset(name for batch in batches for name in batch.spans if _is_padded_in_front(batch, name)),
     )
 
 
+def _is_padded_in_front(batch: Batch, name: str) -> bool:
+    """Whether a row of the sequence begins with padding and ends without."""
+    mask = batch.mask_of(name)
+    return mask is not None and bool(((mask[:, :1] == 0) & (mask[:, -1:] != 0)).any())
+
+
 def _alike(batches: Iterable[Batch]) -> list[Batch]:
-    """The batches without empty ones; each a sample if some process has one that is, or shapes differ."""
+    """The batches without empty ones; each a sample if one of them is, or shapes differ."""
     batches = [batch for batch in batches if len(batch)]
-    has_sample = any(batch.is_sample for batch in batches)
-    facts = each_has((len(batches), has_sample, {_structure(batch) for batch in batches if not has_sample}))
-    empty = [process for process, (count, *_) in enumerate(facts) if not count]
-    if len(empty) == len(facts):
-        raise nothing_given("data")
-    if empty:
-        raise ValueError(f"process {empty[0]} was given no inputs; give every process all of them, or a share")
-    if any(has_sample for _, has_sample, _ in facts):
+    if any(batch.is_sample for batch in batches):
         return [replace(batch, is_sample=True) for batch in batches]
-    structures = set().union(*(structures for *_, structures in facts))
+    structures = {_structure(batch) for batch in batches}
     parts = sorted({parts for parts, _ in structures})
     if len(parts) > 1:
         one, another = map(set, parts[:2])
@@ -221,7 +201,7 @@ def _alike(batches: Iterable[Batch]) -> list[Batch]:
             f"batches of the data differ: {'; '.join(sorted(one - another))} in one, "
             f"{'; '.join(sorted(another - one))} in another. Inputs and labels make one batch, [(inputs, labels)]"
         )
-    if len(structures) == 1:
+    if len(structures) <= 1:
         return batches
     # No padding makes them alike: images of different sizes, sequences without a mask.
     return [replace(batch[place : place + 1], is_sample=True) for batch in batches for place in range(len(batch))]
@@ -277,7 +257,7 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
     The side of the padding that was given is tried first. A classifier that reads the last position needs padding in
-    front; a model that counts positions from the start needs padding behind. Each process must call.
+    front; a model that counts positions from the start needs padding behind.
 
     Raises ValueError where a sequence has other outputs with padding on either side.
     """
@@ -287,12 +267,12 @@ def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
         there = replace(samples, left=side)
         shorter = [number for number in there.some_short() if there.lengths[number] != whole]
         pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
-        changes[side] = max(each_has(_largest_change(model, outputs, pairs)))
+        changes[side] = _largest_change(model, outputs, pairs)
         if changes[side] <= _MOST_CHANGE:
             # Tokenizers pad to the longest text of all, or to the most that the model takes.
             without = replace(there, is_cropped=True)
             change = _largest_change(model, outputs, _cropped(there, without), must_compare=True)
-            return without if max(each_has(change)) <= _MOST_CHANGE_OF_CROPPED else there
+            return without if change <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
     (in_front,) = changes.values()
     raise ValueError(

@@ -266,12 +266,12 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
         return output_loss(reference, network, batch, *more, **options)
 
     monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
-    monkeypatch.setattr("hf_lgelu.refit.compare._SCORES_AT_ONCE", 20)
-    turn = sum(-(-len(batch) // 6) for batch in folds.together)
+    monkeypatch.setattr("hf_lgelu.comparing.net_comparison._SCORES_AT_ONCE", 20)
+    turn = sum(-(-len(batch) // 6) for batch in folds.fitted)
     before, _ = distill(model, converted, folds, names=["0.weight"], steps=turn)
-    assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.together))
+    assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.fitted))
     assert before == pytest.approx(expected, rel=1e-4)
-    given = torch.cat([batch.load().inputs for batch in folds.together])
+    given = torch.cat([batch.load().inputs for batch in folds.fitted])
     assert torch.equal(torch.cat(steps[-turn:]).unique(dim=0), given.unique(dim=0))
 
 
@@ -305,7 +305,7 @@ def test_steps_on_bfloat16_weights_are_not_rounded_away(monkeypatch):
         network.bfloat16().float()
     names = [name for name, _ in converted.named_parameters()]
     narrow = copy.deepcopy(converted).bfloat16()
-    rows = torch.cat([batch.load().inputs for batch in folds.together]).bfloat16()
+    rows = torch.cat([batch.load().inputs for batch in folds.fitted]).bfloat16()
     same = deal_folds(read_batches(rows), batch_size=16)
     before, after = distill(model, converted, folds, names=names, steps=200)
     narrow_before, narrow_after = distill(copy.deepcopy(model).bfloat16(), narrow, same, names=names, steps=200)

@@ -135,7 +135,7 @@ def padded_wide(given, width=40, in_front=False):
 
 
 def widths_of(folds):
-    every = [*folds.together, *folds.choosing_together]
+    every = [*folds.fitted, *folds.choosing]
     return {batch.load().tensors["input_ids"].shape[1] for batch in every}
 
 
@@ -151,7 +151,7 @@ def test_padding_that_changes_nothing_is_not_run(in_front):
     wanted = {tuple(row[mask.bool()].tolist()) for batch in given
               for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)}  # fmt: skip
     found = set()
-    for batch in (*folds.together, *folds.choosing_together):
+    for batch in (*folds.fitted, *folds.choosing):
         loaded = batch.load().tensors
         for row, mask in zip(loaded["input_ids"], loaded["attention_mask"], strict=True):
             found.add(tuple(row[mask.bool()].tolist()))
@@ -167,7 +167,7 @@ def test_padding_that_the_network_reads_stays(numbered):
     wide = padded_wide(batches(model, 24, 1, in_front=numbered), width=20, in_front=numbered)
     folds = deal_folds(read_batches(wide), model=model)
     assert widths_of(folds) == {20}
-    seen = {tuple(row.tolist()) for batch in (*folds.together, *folds.choosing_together)
+    seen = {tuple(row.tolist()) for batch in (*folds.fitted, *folds.choosing)
             for row in batch.load().tensors["input_ids"]}  # fmt: skip
     assert seen == {tuple(row.tolist()) for row in wide["input_ids"]}
 

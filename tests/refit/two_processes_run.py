@@ -14,15 +14,15 @@ from torch import Tensor
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import Batch, read_batches
-from hf_lgelu.refit.distill import Together
+from hf_lgelu.refit.distill import Share
 from hf_lgelu.refit.folds import Folds, deal_folds
 
 # Plans
 
 FEATURES = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
 CHUNK_SIZE = 8
-PLANS = ("all hold all", "apart", "overlapping", "sequences")
-REFUSED_PLANS = ("too few", "of two dtypes", "one has none")
+PLANS = ("rows", "sequences")
+REFUSED_PLANS = ("too few", "of two dtypes", "one has none", "shares")
 
 
 def sequences(start: int, stop: int) -> Batch:
@@ -34,20 +34,19 @@ def sequences(start: int, stop: int) -> Batch:
 
 
 def samples_given(case: str, process: int) -> list[Batch]:
-    """What one of two processes holds."""
-    if case == "all hold all":
+    """What one of two processes is given: the same, in another order and in other batches, or what is refused."""
+    if case == "rows":
         order = torch.randperm(200, generator=torch.Generator().manual_seed(process))
-        return [Batch(part) for part in FEATURES[order].split(33 + process)] + [Batch(FEATURES[:5])] * process
-    if case == "apart":
+        return [Batch(part) for part in FEATURES[order].split(33 + process)] + [Batch(FEATURES[:5])]
+    if case == "shares":
         return [Batch(FEATURES[process::2])]
-    if case == "overlapping":
-        return [Batch(FEATURES[:120] if process == 0 else FEATURES[80:])]
     if case == "one has none":
         return [Batch(FEATURES)] if process else []
     if case == "sequences":
-        return [sequences(2, 12) if process == 0 else sequences(12, 21)]
+        parts = [sequences(2, 12), sequences(12, 21)]
+        return parts[::-1] if process else parts
     if case == "too few":
-        return [Batch(FEATURES[:9] if process == 0 else FEATURES[5:13])]
+        return [Batch(FEATURES[:13]), Batch(FEATURES[:4])]
     return [Batch(FEATURES[:20] if process == 0 else FEATURES[:20].double())]
 
 
@@ -85,23 +84,14 @@ def plans(state: PartialState) -> dict:
 
 # Conversions
 
-WAYS = ("each has all", "each has a share")
-CONVERSION = ("downsampling", "each has a share")
+CONVERSION = "downsampling"
 
 
-def given(name: str, way: str, process: int) -> list[Tensor]:
-    """What one of two processes has."""
-    inputs = BY_NAME[name].inputs()
-    if way == "each has all":
-        return list(inputs.split(13))
-    return [inputs[process::2], inputs[:5]]
-
-
-def converted(calibration: list[Tensor]) -> tuple[dict, dict]:
+def converted() -> tuple[dict, dict]:
     """(weights, report) of one conversion."""
-    net = BY_NAME[CONVERSION[0]]
+    net = BY_NAME[CONVERSION]
     second = net.inputs(seed=9, units=50)
-    model, report = convert_with(net.model(), calibration, batch_size=4, evaluation_data=second)
+    model, report = convert_with(net.model(), net.inputs(), batch_size=4, evaluation_data=second)
     return model.state_dict(), without_times(report.as_dict())
 
 
@@ -112,12 +102,11 @@ def without_times(found: Any) -> Any:
     return type(found)(map(without_times, found)) if isinstance(found, list | tuple) else found
 
 
-def refused(process: int) -> str:
-    """What is said where only the second process has a row that is not finite."""
+def refused() -> str:
+    """What is said where one row of the data is not finite, which one process alone runs."""
     net = BY_NAME["mlp"]
-    inputs = net.inputs()[process::2]
-    if process:
-        inputs[20:] = float("inf")
+    inputs = net.inputs()
+    inputs[20] = float("inf")
     try:
         convert_to_relu(net.model(), inputs)
     except ConversionRefusedError as error:
@@ -128,28 +117,20 @@ def refused(process: int) -> str:
 # Steps of Adam
 
 
-def held(way: str, state: PartialState | None) -> list[Tensor]:
-    """What one of two processes has, or, without `state`, one that has what both have."""
-    processes = (0, 1) if state is None else (state.process_index,)
-    return [part for process in processes for part in given("mlp", way, process)]
-
-
-def planned(way: str, state: PartialState | None) -> Folds:
-    return deal_folds(read_batches(held(way, state)), batch_size=5)
-
-
-def shares(way: str, state: PartialState | None) -> list[tuple[int, ...]]:
+def shares() -> list[tuple[int, ...]]:
     """Which samples of each batch a process runs."""
-    folds = planned(way, state)
-    parts = [Together.of(batch, folds) for batch in folds.together]
+    parts = [Share.of(batch) for batch in planned().fitted]
     return [part.part.numbers if part.weight else () for part in parts]
 
 
-def climbed(state: PartialState | None) -> list[tuple[dict, dict]]:
-    """(weights, report) by all rungs: each has a share, or each has all and the first runs all that is held out."""
+def planned() -> Folds:
+    return deal_folds(read_batches(BY_NAME["mlp"].inputs()), batch_size=5)
+
+
+def climbed() -> list[tuple[dict, dict]]:
+    """(weights, report) by all rungs, on few samples and on many."""
     net, options = BY_NAME["mlp"], {"batch_size": 5, "effort": "distill", "distill_steps": 16, "max_kl": None}
-    data = held("each has a share", state), net.inputs(units=256)
-    found = (convert_with(net.model(), each, **options) for each in data)
+    found = (convert_with(net.model(), each, **options) for each in (net.inputs(), net.inputs(units=256)))
     return [(model.state_dict(), without_times(report.as_dict())) for model, report in found]
 
 
@@ -159,9 +140,9 @@ def main(folder: Path) -> None:
     if state.num_processes != 2 or state.distributed_type != DistributedType.MULTI_CPU:
         raise RuntimeError(f"two processes with gloo expected, got {state}")
     process = state.process_index
-    found: dict = {"plans": plans(state), "converted": converted(given(*CONVERSION, process))}
-    found |= {"refused": refused(process), "climbed": climbed(state)}
-    found |= {("shares", way): shares(way, state) for way in WAYS}
+    found = {
+        "plans": plans(state), "converted": converted(), "refused": refused(), "climbed": climbed(), "shares": shares(),
+    }  # fmt: skip
     torch.save(found, folder / f"{process}.pt")
     state.destroy_process_group()
 
