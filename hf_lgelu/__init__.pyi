@@ -25,7 +25,7 @@ from .models.surgery import substitute_relu as substitute_relu
 from .networks.smooth_calls import find_smooth_calls as find_smooth_calls
 from .refit.config import ConversionConfig as ConversionConfig
 from .refit.convert import convert_to_relu as convert_to_relu
-from .refit.verdict import ConversionRefusedError as ConversionRefusedError
+from .refit.refusals import ConversionRefusedError as ConversionRefusedError
 from .refit.zeros import skip_zeros as skip_zeros
 from .training.arguments import HardeningConfig as HardeningConfig
 from .training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments

@@ -113,6 +113,7 @@ LISTED = {
     "refit.place",
     "refit.program",
     "refit.report",
+    "refit.task",
     "refit.samples",
     "training.resume",  # the last checkpoint that is whole
 }

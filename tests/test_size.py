@@ -24,7 +24,7 @@ LIMITS = {  # limit, goal
     "package: lines": (20_583, 18_000),
     "package: modules": (115, 105),
     "refit: lines": (5_899, 5_300),
-    "refit: modules": (26, 28),
+    "refit: modules": (28, 28),
     "package: raise statements": (315, 300),
     "package: public names": (33, 34),
     "convert_to_relu: parameters": (10, 10),
@@ -34,8 +34,8 @@ LIMITS = {  # limit, goal
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (38, 28),
-    "hf-lgelu convert": (55, 42),
+    "convert_to_relu": (39, 28),
+    "hf-lgelu convert": (56, 42),
     "a training of four hardened epochs": (25, 20),
     "export_relu": (27, 16),
     "from_pretrained": (5, 6),

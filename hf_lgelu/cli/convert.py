@@ -30,10 +30,11 @@ from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
-from hf_lgelu.refit.layerwise import progress_log
+from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.resume import forget_work
-from hf_lgelu.refit.verdict import ConversionRefusedError, own_text_warning
+from hf_lgelu.refit.task import progress_log
+from hf_lgelu.refit.verdict import own_text_warning
 
 if TYPE_CHECKING:
     from hf_lgelu.export.int8.equalize import EqualizedLayer

@@ -69,7 +69,6 @@ class Rung:
     """
 
     effort: str  # its word among the options
-    made_by: str  # "module:class" whose `make` gives its network, loaded when the rung is tried
     moves_kinks: bool = False  # it needs a target whose kinks can be placed
     takes_steps: bool = False
     standard_errors: float = 0.0
@@ -79,18 +78,18 @@ class Rung:
 RUNGS = {
     rung.effort: rung
     for rung in (
-        Rung("refit", "hf_lgelu.refit.layerwise:Refit"),
+        Rung("refit"),
         Rung(
-            "place", "hf_lgelu.refit.place:Place", moves_kinks=True,
+            "place", moves_kinks=True,
             on_the_card="the maps before the gates got the kink and the slope of each ReLU",
         ),
         Rung(
-            "distill", "hf_lgelu.refit.distill:Distill", takes_steps=True, standard_errors=2.0,
+            "distill", takes_steps=True, standard_errors=2.0,
             on_the_card="then all weights but embedding tables took steps of Adam towards its outputs",
         ),
     )
 }  # fmt: skip
-"""In the order in which they are tried."""
+"""In the order in which they are tried; `hf_lgelu.refit.ladder` has the class of each."""
 
 EFFORTS = tuple(RUNGS)
 

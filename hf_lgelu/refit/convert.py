@@ -21,22 +21,20 @@ from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
 from hf_lgelu.networks.run import looked_at
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.processes import known_processes, own_part
+from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
-from hf_lgelu.refit.layerwise import Task, Work, plan_exchange
-from hf_lgelu.refit.report import ConversionReport, with_live_units
+from hf_lgelu.refit.refusals import require_comparable, require_gates, require_refittable
+from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
 from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.samples import TEXTS, sampled_text
+from hf_lgelu.refit.task import Student, Task, Work, choose_exchange
 from hf_lgelu.refit.verdict import (
     config_warnings,
     conversion_warnings,
     own_text_warning,
-    require_comparable,
-    require_gates,
     require_good,
-    require_refittable,
     uncounted_warning,
 )
 
@@ -144,53 +142,58 @@ def convert_to_relu(
         if evaluation_data is not None:
             second = SecondSet(model, evaluation_data, folds, **read)
             warnings += require_comparable(model, second.first, "evaluation_data", config)[1]
-        plan = plan_exchange(model, folds, config)
+        exchange = choose_exchange(model, folds, config)
 
         work: Callable[[str], Work] = Work
         if config.checkpoint_dir is not None:
-            work = stack.enter_context(work_in(Path(config.checkpoint_dir), model, folds, plan, config))
-        task = Task(model, folds, plan, config, work, shown)
+            work = stack.enter_context(work_in(Path(config.checkpoint_dir), model, folds, exchange, config))
+        task = Task(model, folds, exchange, config, work, shown)
         best, steps = climb(build_rungs(task), config, model, started)
 
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
-        warnings = (*made, *warnings)
-        warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
-        is_refitted = any(layer.rows for layer in best.layers)
-        next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
-        choosing = sum(map(len, folds.choosing))
-        is_apart = folds.choosing != folds.held_out  # other samples chose the network
-        measuring = (batch.load() for batch in own_part(folds.held_out))
-        held_out = task.evaluate(best.model, measuring)[0] if is_apart else best.held_out
-        evaluation = None if second is None else task.evaluate(best.model, second)[0]
-        layers, live_units = with_live_units(best.layers, held_out)
-        report = ConversionReport(
-            model=type(model).__name__,
-            gates={site.name: site.module._get_name() for site in plan.sites(model)},
-            kept={name: model.get_submodule(name)._get_name() for name in plan.keep},
-            layers=layers,
-            held_out=held_out,
-            choosing_samples=choosing if is_apart else 0,
-            evaluation=evaluation,
-            repeated=0 if second is None else second.repeated(),
-            samples=folds.samples.given,
-            distinct_samples=len(folds.samples.keys),
-            rows=folds.rows,
-            folds=len(folds.folds),
-            seconds=time.perf_counter() - started,
+        warnings = (*made, *warnings, *uncounted_warning(model, few, best.layers, config.outputs))
+        report = report_of(task, best, steps, second)
+        report = replace(
+            report,
             outputs=outputs,
-            config_changes=best.config_changes,
             smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
-            steps=steps,
-            width_share=best.width_share,
-            live_units=live_units,
-            target=plan.target.title,
-            next_step=next_step,
-            can_be_wider=can_be_wider,
-            config=config.to_dict(),
+            seconds=time.perf_counter() - started,
         )
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)
+
+
+def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None) -> ConversionReport:
+    """The report on the data, the gates, the nearest network and the way to it."""
+    folds, exchange = task.folds, task.exchange
+    is_apart = folds.choosing != folds.held_out  # other samples chose the network
+    held_out = task.evaluate(best.model, folds.held_out)[0] if is_apart else best.held_out
+    layers, live_units = with_live_units(best.layers, held_out)
+    is_refitted = any(layer.rows for layer in layers)
+    next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
+    return ConversionReport(
+        model=type(task.model).__name__,
+        gates={site.name: site.module._get_name() for site in exchange.sites(task.model)},
+        kept={name: task.model.get_submodule(name)._get_name() for name in exchange.keep},
+        target=exchange.target.title,
+        layers=layers,
+        live_units=live_units,
+        held_out=held_out,
+        choosing_samples=sum(map(len, folds.choosing)) if is_apart else 0,
+        evaluation=None if second is None else task.evaluate_on(best.model, second)[0],
+        repeated=0 if second is None else second.repeated(),
+        samples=folds.samples.given,
+        distinct_samples=len(folds.samples.keys),
+        rows=folds.rows,
+        folds=len(folds.folds),
+        config_changes=best.config_changes,
+        width_share=best.width_share,
+        steps=steps,
+        next_step=next_step,
+        can_be_wider=can_be_wider,
+        config=task.config.to_dict(),
+    )

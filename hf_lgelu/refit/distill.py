@@ -33,8 +33,8 @@ from hf_lgelu.networks.outputs import QUERIES, Compared, compared_outputs, in_or
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
-from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task, progress_log
 from hf_lgelu.refit.moments import widened
+from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at

@@ -15,7 +15,7 @@ from hf_lgelu.networks.outputs import Compared, compared_outputs
 from hf_lgelu.networks.run import looked_at
 from hf_lgelu.networks.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
-from hf_lgelu.refit.verdict import WHERE_NOT_FINITE
+from hf_lgelu.refit.refusals import WHERE_NOT_FINITE
 
 
 def gate_costs(

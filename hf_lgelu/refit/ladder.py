@@ -6,7 +6,6 @@ distillation, the nearest of eight looks), the mean falls without any effect, to
 """
 
 import math
-import pkgutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,12 +16,18 @@ from torch import nn
 
 from hf_lgelu.processes import main_decides
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
+from hf_lgelu.refit.distill import Distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.layerwise import OutOfTimeError, Student, Task
+from hf_lgelu.refit.layerwise import Refit
+from hf_lgelu.refit.place import Place
+from hf_lgelu.refit.refusals import can_take_steps
 from hf_lgelu.refit.report import StepTaken
-from hf_lgelu.refit.verdict import can_take_steps
+from hf_lgelu.refit.task import OutOfTimeError, Student, Task
 from hf_lgelu.refit.widen import can_be_wider
+
+RUNG_CLASSES: dict[str, type[Refit] | type[Distill]] = {cls.effort: cls for cls in (Refit, Place, Distill)}
+"""What makes the network of each row of RUNGS."""
 
 
 def possible_rungs(task: Task) -> list[str]:
@@ -41,7 +46,7 @@ def build_rungs(task: Task) -> list[Any]:
             f"more than the refit (effort={asked[-1]!r}) is only done where inputs can be held out for it: give "
             f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
         )
-    return [pkgutil.resolve_name(RUNGS[effort].made_by)(task) for effort in asked]
+    return [RUNG_CLASSES[effort](task) for effort in asked]
 
 
 def climb(

@@ -46,10 +46,11 @@ from hf_lgelu.refit.kinks import (
     share_out,
 )
 from hf_lgelu.refit.layers import GateUnit, Layer, Layers, find_layers
-from hf_lgelu.refit.layerwise import Refit, Task, WiderOriginal
+from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.program import Program, Programs
-from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.refusals import ConversionRefusedError
+from hf_lgelu.refit.task import Task, WiderOriginal
 from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
@@ -79,7 +80,7 @@ class Place(Refit):
         try:
             wider = widen_original(task.model, program, found, width)
         except UnsupportedConfigError as error:
-            keep = task.plan.keep
+            keep = task.exchange.keep
             kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
             ways = "Keep no gate, or use width=1" if keep else "Use width=1"
             raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error

@@ -159,7 +159,7 @@ class ConversionReport:
     distinct_samples: int
     rows: int
     folds: int
-    seconds: float
+    seconds: float = 0.0
     outputs: tuple[str, ...] = ("",)
     config_changes: tuple[str, ...] = ()
     smooth_calls: tuple[str, ...] = ()

@@ -27,8 +27,8 @@ from hf_lgelu.models.config_keys import config_entries, pretrained_roots
 from hf_lgelu.processes import each_has, main_decides
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import Folds
-from hf_lgelu.refit.layerwise import Plan, Work
 from hf_lgelu.refit.report import LayerRefit
+from hf_lgelu.refit.task import Exchange, Work
 from hf_lgelu.version import __version__
 
 _MARK, _LOCK = "conversion.txt", "lock"
@@ -36,7 +36,7 @@ _MARK, _LOCK = "conversion.txt", "lock"
 
 @contextmanager
 def work_in(
-    path: Path, model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig
+    path: Path, model: nn.Module, folds: Folds, exchange: Exchange, config: ConversionConfig
 ) -> Iterator[Callable[[str], "KeptWork"]]:
     """The finished work of a conversion in its `checkpoint_dir`, by the names of the rungs.
 
@@ -46,7 +46,7 @@ def work_in(
     Raises ValueError for a folder that holds something else, PermissionError for a link or another user's folder,
     FileExistsError for a file, and BlockingIOError for a folder that is in use.
     """
-    fingerprint, refusal = _fingerprint(model, folds, plan, config), None
+    fingerprint, refusal = _fingerprint(model, folds, exchange, config), None
     with ExitStack() as lock:
         if PartialState().is_main_process:
             try:
@@ -149,14 +149,14 @@ def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
         new.write_text(fingerprint, encoding="utf-8")
 
 
-def _fingerprint(model: nn.Module, folds: Folds, plan: Plan, config: ConversionConfig) -> str:
+def _fingerprint(model: nn.Module, folds: Folds, exchange: Exchange, config: ConversionConfig) -> str:
     """A digest of what decides a conversion: weights, structure, config, inputs in their order, arguments.
 
     It does not see changed code, hooks, and attributes of modules that are no tensors.
     """
     configs = [[*config_entries(root.config)] for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
-    arguments = plan.kinds, plan.keep, plan.target, config.outputs, config.width, config.live
+    arguments = exchange.kinds, exchange.keep, exchange.target, config.outputs, config.width, config.live
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
     return _digest(repr(told).encode() + b"".join(folds.samples.keys), _tensors(model).items())
 

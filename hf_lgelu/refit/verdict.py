@@ -3,22 +3,19 @@
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
-from hf_lgelu.comparing.net_comparison import labels_fit
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.record import has_record, loads_elsewhere
-from hf_lgelu.networks.batches import TRIED, Batch
 from hf_lgelu.networks.calls import lines_of_old_gates
-from hf_lgelu.networks.outputs import compared_outputs, task_outputs, uncounted_outputs
+from hf_lgelu.networks.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.networks.run import Inputs, run_example
-from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
-from hf_lgelu.refit.config import RUNGS, ConversionConfig
+from hf_lgelu.networks.smooth_calls import unused_modules
+from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
+from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import (
     ENOUGH_ROWS,
     ConversionReport,
@@ -29,99 +26,10 @@ from hf_lgelu.refit.report import (
     how_far,
     rungs_in_words,
 )
-from hf_lgelu.refit.weights import why_not_writable
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
 _ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
 _ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
-
-WHERE_NOT_FINITE = (
-    "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
-    "model.float()"
-)
-"""What to do where numbers are not finite."""
-
-
-class ConversionRefusedError(RuntimeError):
-    """The model was not converted; the given one is as it was.
-
-    `report` says what was measured, where anything was, and `model` is then the converted network that was refused.
-
-    >>> import torch
-    >>> from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu
-    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.GELU(), torch.nn.Linear(16, 3))
-    >>> try:
-    ...     convert_to_relu(net, torch.randn(200, 4), options=ConversionConfig(max_kl=1e-12, strict=True))
-    ... except ConversionRefusedError as error:
-    ...     print(error.report.held_out.refitted.kl > 1e-12)
-    True
-    """
-
-    def __init__(self, message: str, report: ConversionReport | None = None, model: nn.Module | None = None) -> None:
-        super().__init__(message)
-        self.report, self.model = report, model
-
-
-def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
-    """Raise what `convert_to_relu` says it raises of the model's weights, before any data are read."""
-    reason = why_not_writable(model)
-    if reason is not None:
-        raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
-    steps = next((effort for effort in config.rungs if RUNGS[effort].takes_steps), None)
-    if steps is not None and not can_take_steps(model):
-        raise ValueError(
-            f"effort={steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
-            "(the result may be cast back), or stop at effort='place'"
-        )
-
-
-def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) -> None:
-    """Raise ValueError where a model has no gate, calls in a forward among them, or not those to be kept."""
-    gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
-    if not gates:
-        smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
-        advice = (
-            f". What it computes smoothly:{smooth}\nIf one of these is a gate that the code spells out, write it as a "
-            "call with a name, such as torch.nn.functional.silu(x), or as a module" if smooth else
-            ": nothing in it is smooth"
-        )  # fmt: skip
-        kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
-        raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
-    if isinstance(keep, str):  # each of its letters would be taken for a name
-        raise TypeError(f"keep must be a sequence of names such as [{keep!r}], or a number of gates, got {keep!r}")
-    unknown = [] if isinstance(keep, int) else sorted(map(str, set(keep) - set(gates)))
-    if unknown:
-        raise ValueError(
-            f"keep: no gate is named {', '.join(unknown)}; there are {', '.join(gates[:4])}"
-            + (" and so on" if len(gates) > 4 else "")
-        )
-    count = keep if isinstance(keep, int) else len(set(keep))
-    if not 0 <= count < len(gates):
-        raise ValueError(f"keep: of {len(gates)} gates 0 to {len(gates) - 1} can stay as they are, got {count}")
-
-
-def can_take_steps(model: nn.Module) -> bool:
-    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
-    return all(parameter.dtype != torch.float16 for parameter in model.parameters())
-
-
-def require_comparable(
-    model: nn.Module, batch: Batch, what: str, config: ConversionConfig
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the outputs that count, and a warning of labels that do not fit the first of them.
-
-    Raises ValueError unless the model gives some that can be compared.
-    """
-    few = batch[:TRIED]
-    tensors = compared_outputs(model, few.inputs, config.outputs).tensors
-    scores, labels = next(iter(tensors.values())), few.labels
-    if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
-        return tuple(tensors), ()
-    unread = (
-        f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
-        f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
-    )
-    return tuple(tensors), (unread,)
 
 
 def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:

@@ -21,9 +21,9 @@ from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.networks.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, product_behind, views_back
-from hf_lgelu.refit.layerwise import WiderOriginal
 from hf_lgelu.refit.linear_map import LinearMap, read_geometry
 from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.task import WiderOriginal
 from hf_lgelu.refit.weights import oriented, owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {

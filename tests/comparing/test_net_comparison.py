@@ -12,8 +12,8 @@ from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared, compared_outputs, in_order_of
-from hf_lgelu.refit.compare import evaluate_conversion
 from hf_lgelu.refit.distill import output_loss
+from hf_lgelu.refit.task import evaluate_conversion
 
 
 def test_which_labels_count():

@@ -18,7 +18,7 @@ from torch import nn
 from hf_lgelu import from_pretrained
 from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit.convert import Conversion
-from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.refusals import ConversionRefusedError
 
 HERE = Path(__file__).parent
 

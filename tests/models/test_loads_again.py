@@ -13,7 +13,7 @@ from transformers import MptConfig, MptForCausalLM, PreTrainedConfig, PreTrained
 import hf_lgelu
 from hf_lgelu import ConversionConfig
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
-from hf_lgelu.refit.layerwise import Plan
+from hf_lgelu.refit.task import Exchange
 
 
 class OwnConfig(PreTrainedConfig):
@@ -61,7 +61,7 @@ def unet():
 def exchanged(model, target):
     """A copy of the model with the gates of a conversion, and all else as it was."""
     copy_of_it = copy.deepcopy(model)
-    Plan(SMOOTH_KINDS, (), ConversionConfig(target=target).gate).carry_out(copy_of_it)
+    Exchange(SMOOTH_KINDS, (), ConversionConfig(target=target).gate).carry_out(copy_of_it)
     return copy_of_it
 
 

@@ -20,7 +20,7 @@ from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb
-from hf_lgelu.refit.layerwise import OutOfTimeError
+from hf_lgelu.refit.task import OutOfTimeError
 from hf_lgelu.refit.widen import widen_original
 
 

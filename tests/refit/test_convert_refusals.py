@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.refit.verdict import ConversionRefusedError
+from hf_lgelu.refit.refusals import ConversionRefusedError
 
 
 def rows(count=80, width=6, seed=0):

@@ -29,9 +29,10 @@ from hf_lgelu.networks.outputs import compared_outputs
 from hf_lgelu.networks.run import forward_hooks, looked_at, run_example
 from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
-from hf_lgelu.refit.layerwise import Plan, Refit, Task, Work, plan_exchange
+from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.program import Program, Programs
+from hf_lgelu.refit.task import Exchange, Task, Work, choose_exchange
 from lgelu_lab.benchmarks.real_inputs import Inputs
 
 RULES = ("gate", "product", "shift")
@@ -49,7 +50,7 @@ class Wiring:
     behind: Mapping[str, str]
     is_gated: bool
     folds: Folds
-    plan: Plan
+    exchange: Exchange
 
     def read(self, rule: str, live: float, width: float) -> float:
         """The share of the original blocks' weights that one token reads, of blocks with `width` times the units."""
@@ -63,12 +64,12 @@ def read_wiring(model: nn.Module, batches: Sequence[Inputs]) -> Wiring:
     config = ConversionConfig()
     with looked_at(model):
         folds = deal_folds(read_batches(batches, model=model), model=model)
-        plan = plan_exchange(model, folds, config)
-        found = find_layers(plan.programs(model, config).of(folds.first), model, plan.sites(model))
-    names = [site.name for site in plan.sites(model)]
+        exchange = choose_exchange(model, folds, config)
+        found = find_layers(exchange.programs(model, config).of(folds.first), model, exchange.sites(model))
+    names = [site.name for site in exchange.sites(model)]
     gated = {unit.site for unit in found.units if unit.other is not None}
     behind = {names[index]: layer.maps[0].name for layer in found.layers for index in layer.sites}
-    return Wiring(behind, {names[index] for index in gated} == set(behind), folds, plan)
+    return Wiring(behind, {names[index] for index in gated} == set(behind), folds, exchange)
 
 
 @dataclass
@@ -203,8 +204,8 @@ class SkippingGate(nn.Module):
         return torch.where(smooth.abs() > self.threshold, smooth, 0)
 
 
-class _SkippingPlan(Plan):
-    """A plan whose gates become `SkippingGate`s of one form; no config says so."""
+class _SkippingExchange(Exchange):
+    """An exchange whose gates become `SkippingGate`s of one form; no config says so."""
 
     form = "shift"
 
@@ -263,9 +264,9 @@ def refit_skipping(model: nn.Module, wiring: Wiring, form: str, live: float, inp
     if form in ("place", "width"):
         config = ConversionConfig(**({"width": live} if form == "width" else {"live": live}))
         with looked_at(model):
-            return Place(Task(model, wiring.folds, wiring.plan, config, Work, True)).make(None, float("inf")).model
-    plan = _SkippingPlan(wiring.plan.kinds, wiring.plan.keep, wiring.plan.target)
-    object.__setattr__(plan, "form", form)
+            return Place(Task(model, wiring.folds, wiring.exchange, config, Work, True)).make(None, float("inf")).model
+    exchange = _SkippingExchange(wiring.exchange.kinds, wiring.exchange.keep, wiring.exchange.target)
+    object.__setattr__(exchange, "form", form)
     with looked_at(model):
-        task = Task(model, wiring.folds, plan, ConversionConfig(), Work, True)
+        task = Task(model, wiring.folds, exchange, ConversionConfig(), Work, True)
         return SkippingRefit(task, live, inputs).make(None, float("inf")).model

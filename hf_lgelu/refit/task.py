@@ -1,0 +1,257 @@
+"""What every rung of a conversion works with: the gates to exchange, the task, finished work, and a rung's result."""
+
+import logging
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from torch import nn
+from transformers.activations import ACT2FN
+
+from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
+from hf_lgelu.formats import counted, significant
+from hf_lgelu.models.config_keys import ConfigChange
+from hf_lgelu.models.record import plan_gates
+from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
+from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.outputs import Compared, compared_outputs, task_outputs
+from hf_lgelu.networks.run import run_example
+from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
+from hf_lgelu.processes import each_has, main_decides, own_part
+from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
+from hf_lgelu.refit.gate_costs import swap_costs
+from hf_lgelu.refit.layers import Layer, find_layers
+from hf_lgelu.refit.program import Programs
+from hf_lgelu.refit.refusals import ConversionRefusedError
+from hf_lgelu.refit.report import Evaluation, LayerRefit
+
+progress_log = logging.getLogger("hf_lgelu.progress")
+"""What a conversion does, a line a layer, at level INFO, where stderr is no terminal."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which gates of a model become the target: those of the kinds, but for the names in `keep`."""
+
+    kinds: tuple[str, ...]
+    keep: tuple[str, ...]
+    target: TargetGate
+
+    def sites(self, model: nn.Module) -> list[ActivationSite]:
+        """The gates of a model that are exchanged."""
+        return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
+
+    def programs(self, model: nn.Module, config: ConversionConfig) -> Programs:
+        """Traces of the original or of a wider copy, up to the outputs that count."""
+        outputs_of = lambda output: list(task_outputs(output, config.outputs).values())  # noqa: E731
+        return Programs(model, self.sites(model), outputs_of)
+
+    def plain_swap(self, model: nn.Module) -> TemporaryRelu:
+        """A context in which the gates of `model` are the target; no weight changes."""
+        make = partial(make_gate, self.target)
+        return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
+
+    def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
+        """The config keys rewritten, or the record put there. Changes `model` in place: its gates become the target."""
+        sites = self.sites(model)
+        gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
+        return exchange_activations(model, sites, gates, plan_gates).config_changes
+
+
+def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Exchange:
+    """The exchange that the options ask for; where `keep` is a number, with the names of the dearest gates.
+
+    A gate that computes the target already stays, too, and a Softplus with no linear map behind it: it makes a scale
+    positive, and ReLU would give zeros. Raises ValueError where all stay, and ConversionRefusedError where a gate
+    changes what is used again: no operation of a trace works in place.
+    """
+    kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
+    sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
+    if isinstance(keep, int) and keep:
+        some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
+        dearest = list(swap_costs(model, [batch.load() for batch in some], kinds, config.outputs, make=make))[:keep]
+        keep = [site.name for site in sites if site.name in dearest]
+    done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
+    exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
+    sites = exchange.sites(model)
+    if any(site.kind == "softplus" for site in sites):
+        program = exchange.programs(model, config).of(folds.first)
+        without_map = set().union(*find_layers(program, model, sites).unfit.values())
+        scales = [site.name for index, site in enumerate(sites) if site.kind == "softplus" and index in without_map]
+        exchange = replace(exchange, keep=(*exchange.keep, *scales))
+    if not exchange.sites(model):
+        raise ValueError(
+            f"{', '.join(exchange.keep[:4])}: nothing to convert, computes {config.gate.title} already, or is a "
+            "Softplus with no linear map behind it"
+        )
+    if reused := reused_inputs(model, exchange.sites(model), folds.first.load()[:TRIED].inputs):
+        raise ConversionRefusedError(
+            f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again: what is "
+            "behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
+        )
+    return exchange
+
+
+def make_gate(target: TargetGate) -> nn.Module:
+    """A new module of the target."""
+    return ACT2FN[target.name] if target.slope is None else nn.LeakyReLU(target.slope)
+
+
+class OutOfTimeError(Exception):
+    """A rung was ended: another one has been reached, and there is no time left for more."""
+
+
+class Work:
+    """Keeps nothing. `KeptWork` (resume.py) keeps the finished layers of a rung, so that a killed one goes on."""
+
+    def __init__(self, effort: str) -> None:
+        self.effort, self.done = effort, 0
+
+    def begin(self, converted: nn.Module) -> None:
+        """Note the state of the network before the first layer."""
+
+    def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
+        """Keep what the layer has changed, and its row of the report."""
+
+    def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
+        """The row of one of the `done` layers, whose tensors are written into `converted` in place."""
+
+
+@dataclass(frozen=True)
+class Student:
+    """The converted network of one rung, and what was done to it; `gaps` is its distance on each sample held out."""
+
+    effort: str
+    model: nn.Module
+    layers: tuple[LayerRefit, ...]
+    held_out: Evaluation | None
+    gaps: tuple[float, ...]
+    config_changes: tuple[str, ...]
+    width_share: float
+
+
+@dataclass(frozen=True)
+class WiderOriginal:
+    """A network that computes what the original does, with idle units."""
+
+    model: nn.Module
+    extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}
+    share: float = 1.0  # the width as a share of the original's
+    config_changes: tuple[ConfigChange, ...] = ()  # what its config says otherwise
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every rung works with: the original `model`, the samples, what is asked for, and what is done already."""
+
+    model: nn.Module
+    folds: Folds
+    exchange: Exchange
+    config: ConversionConfig
+    work: Callable[[str], Work]
+    progress: bool = False
+    _compared: list[float] = field(default_factory=list)  # seconds
+
+    def tell(self, line: str) -> None:
+        """Print a line on stderr, where progress is to be shown, and log it elsewhere."""
+        if self.progress:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            progress_log.info(line)
+
+    @cached_property
+    def programs(self) -> Programs:
+        """The original's traces, one for each shape of inputs."""
+        return self.exchange.programs(self.model, self.config)
+
+    def unfinished(
+        self, effort: str, layers: Sequence[Layer], student: nn.Module, done: list[LayerRefit], deadline: float
+    ) -> Iterator[tuple[int, Layer]]:
+        """The layers of a rung that an earlier call has not finished, each with its number, in their order.
+
+        The rows of finished layers are added to `done`, and their tensors written into `student`. The caller fits each
+        layer and adds its row. That is kept and told before the next layer comes. Raises OutOfTimeError where a layer
+        that takes as long as the longest before would not end by `deadline`.
+        """
+        self.tell(f"{effort}: {counted(len(layers), 'layer')}")
+        work, longest = self.work(effort), 0.0
+        work.begin(student)
+        begun = last = time.perf_counter()
+        for index, layer in enumerate(layers):
+            if self.seconds_until(deadline - longest) < 0:
+                raise OutOfTimeError
+            if index < work.done:
+                done += filter(None, [work.restore(index, student)])
+                continue
+            yield index, layer
+            row = done[-1]
+            work.save(index, student, row)
+            before, last = last, time.perf_counter()
+            longest = max(longest, last - before)
+            left = (last - begun) / (index + 1 - work.done) * (len(layers) - index - 1)
+            self.tell(
+                f"{index + 1}/{len(layers)} {row.layers[0]}  error {significant(row.error_before)} → "
+                f"{significant(row.error_after)}  {last - before:.1f} s  {left:.0f} s left"
+            )
+
+    def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """The networks on the samples that choose, and the student's distance on each of them."""
+        begun = time.perf_counter()
+        found = self.evaluate(student, self.folds.choosing)
+        self._compared.append(time.perf_counter() - begun)
+        return found
+
+    def evaluate(self, student: nn.Module, batches: Sequence[FoldBatch]) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """The networks on batches of the folds, each process on its part of them."""
+        return self.evaluate_on(student, (batch.load() for batch in own_part(batches)))
+
+    def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """`evaluate_conversion` of original, plain swap and student."""
+        swap = self.exchange.plain_swap(self.model)
+        return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
+
+    def seconds_until(self, deadline: float) -> float:
+        """The time that a rung may take: its last look, and two comparisons behind it, have to end by `deadline`."""
+        if deadline == math.inf:
+            return math.inf
+        return main_decides(deadline - time.perf_counter() - 3 * max(self._compared, default=0.0))
+
+
+def evaluate_conversion(
+    original: nn.Module,
+    converted: nn.Module,
+    substitution: TemporaryRelu,
+    batches: Iterable[Batch],
+    outputs: Sequence[str] | None = None,
+) -> tuple[Evaluation | None, tuple[float, ...]]:
+    """The evaluation of the three networks, and the distance of the converted one from the original on each sample.
+
+    They are None and () if no process has a prediction that is no padding. `substitution` makes the plain swap of the
+    original. Every process must call, with batches of its own.
+    """
+
+    def swapped(inputs: Any) -> Compared:
+        with substitution.applied():
+            return compared_outputs(original, inputs, outputs)
+
+    live = LiveUnits({name: converted.get_submodule(name) for name in substitution.gates})
+
+    def counted(model: nn.Module, inputs: Any) -> Any:
+        with live.counting(inputs):
+            return run_example(model, inputs)
+
+    runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs, counted)}
+    score, found = compare_networks_on(original, runs, batches, outputs, over_processes=True)
+    direct, refitted = found["direct"], found["refitted"]
+    rows, gaps = refitted.first.rows, refitted.first.gaps
+    counts = zip(*each_has((live.live, live.outputs)), strict=True)
+    live.live, live.outputs = (sum(part, Counter()) for part in counts)
+    if not rows:
+        return None, ()
+    return Evaluation(rows, len(gaps), score.values, direct.change, refitted.change, live.shares), gaps
