@@ -32,6 +32,7 @@ from hf_lgelu import ConversionConfig, convert_to_relu
 from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.distill import distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
 
@@ -85,7 +86,7 @@ def _measure(arguments: CurveArguments) -> None:
     units = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(data, model=measured.model)
-    most = samples_at_once(measured.model, folds.fitted[-1].load())
+    most = samples_at_once(OutputReader(measured.model), folds.fitted[-1].load())
     a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.fitted)
     for tokens in (0, *arguments.tokens):
         asked = {"tokens": tokens, "unique_tokens": folds.rows, "text": text, "moved": "all"}

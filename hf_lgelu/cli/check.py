@@ -20,7 +20,7 @@ from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.surgery import put_relu, reused_inputs
 from hf_lgelu.networks.batches import cut_batches, read_batches
 from hf_lgelu.networks.calls import gates_as_modules
-from hf_lgelu.networks.outputs import compared_outputs, task_outputs
+from hf_lgelu.networks.outputs import OutputReader, task_outputs
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import (
@@ -151,7 +151,7 @@ def _swap(examined: Examined) -> Iterator[str]:
     asked, outputs = examined.arguments, examined.outputs
     score, found = compare_networks_on(
         network,
-        {"swapped": lambda inputs: compared_outputs(swapped, inputs, outputs)},
+        {"swapped": OutputReader(swapped, outputs)},
         cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress))),
         outputs,
     )

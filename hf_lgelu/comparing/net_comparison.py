@@ -16,7 +16,7 @@ from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import IGNORED_LABEL, Compared, compared_outputs, in_order_of, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL, Compared, OutputReader, in_order_of, is_causal
 from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.processes import each_has
 
@@ -35,14 +35,19 @@ def compare_networks_on(
 
     `over_processes` adds up what all processes find, each on batches of its own; then every process must call.
     """
-    score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(original)
+    read, score, found, causal = (
+        OutputReader(original, outputs),
+        Score(),
+        {name: NetComparison() for name in others},
+        is_causal(original),
+    )
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
         if of_batch != sizes:  # the longest come last
-            sizes, most = of_batch, samples_at_once(original, batch, outputs)
+            sizes, most = of_batch, samples_at_once(read, batch)
         for piece in cut_batches([batch], most):
-            reference = compared_outputs(original, piece.inputs, outputs)
+            reference = read(piece.inputs)
             score += Score.of(reference, piece, causal)
             for name, run in others.items():
                 found[name].add(piece, reference, run(piece.inputs), causal)
@@ -100,10 +105,10 @@ class NetComparison:
 
 
 @torch.no_grad()
-def samples_at_once(model: nn.Module, batch: Batch, outputs: Sequence[str] | None = None) -> int:
+def samples_at_once(read: OutputReader, batch: Batch) -> int:
     """The number of samples like these whose outputs are held at once: a large vocabulary needs much memory."""
     few = batch[:TRIED]
-    scores = sum(value.numel() for value in compared_outputs(model, few.inputs, outputs).tensors.values())
+    scores = sum(value.numel() for value in read(few.inputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
 
 

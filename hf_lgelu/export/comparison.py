@@ -25,7 +25,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, percent, score, significant
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.outputs import OutputReader, compared_outputs
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import find_sites, uncompiled
 
@@ -173,9 +173,7 @@ def compare_networks(
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
             forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
-            f"{form.name} {form.precision}": partial(
-                compared_outputs, networks[form.name], outputs=outputs, call=form.outputs
-            )
+            f"{form.name} {form.precision}": partial(OutputReader(networks[form.name], outputs), call=form.outputs)
             for form in forms[1:]
         }
         original_score, changes = compare_networks_on(networks[ORIGINAL], runs, judged, outputs)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -119,8 +118,53 @@ class Compared(NamedTuple):
         return 1 - scores.softmax(-1)[..., -1] if self.are_logits else scores.sigmoid().amax(-1)
 
 
-_CLASS_AXES: WeakKeyDictionary[nn.Module, dict[str, int | None]] = WeakKeyDictionary()
-"""{model: {output: the axis that counts its classes, where it can be followed}}."""
+class OutputReader:
+    """Reads the outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
+
+    The classes of maps are moved there from the axis on which the layer before has them: 1 behind a convolution, as in
+    torch's losses, the last behind a linear layer. They are followed once, in a run of their own. Named outputs of
+    three axes have them last. One number a sample (N,) becomes (N, 1). Probabilities are no class scores.
+    """
+
+    def __init__(self, model: nn.Module, names: Sequence[str] | None = None) -> None:
+        """`names` are the outputs that count, as in `task_outputs`."""
+        self.model, self._names = model, names
+        self._class_axes: dict[str, int | None] = {}  # {output: the axis of its classes, where it can be followed}
+
+    def __call__(self, inputs: Any, call: Callable[[nn.Module, Any], Any] = run_example) -> Compared:
+        """The outputs for inputs; `call` runs the model, and may keep gradients.
+
+        Raises ValueError where no output has a leading axis that counts the inputs.
+        """
+        model = self.model
+        whole = call(model, inputs)
+        found = task_outputs(whole, self._names)
+        name = next(iter(found), "")
+        if not found or found[name].ndim == 0:
+            raise ValueError(
+                f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
+                "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or "
+                "name another output (outputs=)"
+            )
+        are_vectors = are_embeddings(model, name, found[name])
+        maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}
+        axes = self._class_axes
+        if not maps <= axes.keys():
+            followed = ChannelAxes(model)
+            with followed.watching():
+                seen = task_outputs(run_example(model, inputs), list(found))
+            axes |= {name: followed.followed(seen[name]) for name in maps}
+        tensors = {name: classes_last(value, (name in maps and axes[name]) or None)
+                   for name, value in found.items() if value.ndim}  # fmt: skip
+        are_logits = (
+            not are_vectors
+            and found[name].ndim > 1
+            and has_classes(tensors[name])
+            and _exclude_each_other(getattr(model, "config", None), name, found)
+            and not are_probabilities(tensors[name].detach())
+        )
+        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
+        return Compared(tensors, are_logits, chosen, are_vectors)
 
 
 def compared_outputs(
@@ -129,40 +173,8 @@ def compared_outputs(
     outputs: Sequence[str] | None = None,
     call: Callable[[nn.Module, Any], Any] = run_example,
 ) -> Compared:
-    """The outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
-
-    The classes of maps are moved there from the axis on which the layer before has them: 1 behind a convolution, as in
-    torch's losses, the last behind a linear layer. Named outputs of three axes have them last. One number a sample (N,)
-    becomes (N, 1). Probabilities are no class scores. `call` may keep gradients.
-    """
-    whole = call(model, inputs)
-    found = task_outputs(whole, outputs)
-    name = next(iter(found), "")
-    if not found or found[name].ndim == 0:
-        raise ValueError(
-            f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
-            "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or name "
-            "another output (outputs=)"
-        )
-    are_vectors = are_embeddings(model, name, found[name])
-    maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}
-    axes = _CLASS_AXES.setdefault(model, {})
-    if not maps <= axes.keys():  # each model is followed once
-        followed = ChannelAxes(model)
-        with followed.watching():
-            seen = task_outputs(run_example(model, inputs), list(found))
-        axes |= {name: followed.followed(seen[name]) for name in maps}
-    tensors = {name: classes_last(value, (name in maps and axes[name]) or None)
-               for name, value in found.items() if value.ndim}  # fmt: skip
-    are_logits = (
-        not are_vectors
-        and found[name].ndim > 1
-        and has_classes(tensors[name])
-        and _exclude_each_other(getattr(model, "config", None), name, found)
-        and not are_probabilities(tensors[name].detach())
-    )
-    chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
-    return Compared(tensors, are_logits, chosen, are_vectors)
+    """The outputs that an `OutputReader` reads for one batch of inputs."""
+    return OutputReader(model, outputs)(inputs, call)
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:

@@ -29,7 +29,7 @@ from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import QUERIES, Compared, compared_outputs, in_order_of
+from hf_lgelu.networks.outputs import QUERIES, Compared, OutputReader, in_order_of
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
@@ -192,14 +192,14 @@ class _Descent:
         bf16: bool,
         is_narrow: bool,
     ) -> None:
-        self._original, self._converted, self._outputs = original, converted, outputs
+        self._original, self._converted = OutputReader(original, outputs), OutputReader(converted, outputs)
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
-        most = samples_at_once(original, folds.fitted[-1].load(), outputs)
+        most = samples_at_once(self._original, folds.fitted[-1].load())
         self._batches = [Share.of(piece) for batch in folds.fitted for piece in batch.pieces(most)]
         # A part with few rows may not show whether an output holds probabilities.
         first = next(folds.first.pieces(most)).load()
-        self._are_logits = compared_outputs(original, first.inputs, outputs).are_logits
+        self._are_logits = self._original(first.inputs).are_logits
         self._known: dict[int, Compared] = {}
         self._room = _KEPT_VALUES
         choosing = [piece for batch in folds.choosing for piece in batch.pieces(most)]
@@ -259,14 +259,14 @@ class _Descent:
     def _loss(self, batch: Share) -> Tensor:
         loaded = batch.part.load()
         reference = self._reference(batch, loaded)
-        return output_loss(reference, self._converted, loaded, self._outputs, batch.weight, self._variances)
+        return output_loss(reference, self._converted, loaded, batch.weight, self._variances)
 
     @torch.no_grad()
     def _reference(self, batch: Share, loaded: Batch) -> Compared:
         """The outputs of the original, which runs once a batch, while its outputs fit."""
         reference = self._known.get(id(batch))
         if reference is None:
-            reference = compared_outputs(self._original, loaded.inputs, self._outputs)
+            reference = self._original(loaded.inputs)
             reference = reference._replace(are_logits=self._are_logits)
             self._room -= sum(value.numel() for value in reference.tensors.values())
             if self._room >= 0:
@@ -359,9 +359,8 @@ def centred_maps(model: nn.Module, names: Collection[str], batch: Batch) -> list
 
 def output_loss(
     reference: Compared,
-    converted: nn.Module,
+    converted: OutputReader,
     batch: Batch,
-    outputs: Sequence[str] | None = None,
     weight: float = 1.0,
     variances: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
@@ -373,9 +372,9 @@ def output_loss(
     class. A box's error counts with the original's certainty. Both are divided by the sum of the certainties. With
     several processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
     """
-    given = in_order_of(reference, compared_outputs(converted, batch.inputs, outputs, call_alike))
+    given = in_order_of(reference, converted(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
-    total = torch.zeros((), device=next(converted.parameters()).device)
+    total = torch.zeros((), device=next(converted.model.parameters()).device)
     certainty = reference.certainty()
     for number, (name, expected) in enumerate(reference.tensors.items()):
         pair = (expected, given.tensors[name])

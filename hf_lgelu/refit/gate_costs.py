@@ -11,7 +11,7 @@ from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.models.copies import operable_module
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.networks.outputs import Compared, compared_outputs
+from hf_lgelu.networks.outputs import Compared, OutputReader
 from hf_lgelu.networks.run import looked_at
 from hf_lgelu.networks.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
@@ -62,9 +62,11 @@ def swap_costs(
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     swaps = {name: TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names}
 
+    read = OutputReader(model, outputs)
+
     def alone(name: str, inputs: Any) -> Compared:
         with swaps[name].applied():
-            return compared_outputs(model, inputs, outputs)
+            return read(inputs)
 
     runs = {name: partial(alone, name) for name in names}
     _, found = compare_networks_on(model, runs, batches, outputs, over_processes=True)

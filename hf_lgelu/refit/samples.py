@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.networks.batches import LABELS, Batch, nothing_given
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
-from hf_lgelu.networks.outputs import IGNORED_LABEL, are_class_scores, compared_outputs, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, are_class_scores, is_causal
 from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
 from hf_lgelu.processes import each_has
 
@@ -304,9 +304,11 @@ def _largest_change(
     as an infinite one.
     """
 
+    read = OutputReader(model, outputs)
+
     def counted_rows(batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """(name, (rows, columns)) of the outputs in float64, without padding."""
-        for name, output in compared_outputs(model, batch.inputs, outputs).tensors.items():
+        for name, output in read(batch.inputs).tensors.items():
             rows = batch.without_padding(output, name, -1).double()
             # A number added to all classes changes no prediction, and may be larger than all other changes.
             is_centred = are_class_scores(name) and rows.shape[-1] > 1

@@ -19,7 +19,7 @@ from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
 from hf_lgelu.networks.batches import TRIED, Batch
-from hf_lgelu.networks.outputs import Compared, compared_outputs, task_outputs
+from hf_lgelu.networks.outputs import Compared, OutputReader, task_outputs
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
 from hf_lgelu.processes import each_has, main_decides, own_part
@@ -236,9 +236,11 @@ def evaluate_conversion(
     original. Every process must call, with batches of its own.
     """
 
+    of_original = OutputReader(original, outputs)
+
     def swapped(inputs: Any) -> Compared:
         with substitution.applied():
-            return compared_outputs(original, inputs, outputs)
+            return of_original(inputs)
 
     live = LiveUnits({name: converted.get_submodule(name) for name in substitution.gates})
 
@@ -246,7 +248,10 @@ def evaluate_conversion(
         with live.counting(inputs):
             return run_example(model, inputs)
 
-    runs = {"direct": swapped, "refitted": lambda inputs: compared_outputs(converted, inputs, outputs, counted)}
+    runs: dict[str, Callable[[Any], Compared]] = {
+        "direct": swapped,
+        "refitted": partial(OutputReader(converted, outputs), call=counted),
+    }
     score, found = compare_networks_on(original, runs, batches, outputs, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
     rows, gaps = refitted.first.rows, refitted.first.gaps

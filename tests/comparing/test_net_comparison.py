@@ -11,7 +11,7 @@ from hf_lgelu.comparing.net_comparison import NetComparison, Score
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared, compared_outputs, in_order_of
+from hf_lgelu.networks.outputs import Compared, OutputReader, compared_outputs, in_order_of
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.task import evaluate_conversion
 
@@ -157,7 +157,7 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
     expected = (p.exp() * (p - q)).sum().item()
     assert (found.first.rows, found.first.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
-    loss = output_loss(compared_outputs(original, batch.inputs), other, batch)
+    loss = output_loss(compared_outputs(original, batch.inputs), OutputReader(other), batch)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 
 

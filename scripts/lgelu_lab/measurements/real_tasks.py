@@ -12,7 +12,7 @@ from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.environment import require
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import IGNORED_LABEL, compared_outputs
+from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader
 from lgelu_lab.benchmarks.real_inputs import Inputs
 from lgelu_lab.measurements.conversion import change_of_outputs
 
@@ -66,7 +66,7 @@ def _judge(original: nn.Module, network: nn.Module, units: list[Inputs], process
     for unit in units:
         inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
         batches.append(Batch(inputs, unit["labels"] if "labels" in unit else unit["input_ids"]))
-    _, found = compare_networks_on(original, {"": lambda inputs: compared_outputs(network, inputs)}, batches)
+    _, found = compare_networks_on(original, {"": OutputReader(network)}, batches)
     change = found[""].change
     if change.embedding:
         same = change.embedding["same_neighbour"]
