@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from hf_lgelu.comparing import output_comparison
 from hf_lgelu.comparing.net_comparison import NetComparison
-from hf_lgelu.networks import outputs
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared
 from hf_lgelu.refit.ladder import is_nearer
@@ -56,7 +56,7 @@ def test_the_mean_alone_decides_on_samples_that_had_no_part():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
-    monkeypatch.setattr(outputs, "_NUMBERS_AT_ONCE", 12)  # four predictions at once: a sample lies in several slices
+    monkeypatch.setattr(output_comparison, "_NUMBERS_AT_ONCE", 12)  # four predictions at once: a sample lies in several slices
     draws = torch.Generator().manual_seed(4)
     of_classes, of_numbers, of_both, kls, errors = NetComparison(), NetComparison(), NetComparison(), [], []
     for count in (5, 3):
