@@ -19,7 +19,7 @@ from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.surgery import put_relu, reused_inputs
 from hf_lgelu.networks.batches import cut_batches, read_batches
-from hf_lgelu.networks.calls import gates_as_modules
+from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.outputs import OutputReader, task_outputs
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import run_example
@@ -28,7 +28,6 @@ from hf_lgelu.networks.sites import (
     SMOOTH_KINDS,
     ActivationSite,
     find_sites,
-    functions_as_modules,
     sites_in_words,
 )
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
@@ -98,7 +97,8 @@ def check(arguments: CheckArguments, evaluation: Rows | None) -> None:
         where = "random inputs" if rows is None else rows.description
         raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
     network = given.network
-    with functions_as_modules(network, SMOOTH_KINDS), gates_as_modules(network, inputs):
+    with Network(network) as looked:
+        looked.take_calls(inputs)
         for title, lines in (
             ("Is it piecewise linear?", _linearity(examined)),
             ("What would ReLU in the place of its gates cost?", _swap(examined)),

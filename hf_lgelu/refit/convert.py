@@ -10,16 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from threading import RLock
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from hf_lgelu.models.copies import operable_module
 from hf_lgelu.networks.batches import TRIED, read_batches
-from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
-from hf_lgelu.networks.run import looked_at
-from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
+from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
@@ -44,10 +41,6 @@ class Conversion(NamedTuple):
 
     model: nn.Module
     report: ConversionReport
-
-
-# A conversion runs other gates in its model for a while, and torch.export changes what all threads share.
-_ALONE = RLock()
 
 
 def convert_to_relu(
@@ -120,7 +113,7 @@ def convert_to_relu(
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
     read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
-    with _ALONE, looked_at(model), functions_as_modules(model, config.kinds or SMOOTH_KINDS), ExitStack() as stack:
+    with Network(model, config.kinds) as network, ExitStack() as stack:
         started, made = time.perf_counter(), list[str]()
         if data is None:
             texts = config.max_samples or TEXTS
@@ -136,7 +129,7 @@ def convert_to_relu(
         first = folds.first.load()
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         few = first[:TRIED].inputs
-        stack.enter_context(gates_as_modules(model, few, config.kinds or CALLED_KINDS))
+        network.take_calls(few)
         require_gates(model, few, config)
         second = None
         if evaluation_data is not None:

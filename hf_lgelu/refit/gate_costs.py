@@ -11,8 +11,8 @@ from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.models.copies import operable_module
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.outputs import Compared, OutputReader
-from hf_lgelu.networks.run import looked_at
 from hf_lgelu.networks.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE
@@ -43,7 +43,7 @@ def gate_costs(
     """
     model = operable_module(model)
     TemporaryRelu(model, kinds=SMOOTH_KINDS)  # raises where there is no gate
-    with looked_at(model):
+    with Network(model):
         read = read_batches(data, model=model, batch_size=batch_size, max_samples=max_samples)
         batches = list(cut_batches(read, batch_size))
         if not batches:

@@ -56,7 +56,8 @@ def test_the_mean_alone_decides_on_samples_that_had_no_part():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
-    monkeypatch.setattr(output_comparison, "_NUMBERS_AT_ONCE", 12)  # four predictions at once: a sample lies in several slices
+    # Four predictions at once: a sample lies in several slices.
+    monkeypatch.setattr(output_comparison, "_NUMBERS_AT_ONCE", 12)
     draws = torch.Generator().manual_seed(4)
     of_classes, of_numbers, of_both, kls, errors = NetComparison(), NetComparison(), NetComparison(), [], []
     for count in (5, 3):

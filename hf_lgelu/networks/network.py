@@ -1,0 +1,55 @@
+"""A model while it is looked at: the one block for all that changes it for a while."""
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from threading import RLock
+from typing import Any
+
+from torch import nn
+
+from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
+from hf_lgelu.networks.run import Inputs, looked_at
+from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
+
+
+class Network:
+    """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
+
+    Threads look one after the other: other gates run in a model meanwhile, and torch.export changes what all threads
+    share.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> from hf_lgelu.networks.network import Network
+    >>> class Block(nn.Module):
+    ...     def forward(self, x):
+    ...         return nn.functional.gelu(x)
+    >>> block = Block()
+    >>> with Network(block) as network:
+    ...     network.take_calls(torch.randn(2, 3))
+    ...     len(list(block.children()))
+    1
+    >>> len(list(block.children()))
+    0
+    """
+
+    _one_at_a_time = RLock()
+
+    def __init__(self, model: nn.Module, kinds: Collection[str] | None = None) -> None:
+        """`kinds` are the rows of `hf_lgelu.networks.sites.KINDS` that count as gates."""
+        self.model, self._kinds, self._block = model, kinds, ExitStack()
+
+    def __enter__(self) -> "Network":
+        with ExitStack() as block:
+            block.enter_context(self._one_at_a_time)
+            block.enter_context(looked_at(self.model))
+            block.enter_context(functions_as_modules(self.model, self._kinds or SMOOTH_KINDS))
+            self._block = block.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
+
+    def take_calls(self, inputs: Inputs) -> None:
+        """Have the activations that a forward on `inputs` calls be modules, too (`gates_as_modules`)."""
+        self._block.enter_context(gates_as_modules(self.model, inputs, self._kinds or CALLED_KINDS))
