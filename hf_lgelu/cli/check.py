@@ -34,7 +34,7 @@ from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
 from hf_lgelu.refit.layers import Layers, find_layers
-from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.traced import TracedNetwork
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.refit.widen import can_be_wider
 
@@ -67,7 +67,7 @@ class Examined:
         return list(task_outputs(output, self.outputs).values())
 
     @cached_property
-    def layers(self) -> tuple[Program, Layers] | str:
+    def layers(self) -> tuple[TracedNetwork, Layers] | str:
         """The trace and the layers that a conversion refits, or the reason why it is refused."""
         network, sites = self.given.network, self.sites
         reason = why_not_writable(network)
@@ -76,8 +76,8 @@ class Examined:
         if reused := reused_inputs(network, sites, dict(self.inputs)):
             return f"No: {', '.join(reused)} works in place, and its input is used again"
         try:
-            program = Program(network, sites, dict(self.inputs), self.counted)
-            return program, find_layers(program, network, sites)
+            traced = TracedNetwork(network, sites, dict(self.inputs), self.counted)
+            return traced, find_layers(traced, network, sites)
         except ValueError as error:  # torch.export cannot trace it
             return f"No: {' '.join(str(error).split())}"
 
@@ -176,12 +176,12 @@ def _conversion(examined: Examined) -> Iterator[str]:
     if isinstance(examined.layers, str):
         yield examined.layers
         return
-    (program, layers), sites = examined.layers, examined.sites
+    (traced, layers), sites = examined.layers, examined.sites
     unfit = set().union(*layers.unfit.values())
     maps = sum(len(layer.maps) for layer in layers.layers)
     yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
-    if layers.beside:
-        yield f"{len(layers.beside)} of them are behind outputs that do not count, and are exchanged alone."
+    if layers.uncounted:
+        yield f"{len(layers.uncounted)} of them are behind outputs that do not count, and are exchanged alone."
     lines = []
     for (name, reason), before in layers.unfit.items():
         names = ", ".join(sites[index].name for index in sorted(before))
@@ -190,7 +190,7 @@ def _conversion(examined: Examined) -> Iterator[str]:
     yield from _shortened(lines)
     if unfit:
         yield "These gates are exchanged all the same, with the weights behind them as they are."
-    if can_be_wider(examined.given.network, program, layers):
+    if can_be_wider(examined.given.network, traced, layers):
         yield (
             "More hidden units usually help most: --width 1.25 gives each block a quarter more, for about three times "
             "the conversion's time."

@@ -12,7 +12,7 @@ from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange, runtime_warnings
-from hf_lgelu.models.copies import independent_copy, operable_module
+from hf_lgelu.models.copies import changeable_module, independent_copy
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.networks.random_inputs import random_inputs
@@ -167,7 +167,7 @@ def _export(
 ) -> CheckpointExport:
     with whole_folder(folder, overwrite=overwrite) as new:
         report = save_plain(model, new, form=form, **options)
-        write_card(operable_module(model), new, form=form, change=report.change)
+        write_card(changeable_module(model), new, form=form, change=report.change)
     return replace(report, folder=str(folder))
 
 
@@ -184,7 +184,7 @@ def save_plain(
     allow_soft: bool = False,
 ) -> CheckpointExport:
     """The report of `export_relu` ("relu") or `export_gelu` ("gelu") into a folder that is there, without the card."""
-    model = operable_module(model)
+    model = changeable_module(model)
     if not isinstance(model, PreTrainedModel):
         in_memory = "substitute_relu(model)" if form == "relu" else "absorb_hardness(model, inputs)"
         raise TypeError(

@@ -62,7 +62,7 @@ if getattr(model, "_hf_peft_config_loaded", False):  # put in by model.add_adapt
     model.delete_adapter(list(model.peft_config))"""
 
 
-def operable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
+def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to operate on, or a RuntimeError with the reason why it cannot be changed (TypeError: no module)."""
     model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():

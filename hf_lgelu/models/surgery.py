@@ -27,7 +27,7 @@ from hf_lgelu.models.config_keys import (
     pretrained_roots,
     write_config_changes,
 )
-from hf_lgelu.models.copies import operable_module, require_values_here
+from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
 from hf_lgelu.networks.channels import site_input_shapes
@@ -144,7 +144,7 @@ def replace_activations(
     >>> model[1].raw_hardness.shape
     torch.Size([8])
     """
-    model = operable_module(model)
+    model = changeable_module(model)
     require_values_here(model.named_modules())  # a new s beside them would have no value
     require_known("granularity", granularity, GRANULARITIES)
     check_gate(DEFAULT_GATE if gate is None else gate)
@@ -221,7 +221,7 @@ def substitute_relu(
       config hidden_act: 'lambda_gelu' → 'relu'
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
-    model = operable_module(model)
+    model = changeable_module(model)
     gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
     on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
     are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
@@ -251,7 +251,7 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
                 f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
             ) from error
 
-    model = operable_module(model)
+    model = changeable_module(model)
     sites = found_sites(model, kinds, swap=True)
     return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
 
@@ -285,7 +285,7 @@ class TemporaryRelu:
         make: Callable[[], nn.Module] | None = None,
         include: Callable[[str], bool] | None = None,
     ) -> None:
-        self._sites = found_sites(operable_module(model, temporarily=True), kinds, include)
+        self._sites = found_sites(changeable_module(model, temporarily=True), kinds, include)
         self._relus = [relu_for(site) if make is None else make() for site in self._sites]
         self.gates = {site.name: relu for site, relu in zip(self._sites, self._relus, strict=True)}
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
-from hf_lgelu.networks.run import Inputs, looked_at
+from hf_lgelu.networks.run import Inputs, plain_evaluation
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 
 
@@ -42,7 +42,7 @@ class Network:
     def __enter__(self) -> "Network":
         with ExitStack() as block:
             block.enter_context(self._one_at_a_time)
-            block.enter_context(looked_at(self.model))
+            block.enter_context(plain_evaluation(self.model))
             block.enter_context(functions_as_modules(self.model, self._kinds or SMOOTH_KINDS))
             self._block = block.pop_all()
         return self

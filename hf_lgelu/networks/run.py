@@ -208,7 +208,7 @@ def own_forward(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def looked_at(model: nn.Module) -> Iterator[None]:
+def plain_evaluation(model: nn.Module) -> Iterator[None]:
     """The model in eval mode, without the caller's contexts; neither its modes nor its buffers change.
 
     Compiled code (`model.compile()`) calls no hook, so the model runs eagerly inside. Autocast, also the one that

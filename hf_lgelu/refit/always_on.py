@@ -26,7 +26,7 @@ from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.processes import own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
-from hf_lgelu.refit.layers import GateUnit
+from hf_lgelu.refit.layers import FedGate
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block
@@ -43,21 +43,21 @@ _ROWS_PER_INPUT = 8
 
 
 @torch.no_grad()
-def gather_inputs(model: nn.Module, units: Sequence[GateUnit], batches: Sequence[FoldBatch]) -> dict[int, Moments]:
+def gather_inputs(model: nn.Module, fed_gates: Sequence[FedGate], batches: Sequence[FoldBatch]) -> dict[int, Moments]:
     """The sums over the inputs of each unit's maps in the original, over the batches, by site."""
-    weights = {unit.site: oriented(model, unit.before) for unit in units}
+    weights = {fed.site: oriented(model, fed.before) for fed in fed_gates}
     sums = {site: Moments.zeros(1, weight.shape[1], 1, weight.device) for site, weight in weights.items()}
     batch: Batch
 
-    def see(unit: GateUnit, module: nn.Module, inputs: tuple) -> None:
-        rows = batch.without_padding(inputs[0].detach(), unit.before.weight_name, unit.before.channel_axis)[:, None]
+    def see(fed: FedGate, module: nn.Module, inputs: tuple) -> None:
+        rows = batch.without_padding(inputs[0].detach(), fed.before.weight_name, fed.before.channel_axis)[:, None]
         nothing = rows.new_zeros(len(rows), 1, 1)
-        sums[unit.site].add(rows, nothing, nothing)
+        sums[fed.site].add(rows, nothing, nothing)
 
     with ExitStack() as hooks:
-        for unit in units:
-            hooks.enter_context(forward_pre_hooks([owner_of(model, unit.before)], partial(see, unit)))
-        for batch in (part.load() for part in own_part(batches)) if units else ():
+        for fed in fed_gates:
+            hooks.enter_context(forward_pre_hooks([owner_of(model, fed.before)], partial(see, fed)))
+        for batch in (part.load() for part in own_part(batches)) if fed_gates else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 
@@ -96,7 +96,7 @@ class LinearPart(NamedTuple):
 @torch.no_grad()
 def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int) -> LinearPart:
     """The linear part of the first `width` units of a block, before slopes and kinks are written."""
-    gated = block.unit.other is not None
+    gated = block.fed.other is not None
     factor = placement.constant if gated else placement.line
     down = oriented(model, block.down.operation)[:, :width].double().flatten(1)
     matrix = (down * factor[:width].to(down.device)) @ oriented(model, block.carrier)[:width].double().flatten(1)
@@ -114,7 +114,7 @@ def write_always_on(
     `size` is the root mean square of the varying part of such a unit. It does not change the block's function. A size
     near that of the other units keeps the range small that int8 spreads over all units.
     """
-    unit, down, carrier = block.unit, block.down.operation, block.carrier
+    fed, down, carrier = block.fed, block.down.operation, block.carrier
     linear = linear_part(converted, block, placement, inputs, width)
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
@@ -122,25 +122,25 @@ def write_always_on(
     rows, columns = oriented(converted, carrier)[new], oriented(converted, down)[:, new]
     rows.copy_(up_rows.view_as(rows))
     columns.copy_(down_columns.reshape(columns.shape))
-    is_gated = unit.other is not None
+    is_gated = fed.other is not None
     offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean
-    add_constant(converted, unit.before, new, offsets, direction)
+    add_constant(converted, fed.before, new, offsets, direction)
     if not is_gated and down.bias is not None:
         add_constant(converted, down, slice(None), -(down_columns @ offsets), None)
 
 
 @torch.no_grad()
-def find_directions(model: nn.Module, units: Sequence[GateUnit], folds: Folds) -> dict[int, Tensor]:
+def find_directions(model: nn.Module, fed_gates: Sequence[FedGate], folds: Folds) -> dict[int, Tensor]:
     """Directions v (inputs,), float64, by site, of the units that lack a bias before the gate and have a direction."""
-    lacking = [unit for unit in units if unit.before.bias is None and unit.before.channel_axis == -1]
+    lacking = [fed for fed in fed_gates if fed.before.bias is None and fed.before.channel_axis == -1]
     if not lacking:
         return {}
-    widest = max(oriented(model, unit.before).shape[1] for unit in lacking)
+    widest = max(oriented(model, fed.before).shape[1] for fed in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
     some = [batch for fold in folds.folds for batch in evenly(fold, math.ceil(share * len(fold)), begin=0)]
     fitted = gather_inputs(model, lacking, some)
     judged = gather_inputs(model, lacking, folds.choosing)
-    found = {unit.site: constant_direction(fitted[unit.site], judged[unit.site]) for unit in lacking}
+    found = {fed.site: constant_direction(fitted[fed.site], judged[fed.site]) for fed in lacking}
     return {site: direction for site, direction in found.items() if direction is not None}
 
 

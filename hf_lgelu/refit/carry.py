@@ -23,8 +23,8 @@ from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
 from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.refit.linear_map import LinearMap, choose_positions
 from hf_lgelu.refit.moments import Moments, Rows, widened
-from hf_lgelu.refit.program import Gate, KeptValues, Program, Programs, Stage, gate_of, plan_stages, upstream
 from hf_lgelu.refit.ridge import held_out_once
+from hf_lgelu.refit.traced import Gate, KeptValues, Stage, TracedNetwork, TracedNetworks, gate_of, plan_stages, upstream
 from hf_lgelu.refit.weights import add_constant, oriented
 
 ROWS_PER_FEATURE = 16
@@ -38,10 +38,10 @@ _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
-class Trace(NamedTuple):
+class TracedPair(NamedTuple):
     """Both networks for inputs of one shape: their program, its layers, and a stage and a mask for each layer."""
 
-    program: Program
+    traced: TracedNetwork
     layers: Layers
     stages: list[Stage]
     masks: list[Node | None]
@@ -52,14 +52,14 @@ class Trace(NamedTuple):
 class _Network(NamedTuple):
     """The weights of a network by the nodes of a program, and its gates."""
 
-    program: Program
+    traced: TracedNetwork
     stored: dict[Node, Any]
     gates: Gate
 
     def run(self, nodes: tuple[Node, ...], values: dict[Node, Any]) -> None:
         """Execute `nodes`, with results and operands in `values`; both networks draw the same random numbers."""
         with same_randomness():
-            self.program.run(nodes, values, (self.stored,), self.gates)
+            self.traced.run(nodes, values, (self.stored,), self.gates)
 
 
 class Values(NamedTuple):
@@ -72,9 +72,9 @@ class Values(NamedTuple):
 class Carrier:
     """Both networks with every batch of the folds; layers are visited in order, and `close` ends it."""
 
-    def __init__(self, programs: Programs, converted: nn.Module, folds: Folds) -> None:
+    def __init__(self, traces: TracedNetworks, converted: nn.Module, folds: Folds) -> None:
         """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
-        self._programs, self._converted = programs, converted
+        self._programs, self._converted = traces, converted
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
@@ -82,10 +82,10 @@ class Carrier:
         self._images = len(folds.samples.keys) - folds.held_out_samples
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
-        self._traces: dict[Program, Trace] = {}
+        self._pairs: dict[TracedNetwork, TracedPair] = {}
         self._with_padding: set[int] = set()
         self._next = 0  # the layer that batches come to next
-        self.trace = self._trace(folds.first)
+        self.pair = self._pair(folds.first)
 
     def close(self) -> None:
         """Forget all values that were carried."""
@@ -103,17 +103,17 @@ class Carrier:
                 for _ in self._carried(passed, fold):
                     pass
         self._next = index + 1
-        layer = self.trace.layers.layers[index]
+        layer = self.pair.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].aim.scale) // groups
-        kinks = KINKS if layer.unit is not None and len(self._batches) > 1 else KINKS[:1]
+        kinks = KINKS if layer.fed is not None and len(self._batches) > 1 else KINKS[:1]
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
-            for batch, trace, values in self._carried(index, fold):
-                for maps in trace.layers.layers[index].uses:
-                    given = _of_original(trace, maps[0], values) if layer.is_used_in_turn else values
-                    rows = self._rows(index, maps, batch, trace, given, kinks)
+            for batch, pair, values in self._carried(index, fold):
+                for maps in pair.layers.layers[index].uses:
+                    given = _of_original(pair, maps[0], values) if layer.is_used_in_turn else values
+                    rows = self._rows(index, maps, batch, pair, given, kinks)
                     for total, each in zip(totals, rows, strict=True):
                         total.add(*each)
             for total, parts in zip(totals, sums, strict=True):
@@ -123,10 +123,10 @@ class Carrier:
                 else:
                     parts.append(found)
         self._with_padding.update(*each_has(self._with_padding))
-        if layer.unit is None or len(kinks) == 1:
+        if layer.fed is None or len(kinks) == 1:
             return sums[0]
         found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
-        add_constant(self._converted, layer.unit.before, slice(None), -chosen, None)
+        add_constant(self._converted, layer.fed.before, slice(None), -chosen, None)
         return found
 
     def note(self, index: int) -> str | None:
@@ -134,34 +134,34 @@ class Carrier:
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
-    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, Trace, Values]]:
+    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, TracedPair, Values]]:
         """Each batch of a fold, with both networks run up to a layer's aim."""
         for place, batch in enumerate(self._batches[fold]):
-            trace = self._trace(batch)
-            stage = trace.stages[index]
+            pair = self._pair(batch)
+            stage = pair.stages[index]
             if index == 0:
-                inputs = trace.program.bind(batch.load().inputs, self._device)
+                inputs = pair.traced.bind(batch.load().inputs, self._device)
                 values = Values(inputs, dict(inputs))
             else:
                 values = self._kept.take((fold, place))
-                trace.converted.run(trace.stages[index - 1].behind, values.converted)
-            trace.original.run((*stage.before, *stage.behind), values.original)
-            trace.converted.run((*stage.before, *stage.behind), values.converted)
-            yield batch, trace, values
-            if index + 1 < len(self.trace.layers.layers):
+                pair.converted.run(pair.stages[index - 1].behind, values.converted)
+            pair.original.run((*stage.before, *stage.behind), values.original)
+            pair.converted.run((*stage.before, *stage.behind), values.converted)
+            yield batch, pair, values
+            if index + 1 < len(self.pair.layers.layers):
                 original = {node: value for node, value in values.original.items() if node in stage.original}
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
                 self._kept.put((fold, place), Values(original, converted))
 
     def _rows(
-        self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, trace: Trace, values: Values,
+        self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, pair: TracedPair, values: Values,
         kinks: Sequence[float],
     ) -> list[Rows]:  # fmt: skip
         """Rows of one use of a layer: inputs of its `maps`, and what the converted network lacks at the aim.
 
         They come once for each kink of the gate before, zero first. Of a convolution: at some positions of each image.
         """
-        layer = trace.layers.layers[index]
+        layer = pair.layers.layers[index]
         first, aim, positions = maps[0], maps[0].aim.node, None
         sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
@@ -178,27 +178,27 @@ class Carrier:
         inputs = [
             consumer.geometry.feature_rows(values.converted[consumer.operation.data], positions) for consumer in maps
         ]
-        counted = self._counted(index, first, trace, values, positions, len(residuals))
+        counted = self._counted(index, first, pair, values, positions, len(residuals))
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
-        if layer.unit is None or len(kinks) == 1:
+        if layer.fed is None or len(kinks) == 1:
             return [rows]
-        before = values.converted[trace.program.flow.calls[layer.unit.site][0].args[0]]
+        before = values.converted[pair.traced.flow.calls[layer.fed.site][0].args[0]]
         windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
-        gate = lambda value: trace.converted.gates(layer.unit.site, value) * inside  # noqa: E731 (padding stays zero)
+        gate = lambda value: pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
         return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
 
     def _counted(
-        self, index: int, first: LinearMap, trace: Trace, values: Values, positions: Tensor | None, rows: int
+        self, index: int, first: LinearMap, pair: TracedPair, values: Values, positions: Tensor | None, rows: int
     ) -> Tensor | None:
         """Which rows of a layer are not padding, (rows,); None where all rows count."""
-        node = trace.masks[index]
+        node = pair.masks[index]
         mask = None if node is None else values.original[node]
         if mask is None:
             return None
         shape = tuple(values.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
-        counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in trace.program.inputs})
+        counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in pair.traced.inputs})
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
         if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
@@ -207,59 +207,59 @@ class Carrier:
             self._with_padding.add(index)
         return None
 
-    def _trace(self, batch: FoldBatch) -> Trace:
+    def _pair(self, batch: FoldBatch) -> TracedPair:
         """The trace of the batch's shape, made where there is none."""
-        program = self._programs.of(batch)
-        if program not in self._traces:
+        traced = self._programs.of(batch)
+        if traced not in self._pairs:
             model, sites = self._programs.model, self._programs.sites
-            found = find_layers(program, model, sites)
+            found = find_layers(traced, model, sites)
             # A gated unit is placed behind the later of its two maps, and both are run again.
             halves = {}
-            for unit in found.units:
-                if unit.other is not None:
-                    earlier, later = sorted((unit.before.node, unit.other.node), key=program.operations.index)
+            for fed in found.fed_gates:
+                if fed.other is not None:
+                    earlier, later = sorted((fed.before.node, fed.other.node), key=traced.operations.index)
                     halves[later] = earlier
             stops = []
             for layer in found.layers:
                 nodes = [each.operation.node for use in layer.uses for each in use]
                 nodes += [halves[node] for node in nodes if node in halves]
-                nodes += [] if layer.unit is None else [layer.unit.before.node]
+                nodes += [] if layer.fed is None else [layer.fed.before.node]
                 if layer.is_used_in_turn:
-                    nodes += [gate for use, *_ in layer.uses for gate in gates_before(program, use)]
+                    nodes += [gate for use, *_ in layer.uses for gate in gates_before(traced, use)]
                 stops.append((nodes, [use[0].aim.node for use in layer.uses]))
-            masks = [_mask_of(program, layer) for layer in found.layers]
+            masks = [_mask_of(traced, layer) for layer in found.layers]
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
-            trace = Trace(
-                program, found, plan_stages(program, stops, {*filter(None, masks)}), masks,
-                _Network(program, program.stored(model), gate_of([site.module for site in sites])),
-                _Network(program, program.stored(self._converted), gate_of(new_gates)),
+            pair = TracedPair(
+                traced, found, plan_stages(traced, stops, {*filter(None, masks)}), masks,
+                _Network(traced, traced.stored(model), gate_of([site.module for site in sites])),
+                _Network(traced, traced.stored(self._converted), gate_of(new_gates)),
             )  # fmt: skip
-            first = next(iter(self._traces.values()), trace)
-            names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, trace))
+            first = next(iter(self._pairs.values()), pair)
+            names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, pair))
             if names != others:
                 raise ValueError(
                     f"{type(model).__name__} computes other layers for inputs of another shape; give inputs of one "
                     "shape"
                 )
-            self._traces[program] = trace
-        return self._traces[program]
+            self._pairs[traced] = pair
+        return self._pairs[traced]
 
 
-def _of_original(trace: Trace, use: LinearMap, values: Values) -> Values:
+def _of_original(pair: TracedPair, use: LinearMap, values: Values) -> Values:
     """Values with what the original computes up to the gates before a map, and the new gates from there on.
 
     Where one use reads what another has written, a fit on the student's values would correct each use for the drift of
     those before: that drift is gone once they are refitted, too.
     """
-    program, converted = trace.program, dict(values.original)
-    nodes = program.downstream(gates_before(program, use), upstream(use.aim.node))
-    trace.converted.run(program.in_order(nodes), converted)
+    traced, converted = pair.traced, dict(values.original)
+    nodes = traced.downstream(gates_before(traced, use), upstream(use.aim.node))
+    pair.converted.run(traced.in_order(nodes), converted)
     return Values(values.original, converted)
 
 
-def _mask_of(program: Program, layer: Layer) -> Node | None:
+def _mask_of(traced: TracedNetwork, layer: Layer) -> Node | None:
     """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
-    inputs = {node.name: node for node in program.inputs}
+    inputs = {node.name: node for node in traced.inputs}
     sources = upstream(layer.maps[0].aim.node)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.copies import operable_module
+from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.networks.batches import TRIED, read_batches
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
@@ -108,7 +108,7 @@ def convert_to_relu(
     """
     given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep, tolerance=tolerance)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
-    model = operable_module(model)
+    model = changeable_module(model)
     require_refittable(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process

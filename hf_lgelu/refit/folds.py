@@ -19,7 +19,7 @@ from hf_lgelu.networks.channels import ChannelAxes
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.processes import each_has, known_processes
-from hf_lgelu.refit.samples import Samples, read_samples, sample_keys, settle_padding
+from hf_lgelu.refit.samples import Samples, choose_padding, read_samples, sample_keys
 
 FOLDS = 4
 LEAST_ROWS = 16
@@ -63,7 +63,7 @@ def deal_folds(
             f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
             "inputs, at best several times the width of the widest layer"
         )
-    samples = samples if model is None else settle_padding(samples, model, outputs)
+    samples = samples if model is None else choose_padding(samples, model, outputs)
 
     size = 1 if samples.are_batches else batch_size or samples.at_once
     held_out, dealt, size = _deal(samples.rows, size, is_few)

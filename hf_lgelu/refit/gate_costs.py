@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.comparing.net_comparison import compare_networks_on
-from hf_lgelu.models.copies import operable_module
+from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.networks.network import Network
@@ -41,7 +41,7 @@ def gate_costs(
     >>> list(gate_costs(net, torch.randn(50, 4)))
     ['1']
     """
-    model = operable_module(model)
+    model = changeable_module(model)
     TemporaryRelu(model, kinds=SMOOTH_KINDS)  # raises where there is no gate
     with Network(model):
         read = read_batches(data, model=model, batch_size=batch_size, max_samples=max_samples)

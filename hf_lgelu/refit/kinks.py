@@ -88,10 +88,10 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
         above = _Above(*part)
         chosen = torch.zeros(len(above.square), 0, dtype=torch.long, device=above.square.device)
         for count in range(1, most + 1):
-            chosen = torch.cat([above.best_beside(chosen, basis), chosen], 1)
+            chosen = torch.cat([above.best_with(chosen, basis), chosen], 1)
             for _ in range(_SWEEPS if count > 1 else 0):
                 for _ in range(count):  # the oldest kink is chosen anew, and goes to the front
-                    chosen = torch.cat([above.best_beside(chosen[:, :-1], basis), chosen[:, :-1]], 1)
+                    chosen = torch.cat([above.best_with(chosen[:, :-1], basis), chosen[:, :-1]], 1)
             found[count - 1].append(above.fit(chosen, basis))
     return [Kinks(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))) for parts in found]
 
@@ -134,15 +134,15 @@ class _Above:
         self.splits = (self._sums[0] > 0) & (self._sums[0] < self._totals[0][:, None])
         """(C, kinks): whether the channel has rows on both sides of the kink."""
 
-    def best_beside(self, chosen: Tensor, basis: Basis) -> Tensor:
+    def best_with(self, chosen: Tensor, basis: Basis) -> Tensor:
         """(C, 1) the kink that leaves the least error together with the (C, m) `chosen` kinks.
 
         Kinks are indices into `knots`. A single ReLU must have a slope above 0; where no kink has, the index means
         nothing.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
-        beside = chosen[:, :, None].expand(-1, -1, len(self.kinks))
-        solution, error = self.solve(torch.cat([every, beside], 1), basis)
+        uncounted = chosen[:, :, None].expand(-1, -1, len(self.kinks))
+        solution, error = self.solve(torch.cat([every, uncounted], 1), basis)
         possible = self.splits & ((solution[..., 0] > 0) | bool(chosen.shape[1]))
         return torch.where(possible, error, torch.inf).argmin(-1, keepdim=True)
 
@@ -158,12 +158,14 @@ class _Above:
         first, second = kink[:, :, None], kink[:, None]
         gram = both[2] - (first + second) * both[1] + first * second * both[0]
         one_one, one_z, z_z, one_v, z_v = (total[:, None].expand(-1, at.shape[2]) for total in self._totals)
-        beside = {"relu": 0, "constant": 1, "line": 2}[basis]
-        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :beside]  # (C, beside, m, n)
-        corner = torch.stack([torch.stack([one_one, one_z], 1), torch.stack([one_z, z_z], 1)], 1)[:, :beside, :beside]
+        uncounted = {"relu": 0, "constant": 1, "line": 2}[basis]
+        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :uncounted]  # (C, beside, m, n)
+        corner = torch.stack([torch.stack([one_one, one_z], 1), torch.stack([one_z, z_z], 1)], 1)[
+            :, :uncounted, :uncounted
+        ]
         upper = torch.cat([gram, crossed.transpose(1, 2)], 2)
         matrix = torch.cat([upper, torch.cat([crossed, corner], 2)], 1).movedim(-1, 1)
-        right = torch.cat([wvz - kink * wv, torch.stack([one_v, z_v], 1)[:, :beside]], 1).movedim(-1, 1)
+        right = torch.cat([wvz - kink * wv, torch.stack([one_v, z_v], 1)[:, :uncounted]], 1).movedim(-1, 1)
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         floor = _FLOOR * diagonal + 1e-12 * self._totals[0].clamp(min=1e-30)[:, None, None]
         diagonal += floor
@@ -175,8 +177,8 @@ class _Above:
         solution, error = self.solve(chosen[:, :, None], basis)
         count = chosen.shape[1]
         slopes, order = solution[:, 0, :count].sort(1, descending=True)
-        beside = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
-        constant, line = [*beside, *[torch.zeros_like(slopes[:, 0])] * (2 - len(beside))]
+        uncounted = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
+        constant, line = [*uncounted, *[torch.zeros_like(slopes[:, 0])] * (2 - len(uncounted))]
         left = error[:, 0] / self.square.clamp(min=1e-30)
         is_fit = self.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
         kinks = self.kinks[chosen.gather(1, order)]

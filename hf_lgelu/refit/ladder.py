@@ -101,8 +101,8 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     following = next((effort for effort in possible if effort in higher), None)
     if "place" not in possible or task.config.width > 1 or task.config.live:
         return following, False
-    program = task.programs.of(task.folds.first)
-    return following, can_be_wider(task.model, program, find_layers(program, task.model, task.programs.sites))
+    traced = task.traces.of(task.folds.first)
+    return following, can_be_wider(task.model, traced, find_layers(traced, task.model, task.traces.sites))
 
 
 class Metric:

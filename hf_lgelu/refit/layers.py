@@ -30,7 +30,7 @@ from hf_lgelu.networks.dataflow import (
 )
 from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.refit.linear_map import AimFinder, Bias, Geometry, LinearMap, read_geometry
-from hf_lgelu.refit.program import Program, upstream
+from hf_lgelu.refit.traced import TracedNetwork, upstream
 
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
 _MIXERS = frozenset(
@@ -54,7 +54,7 @@ class Layer:
     sites: tuple[int, ...]  # the gates; a layer without gates reads what gated units have written (`_readers`)
     uses: tuple[tuple[LinearMap, ...], ...]
     is_used_in_turn: bool  # whether one use reads what another has written
-    unit: "GateUnit | None"  # the gate of a depthwise map, where nothing else takes its output
+    fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:
@@ -83,32 +83,32 @@ class Layers:
 
     layers: list[Layer]
     unfit: Refused
-    beside: list[int]  # gates that run, but that no compared output depends on
-    units: list["GateUnit"]  # the gates whose input is a map's output
+    uncounted: list[int]  # gates that run, but that no compared output depends on
+    fed_gates: list["FedGate"]  # the gates whose input is a map's output
 
 
-def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
+def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
-    flow, refused = program.flow, cast(Refused, defaultdict(set))
-    finder = AimFinder(program.downstream(program.inputs), program.constants(model))
-    order = {node: position for position, node in enumerate(program.operations)}
+    flow, refused = traced.flow, cast(Refused, defaultdict(set))
+    finder = AimFinder(traced.downstream(traced.inputs), traced.constants(model))
+    order = {node: position for position, node in enumerate(traced.operations)}
     reached: dict[Node, set[int]] = defaultdict(set)
     # A map whose aim is behind a sum can correct the drift of the sum's other term.
     correcting: dict[Node, list[Node]] = defaultdict(list)
-    for node in program.operations:
+    for node in traced.operations:
         operation = read_affine(node, flow)
         if operation is not None and operation.mixes:
             for later in finder.find(operation).path:
                 correcting[later].append(node)
-    beside = []
+    uncounted = []
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
         if not calls and index in flow.reached:
-            beside.append(index)
+            uncounted.append(index)
         elif not calls:
             refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
-            for consumer in _consumers(program, call, finder, correcting, refused, index, site.name):
+            for consumer in _consumers(traced, call, finder, correcting, refused, index, site.name):
                 reached[consumer].add(index)
 
     behind: list[tuple[list[LinearMap], set[int]]] = []  # each map where it is used, and the gates before it
@@ -116,8 +116,8 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         if any(node is use.operation.node for uses, _ in behind for use in uses):
             continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
-        reason = _why_not(program, operation)
-        uses = [] if reason else [_map_at(program, finder, use) for use in _uses(program, operation)]
+        reason = _why_not(traced, operation)
+        uses = [] if reason else [_map_at(traced, finder, use) for use in _uses(traced, operation)]
         is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
             reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
@@ -125,7 +125,7 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
             refused[operation.weight or describe(node), reason].update(reached[node])
         else:
             behind.append((uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
-    behind += [([reader], set()) for reader in _readers(program, finder, reached)]
+    behind += [([reader], set()) for reader in _readers(traced, finder, reached)]
 
     # Maps with the same aim and layout make a layer together; a grouped or a shared map is one alone.
     together: dict[Any, list[tuple[list[LinearMap], set[int]]]] = defaultdict(list)
@@ -134,30 +134,30 @@ def find_layers(program: Program, model: nn.Module, sites: Sequence[ActivationSi
         alone = operation.node if uses[0].geometry.groups > 1 or len(uses) > 1 else None
         key = (aim.node, shape_of(operation.node), operation.channel_axis, aim.layout, not gates, alone)
         together[key].append((uses, gates))
-    units = find_gate_units(program)
+    fed_gates = find_fed_gates(traced)
     layers = []
     for entries in together.values():
         maps, more = tuple(uses[0] for uses, _ in entries), entries[0][0][1:]
-        written = program.downstream(use.operation.node for use in (maps[0], *more)) if more else ()
+        written = traced.downstream(use.operation.node for use in (maps[0], *more)) if more else ()
         layers.append(
             Layer(
                 sites=tuple(sorted(set().union(*(gates for _, gates in entries)))),
                 uses=(maps, *((use,) for use in more)),
                 is_used_in_turn=any(use.operation.data in written for use in more),
-                unit=None if more else _unit_before(maps[0], {flow.calls[unit.site][0]: unit for unit in units}),
+                fed=None if more else _fed_gate_before(maps[0], {flow.calls[fed.site][0]: fed for fed in fed_gates}),
             )
         )
     layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
-    return Layers(layers, refused, beside, units)
+    return Layers(layers, refused, uncounted, fed_gates)
 
 
-def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
+def gates_before(traced: TracedNetwork, consumer: LinearMap) -> list[Node]:
     """The gates from which a map takes its input, with no other map in between."""
     data = consumer.operation.data
     found, waiting, seen = [], [data], {data}
     while waiting:
         node = waiting.pop()
-        operation = None if is_site(node) else read_affine(node, program.flow)
+        operation = None if is_site(node) else read_affine(node, traced.flow)
         if is_site(node):
             found.append(node)
         elif operation is None or not operation.mixes:
@@ -166,16 +166,16 @@ def gates_before(program: Program, consumer: LinearMap) -> list[Node]:
     return found
 
 
-def _uses(program: Program, operation: AffineOperation) -> list[AffineOperation]:
+def _uses(traced: TracedNetwork, operation: AffineOperation) -> list[AffineOperation]:
     """The operations that take the weight of a map, in their order; all are affine (see `_why_not`)."""
-    takers = set(program.flow.parameter_users(operation.weight_name))
-    found = (read_affine(node, program.flow) for node in program.operations if node in takers)
-    return [_as_stored(each, program.flow) for each in found if each is not None]
+    takers = set(traced.flow.parameter_users(operation.weight_name))
+    found = (read_affine(node, traced.flow) for node in traced.operations if node in takers)
+    return [_as_stored(each, traced.flow) for each in found if each is not None]
 
 
-def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> LinearMap:
+def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation) -> LinearMap:
     """A map with its aim, and with its bias or that of a BatchNorm behind it, if it is used as often as the weight."""
-    flow, aim = program.flow, finder.find(operation)
+    flow, aim = traced.flow, finder.find(operation)
     behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
     times = len(flow.parameter_users(operation.weight_name))
     biases = (
@@ -186,22 +186,27 @@ def _map_at(program: Program, finder: AimFinder, operation: AffineOperation) -> 
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
 
-def _unit_before(consumer: LinearMap, units: Mapping[Node, "GateUnit"]) -> "GateUnit | None":
+def _fed_gate_before(consumer: LinearMap, fed_gates: Mapping[Node, "FedGate"]) -> "FedGate | None":
     """The plain gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
         return None
     path = [*views_back(consumer.operation.data)]
-    unit = units.get(path[-1])
+    fed = fed_gates.get(path[-1])
     is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(path[0])
-    if unit is None or unit.other is not None or unit.before.bias is None or not is_alone:
+    if fed is None or fed.other is not None or fed.before.bias is None or not is_alone:
         return None
-    return unit if unit.before.channel_axis == consumer.operation.channel_axis else None
+    return fed if fed.before.channel_axis == consumer.operation.channel_axis else None
 
 
 def _consumers(
-    program: Program, call: Node, finder: AimFinder, correcting: Mapping[Node, list[Node]], refused: Refused, site: int,
+    traced: TracedNetwork,
+    call: Node,
+    finder: AimFinder,
+    correcting: Mapping[Node, list[Node]],
+    refused: Refused,
+    site: int,
     gate: str,
-) -> Iterator[Node]:  # fmt: skip
+) -> Iterator[Node]:
     """The linear maps on the paths from a gate's output; a path without a map is noted in `refused`."""
     waiting, seen = [call], {call}
     while waiting:
@@ -210,13 +215,13 @@ def _consumers(
             if user in seen:
                 continue
             seen.add(user)
-            operation = read_affine(user, program.flow)
+            operation = read_affine(user, traced.flow)
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
                 refused[gate, reason].add(site)
-            elif _holds_weights(program, finder, user):
+            elif _holds_weights(traced, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
                 refused[describe(user), reason].add(site)
             elif operation_name(user) in ("add", "sub") and user in correcting and shape_of(user) == shape_of(node):
@@ -225,24 +230,24 @@ def _consumers(
                 waiting.append(user)
 
 
-def _readers(program: Program, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
+def _readers(traced: TracedNetwork, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
     """The linear maps that read what gated units have written, and stand behind no gate themselves.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
     linear in what the block has read, and so partly linear in what later maps read.
     """
-    calls = [call for site in program.flow.calls.values() for call in site]
+    calls = [call for site in traced.flow.calls.values() for call in site]
     products = [product for product in map(product_behind, calls) if product is not None]
-    for node in program.downstream(products):
-        operation = read_affine(node, program.flow) if node not in behind else None
-        if operation is None or not operation.mixes or _why_not(program, operation) is not None:
+    for node in traced.downstream(products):
+        operation = read_affine(node, traced.flow) if node not in behind else None
+        if operation is None or not operation.mixes or _why_not(traced, operation) is not None:
             continue
-        is_alone = len(program.flow.parameter_users(operation.weight_name)) == 1
+        is_alone = len(traced.flow.parameter_users(operation.weight_name)) == 1
         if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
-            yield _map_at(program, finder, operation)
+            yield _map_at(traced, finder, operation)
 
 
-def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
+def _holds_weights(traced: TracedNetwork, finder: AimFinder, node: Node) -> bool:
     """Whether an operation that mixes channels takes a parameter, or a value computed from one (weight norm)."""
     name = operation_name(node)
     # An operation of a library's own (the experts of transformers) with weights can be anything.
@@ -250,7 +255,7 @@ def _holds_weights(program: Program, finder: AimFinder, node: Node) -> bool:
     if not (foreign or name in _MIXERS or name.startswith("conv")):
         return False
     fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
-    return any(program.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
+    return any(traced.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
 def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
@@ -269,9 +274,9 @@ def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
 
-def _why_not(program: Program, operation: AffineOperation) -> str | None:
-    flow, weight, geometry = program.flow, operation.weight_name, read_geometry(operation)
-    deciding = sizes_decided_by(operation.node, program.operations)
+def _why_not(traced: TracedNetwork, operation: AffineOperation) -> str | None:
+    flow, weight, geometry = traced.flow, operation.weight_name, read_geometry(operation)
+    deciding = sizes_decided_by(operation.node, traced.operations)
     if any(is_site(source) for node in deciding for source in upstream(node)):
         return (
             f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
@@ -282,7 +287,7 @@ def _why_not(program: Program, operation: AffineOperation) -> str | None:
     takers = flow.parameter_users(weight)
     own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
     alike = [(use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
-             for use in _uses(program, operation)]  # fmt: skip
+             for use in _uses(traced, operation)]  # fmt: skip
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if not operation.is_direct:
@@ -293,7 +298,7 @@ def _why_not(program: Program, operation: AffineOperation) -> str | None:
 
 
 @dataclass(frozen=True)
-class GateUnit:
+class FedGate:
     """A gate, the operation that makes its input, and the other half of a gated unit, or None."""
 
     site: int
@@ -307,33 +312,33 @@ class GateUnit:
         return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
 
 
-def find_gate_units(program: Program) -> list[GateUnit]:
+def find_fed_gates(traced: TracedNetwork) -> list[FedGate]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
-    found, used_once = [], program.flow.are_used_once
-    for site, calls in sorted(program.flow.calls.items()):
-        before = affine_source(program, calls[0].args[0], calls[0]) if len(calls) == 1 else None
+    found, used_once = [], traced.flow.are_used_once
+    for site, calls in sorted(traced.flow.calls.items()):
+        before = affine_source(traced, calls[0].args[0], calls[0]) if len(calls) == 1 else None
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
-        other = _other_half(program, calls[0])
+        other = _other_half(traced, calls[0])
         # Of a module, which computes no more: its hooks then see the values. A block that multiplies by parameters of
         # its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
-        found.append(GateUnit(site, before, other, other is not None and used_once(*other.parameters)))
+        found.append(FedGate(site, before, other, other is not None and used_once(*other.parameters)))
     return found
 
 
-def affine_source(program: Program, node: Node, user: Node) -> AffineOperation | None:
+def affine_source(traced: TracedNetwork, node: Node, user: Node) -> AffineOperation | None:
     """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
     is_reshaped = False
     while users(node) == [user]:
-        operation = read_affine(node, program.flow)
+        operation = read_affine(node, traced.flow)
         if operation is not None:
             if operation.channel_axis is not None:
                 return None if is_reshaped and operation.channel_axis != -1 else operation
             # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
             weights = [each for each in operation.node.all_input_nodes
-                       if program.flow.parameter(each) == operation.weight]  # fmt: skip
+                       if traced.flow.parameter(each) == operation.weight]  # fmt: skip
             return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
@@ -344,13 +349,13 @@ def affine_source(program: Program, node: Node, user: Node) -> AffineOperation |
     return None
 
 
-def _other_half(program: Program, call: Node) -> AffineOperation | None:
+def _other_half(traced: TracedNetwork, call: Node) -> AffineOperation | None:
     """The map whose output is multiplied by the gate's output, or None."""
     product = product_behind(call)
     if product is None:
         return None
     node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
-    operation = affine_source(program, node, product)
+    operation = affine_source(traced, node, product)
     return operation if operation is not None and operation.mixes and operation.is_direct else None
 
 

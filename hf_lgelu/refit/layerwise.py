@@ -9,11 +9,11 @@ from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.layers import Layer, Layers
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.task import Student, Task, WiderOriginal
+from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 
@@ -32,19 +32,17 @@ class Refit:
         changes = [*original.config_changes, *task.exchange.carry_out(student)]
         told = [*map(str, changes), *forget_quantizer(student)]
 
-        programs = (
-            task.programs if original.model is task.model else task.exchange.programs(original.model, task.config)
-        )
-        with closing(Carrier(programs, student, task.folds)) as carrier:  # runs both networks side by side
-            program, found = carrier.trace.program, carrier.trace.layers
-            names = [site.name for site in programs.sites]
-            self.prepare(programs, program, found)
+        traces = task.traces if original.model is task.model else task.exchange.traces(original.model, task.config)
+        with closing(Carrier(traces, student, task.folds)) as carrier:  # runs both networks side by side
+            traced, found = carrier.pair.traced, carrier.pair.layers
+            names = [site.name for site in traces.sites]
+            self.prepare(traces, traced, found)
             self.write_behind(student, None)
             done = [*_without_refit(found, names)]
             for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
                 folds = carrier.moments(index)  # sums over what reaches the layer, and what the original computes there
                 fit = _solved(layer, folds)  # the ridge regression between the two
-                write_refit(student, program, layer, fit)
+                write_refit(student, traced, layer, fit)
                 self.write_behind(student, index)
                 saves = _saved_weights(student, found, layer)
                 done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
@@ -59,7 +57,7 @@ class Refit:
         """The original with the units and biases that the student is to have besides."""
         return WiderOriginal(self.task.model)
 
-    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+    def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
         """Find what the rung writes into the student beside the refits: here nothing."""
 
     def note(self, layer: Layer) -> str | None:
@@ -74,7 +72,7 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
     for (name, reason), before in found.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
         yield LayerRefit((name,), gates, "kept", note=f"not refitted: {reason}", is_unfit=True)
-    for gate in (names[index] for index in found.beside):
+    for gate in (names[index] for index in found.uncounted):
         note = "no output that counts depends on it"
         yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 
@@ -91,7 +89,7 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit:
 
 def _saved_weights(student: nn.Module, found: Layers, layer: Layer) -> int:
     """The weights that a token need not read of units that are zero: of the layer, and of other halves of its gates."""
-    halves = [unit.other for unit in found.units if unit.site in layer.sites and unit.other is not None]
+    halves = [fed.other for fed in found.fed_gates if fed.site in layer.sites and fed.other is not None]
     operations = [*(consumer.operation for consumer in layer.maps), *halves]
     return sum(oriented(student, operation).numel() for operation in operations)
 

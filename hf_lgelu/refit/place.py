@@ -45,12 +45,12 @@ from hf_lgelu.refit.kinks import (
     kinks_of_share,
     share_out,
 )
-from hf_lgelu.refit.layers import GateUnit, Layer, Layers, find_layers
+from hf_lgelu.refit.layers import FedGate, Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.task import Task, WiderOriginal
+from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
@@ -75,10 +75,10 @@ class Place(Refit):
     @cached_property
     def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
-        program = task.programs.of(task.folds.first)
-        found = find_layers(program, task.model, task.programs.sites)
+        traced = task.traces.of(task.folds.first)
+        found = find_layers(traced, task.model, task.traces.sites)
         try:
-            wider = widen_original(task.model, program, found, width)
+            wider = widen_original(task.model, traced, found, width)
         except UnsupportedConfigError as error:
             keep = task.exchange.keep
             kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
@@ -97,21 +97,21 @@ class Place(Refit):
         is_narrow = any(self.original.extra.values()) and not any(map(self._wide.__contains__, layer.sites))
         return "as many units as before" if is_narrow else None
 
-    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+    def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
         """Fit the kinks and slopes of all gates, and share out the added units of each block."""
-        original, sites, folds, extra = programs.model, programs.sites, self.task.folds, self.original.extra
-        directions = find_directions(original, found.units, folds)  # in the place of biases
-        units = [unit for unit in found.units if unit.before.bias is not None or unit.site in directions]
-        blocks = {block.unit.site: block for block in find_blocks(program, found.layers, units)
-                  if extra.get(block.unit.site)}  # fmt: skip
+        original, sites, folds, extra = traces.model, traces.sites, self.task.folds, self.original.extra
+        directions = find_directions(original, found.fed_gates, folds)  # in the place of biases
+        fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
+        blocks = {block.fed.site: block for block in find_blocks(traced, found.layers, fed_gates)
+                  if extra.get(block.fed.site)}  # fmt: skip
         if any(extra.values()) and not blocks:
             raise ConversionRefusedError(
                 "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "
                 "and their inputs have no direction that is the same for all. Use width=1"
             )
         self._wide = frozenset(blocks)
-        sums = gather_placements(original, sites, units, folds)
-        linear = [block.unit for block in blocks.values() if block.has_linear_part]
+        sums = gather_placements(original, sites, fed_gates, folds)
+        linear = [block.fed for block in blocks.values() if block.has_linear_part]
         inputs = gather_inputs(original, linear, folds.spread)
         live = self.task.config.live
         fitted = {site for layer in found.layers for site in layer.sites}
@@ -120,31 +120,31 @@ class Place(Refit):
         for index, layer in enumerate(found.layers):
             nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
             waits_for |= {
-                unit.site: index
-                for unit in units
-                if unit.before.node in nodes or (unit.other is not None and unit.other.node in nodes)
+                fed.site: index
+                for fed in fed_gates
+                if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes)
             }
         self._writes: dict[int | None, list[Callable[[nn.Module], None]]] = defaultdict(list)
-        for unit in units:
-            block, direction = blocks.get(unit.site), directions.get(unit.site)
-            writes = self._writes[waits_for.get(unit.site)]
+        for fed in fed_gates:
+            block, direction = blocks.get(fed.site), directions.get(fed.site)
+            writes = self._writes[waits_for.get(fed.site)]
             if block is None:
                 # Where a map is refitted behind, it supplies a constant and a line.
-                basis = "line" if unit.other is None and unit.site in fitted else "relu"
+                basis = "line" if fed.other is None and fed.site in fitted else "relu"
                 if live is None:
-                    placement = first_of(fit_kinks(sums[unit.site], basis, 1))
+                    placement = first_of(fit_kinks(sums[fed.site], basis, 1))
                 else:
-                    placement = kinks_of_share(sums[unit.site], _columns(original, found, unit), basis, live)
+                    placement = kinks_of_share(sums[fed.site], _columns(original, found, fed), basis, live)
             else:
-                own, width = inputs.get(unit.site), block.width - extra[unit.site]
-                placement, always_on, copies, size = _fit_block(original, block, width, sums[unit.site], own)
+                own, width = inputs.get(fed.site), block.width - extra[fed.site]
+                placement, always_on, copies, size = _fit_block(original, block, width, sums[fed.site], own)
                 # Units and copies are made of the weights as they are before slopes and kinks.
                 here: dict[str, Any] = {"block": block, "direction": direction}
                 if own is not None:
                     on: dict[str, Any] = {"inputs": own, "width": width, "count": always_on, "size": size}
                     writes.append(partial(write_always_on, placement=placement, **on, **here))
                 writes.append(partial(write_copies, copies=copies, start=width + always_on, **here))
-            writes.append(partial(write_placement, unit=unit, placement=placement, direction=direction))
+            writes.append(partial(write_placement, fed=fed, placement=placement, direction=direction))
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
         """Write the gates that waited for the refit of a layer, or for None."""
@@ -152,44 +152,44 @@ class Place(Refit):
             write(student)
 
 
-def _columns(original: nn.Module, found: Layers, unit: GateUnit) -> Tensor:
+def _columns(original: nn.Module, found: Layers, fed: FedGate) -> Tensor:
     """(channels,) the squares of what the maps behind a gate make of its channels; ones where they cannot be told."""
-    behind = [consumer for layer in found.layers if unit.site in layer.sites for consumer in layer.maps]
+    behind = [consumer for layer in found.layers if fed.site in layer.sites for consumer in layer.maps]
     weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in behind]
-    channels = len(oriented(original, unit.before))
+    channels = len(oriented(original, fed.before))
     squares = [weight.square().sum(1) for weight in weights if len(weight) == channels]
     return sum(squares, torch.zeros(channels, dtype=torch.float64)) if squares else torch.ones(channels).double()
 
 
 @torch.no_grad()
 def gather_placements(
-    model: nn.Module, sites: Sequence[ActivationSite], units: Sequence[GateUnit], folds: Folds
+    model: nn.Module, sites: Sequence[ActivationSite], fed_gates: Sequence[FedGate], folds: Folds
 ) -> dict[int, PlacementSums]:
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
-    weights = {unit.site: oriented(model, unit.before) for unit in units}
+    weights = {fed.site: oriented(model, fed.before) for fed in fed_gates}
     sums = {site: PlacementSums.zeros(len(weight), weight.device) for site, weight in weights.items()}
     most = -(-PLACEMENT_ROWS // len(folds.spread))
     batch: Batch
     calls: dict[int, list[Tensor]] = {}  # of a batch: z and φ(z), and the other halves
     halves: dict[int, list[Tensor]] = {}
 
-    def some(values: Tensor, unit: GateUnit) -> Tensor:
+    def some(values: Tensor, fed: FedGate) -> Tensor:
         """Evenly spaced rows without padding, in their dtype: those of all gates are in memory at once."""
-        rows = batch.without_padding(values.detach(), unit.before.weight_name, unit.before.channel_axis)
+        rows = batch.without_padding(values.detach(), fed.before.weight_name, fed.before.channel_axis)
         return rows[:: max(1, len(rows) // most)].clone()  # later operations may work in place
 
     def see(gate: nn.Module, *call: Tensor) -> None:
         calls[gates[gate].site] = [some(values, gates[gate]) for values in call]
 
-    def see_half(unit: GateUnit, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        halves[unit.site] = [some(output, unit)]
+    def see_half(fed: FedGate, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        halves[fed.site] = [some(output, fed)]
 
     with one_module_per_site(model, sites), ExitStack() as hooks:
-        gates = {getattr(sites[unit.site].parent, sites[unit.site].attribute): unit for unit in units}
+        gates = {getattr(sites[fed.site].parent, sites[fed.site].attribute): fed for fed in fed_gates}
         hooks.enter_context(calls_seen(gates, see))
-        for unit in units:
-            for other in unit.maps[1:]:  # not one that others use too, whose calls nothing tells apart
-                hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, unit)))
+        for fed in fed_gates:
+            for other in fed.maps[1:]:  # not one that others use too, whose calls nothing tells apart
+                hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, fed)))
         for batch in (part.load() for part in own_part(folds.spread)):
             run_example(model, batch.inputs)
             for site, total in sums.items():
@@ -202,7 +202,7 @@ def _fit_block(
 ) -> tuple[Kinks, int, Copies, float]:
     """Of a block that had `width` units: the first ReLU of each channel, the number of added units that are always on,
     the copies, and the root mean square that a unit that is always on is to have."""
-    extra, is_gated = block.width - width, block.unit.other is not None
+    extra, is_gated = block.width - width, block.fed.other is not None
     # Twice as many copies as an even spread would give a channel, and two ReLUs.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
     fits = fit_kinks(sums, basis, min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
@@ -230,25 +230,25 @@ def write_copies(
     sources = copies.sources.to(columns.device)
     slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
     for operation in block.ahead:
-        size = slopes.abs() if operation is block.unit.before else torch.ones_like(slopes)
+        size = slopes.abs() if operation is block.fed.before else torch.ones_like(slopes)
         bias = () if operation.bias is None else (converted.get_parameter(operation.bias),)
         for tensor in (oriented(converted, operation), *bias):
             tensor[new] = (tensor[sources].double() * size.view(-1, *[1] * (tensor.ndim - 1))).to(tensor.dtype)
         if not operation.mixes:  # the statistics of a BatchNorm
             for statistic in (each for each in owner_of(converted, operation).buffers(recurse=False) if each.ndim):
                 statistic[new] = statistic[sources]
-    add_constant(converted, block.unit.before, new, -kinks * slopes.abs(), direction)
+    add_constant(converted, block.fed.before, new, -kinks * slopes.abs(), direction)
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
 
 
 @torch.no_grad()
-def write_placement(converted: nn.Module, unit: GateUnit, placement: Kinks, direction: Tensor | None = None) -> None:
+def write_placement(converted: nn.Module, fed: FedGate, placement: Kinks, direction: Tensor | None = None) -> None:
     """Write the slope and kink of one ReLU a channel into the map before the gate; `direction` as in `add_constant`."""
-    rows = oriented(converted, unit.before)
+    rows = oriented(converted, fed.before)
     slope, kink = (part.to(rows.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
     rows.copy_(rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
-    if unit.before.bias is None:
-        add_constant(converted, unit.before, slice(None), -kink * slope, direction)
+    if fed.before.bias is None:
+        add_constant(converted, fed.before, slice(None), -kink * slope, direction)
         return
-    bias = converted.get_parameter(unit.before.bias)
+    bias = converted.get_parameter(fed.before.bias)
     bias.copy_((bias.double() - kink) * slope)

@@ -253,7 +253,7 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
 
 
-def settle_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
+def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
     The side of the padding that was given is tried first. A classifier that reads the last position needs padding in

@@ -27,9 +27,9 @@ from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.layers import Layer, find_layers
-from hf_lgelu.refit.program import Programs
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
+from hf_lgelu.refit.traced import TracedNetworks
 
 progress_log = logging.getLogger("hf_lgelu.progress")
 """What a conversion does, a line a layer, at level INFO, where stderr is no terminal."""
@@ -47,10 +47,10 @@ class Exchange:
         """The gates of a model that are exchanged."""
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
-    def programs(self, model: nn.Module, config: ConversionConfig) -> Programs:
+    def traces(self, model: nn.Module, config: ConversionConfig) -> TracedNetworks:
         """Traces of the original or of a wider copy, up to the outputs that count."""
         outputs_of = lambda output: list(task_outputs(output, config.outputs).values())  # noqa: E731
-        return Programs(model, self.sites(model), outputs_of)
+        return TracedNetworks(model, self.sites(model), outputs_of)
 
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
         """A context in which the gates of `model` are the target; no weight changes."""
@@ -81,8 +81,8 @@ def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) ->
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
     sites = exchange.sites(model)
     if any(site.kind == "softplus" for site in sites):
-        program = exchange.programs(model, config).of(folds.first)
-        without_map = set().union(*find_layers(program, model, sites).unfit.values())
+        traced = exchange.traces(model, config).of(folds.first)
+        without_map = set().union(*find_layers(traced, model, sites).unfit.values())
         scales = [site.name for index, site in enumerate(sites) if site.kind == "softplus" and index in without_map]
         exchange = replace(exchange, keep=(*exchange.keep, *scales))
     if not exchange.sites(model):
@@ -166,9 +166,9 @@ class Task:
             progress_log.info(line)
 
     @cached_property
-    def programs(self) -> Programs:
+    def traces(self) -> TracedNetworks:
         """The original's traces, one for each shape of inputs."""
-        return self.exchange.programs(self.model, self.config)
+        return self.exchange.traces(self.model, self.config)
 
     def unfinished(
         self, effort: str, layers: Sequence[Layer], student: nn.Module, done: list[LayerRefit], deadline: float

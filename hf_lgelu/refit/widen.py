@@ -20,10 +20,10 @@ from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.networks.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.refit.kinks import MOST_KINKS
-from hf_lgelu.refit.layers import GateUnit, Layer, Layers, affine_source, product_behind, views_back
+from hf_lgelu.refit.layers import FedGate, Layer, Layers, affine_source, product_behind, views_back
 from hf_lgelu.refit.linear_map import LinearMap, read_geometry
-from hf_lgelu.refit.program import Program
 from hf_lgelu.refit.task import WiderOriginal
+from hf_lgelu.refit.traced import TracedNetwork
 from hf_lgelu.refit.weights import oriented, owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
@@ -39,14 +39,14 @@ _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
 class Block:
     """A gate unit with the map before it and the single map behind the gate: linear layers, or convolutions."""
 
-    unit: GateUnit
+    fed: FedGate
     before: AffineOperation  # `unit.before`, unless that is a BatchNorm between this map and the gate
     down: LinearMap
 
     @property
     def ahead(self) -> tuple[AffineOperation, ...]:
         """What makes the units: the map before the gate, its BatchNorm, the other half of a gated unit."""
-        return tuple(dict.fromkeys((self.before, *self.unit.maps)))
+        return tuple(dict.fromkeys((self.before, *self.fed.maps)))
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
@@ -57,12 +57,12 @@ class Block:
     def has_linear_part(self) -> bool:
         """Whether units that are always on can compute its linear part: no windows, no BatchNorm."""
         geometries = (self.down.geometry, read_geometry(self.before))
-        return self.before is self.unit.before and all(each and math.prod(each.kernel) == 1 for each in geometries)
+        return self.before is self.fed.before and all(each and math.prod(each.kernel) == 1 for each in geometries)
 
     @property
     def carrier(self) -> AffineOperation:
         """The map that computes the linear function of a unit that is always on."""
-        return self.unit.other or self.unit.before
+        return self.fed.other or self.fed.before
 
     @property
     def width(self) -> int:
@@ -70,39 +70,39 @@ class Block:
         return shape_of(self.down.operation.data)[self.down.operation.channel_axis or 0]
 
 
-def find_blocks(program: Program, layers: Sequence[Layer], units: Sequence[GateUnit]) -> list[Block]:
+def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> list[Block]:
     """The gates followed directly by a map of their own, except for the product of a gated unit."""
-    by_site = {unit.site: unit for unit in units}
+    by_site = {fed.site: fed for fed in fed_gates}
     found = []
     for layer in layers:
-        unit = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None
-        if unit is None:
+        fed = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None
+        if fed is None:
             continue
-        norm, down = unit.before, layer.maps[0].operation
-        before = norm if norm.mixes else affine_source(program, norm.data, norm.node)
+        norm, down = fed.before, layer.maps[0].operation
+        before = norm if norm.mixes else affine_source(traced, norm.data, norm.node)
         if before is None:
             continue
-        call = program.flow.calls[unit.site][0]
-        source = product_behind(call) if unit.other is not None else call
+        call = traced.flow.calls[fed.site][0]
+        source = product_behind(call) if fed.other is not None else call
         path = [*views_back(down.data, source)]
         node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
         # A view may move other units to the axis; the other half may have another input.
         axis = down.channel_axis or 0
         whole = node is source and axis == norm.channel_axis and shape_of(source)[axis] == shape_of(down.data)[axis]
-        whole &= unit.other is None or [*views_back(unit.other.data)][-1] is [*views_back(before.data)][-1]
+        whole &= fed.other is None or [*views_back(fed.other.data)][-1] is [*views_back(before.data)][-1]
         plain = all(each.mixes and each.channel_axis == axis and each.groups == 1 and read_geometry(each)
-                    for each in (before, unit.other, down) if each is not None)  # fmt: skip
-        own = unit.other is None or unit.owns_other
-        own &= before.is_direct and program.flow.are_used_once(*before.parameters, *down.parameters)
-        if whole and alone and plain and own and (unit.other is not None or product_behind(call) is None):
-            found.append(Block(unit, before, layer.maps[0]))
+                    for each in (before, fed.other, down) if each is not None)  # fmt: skip
+        own = fed.other is None or fed.owns_other
+        own &= before.is_direct and traced.flow.are_used_once(*before.parameters, *down.parameters)
+        if whole and alone and plain and own and (fed.other is not None or product_behind(call) is None):
+            found.append(Block(fed, before, layer.maps[0]))
     return found
 
 
-def widen_original(model: nn.Module, program: Program, found: Layers, budget: float) -> WiderOriginal:
+def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `program` and the layers `found` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is.
+    `traced` and the layers `found` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is.
     Where no key of the config adds biases, the copy has none (see always_on.py); then it gets wider only if all blocks
     are gated units.
 
@@ -110,7 +110,7 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
     """
     blocks = [
         block
-        for block in find_blocks(program, found.layers, found.units)
+        for block in find_blocks(traced, found.layers, found.fed_gates)
         if all(_sizes(owner_of(model, operation)) for operation in block.maps)
     ]
     extra: dict[int, int] = {}
@@ -119,31 +119,31 @@ def widen_original(model: nn.Module, program: Program, found: Layers, budget: fl
         # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
         inputs = min(oriented(model, block.before).shape[1] if block.has_linear_part else 0 for block in alike)
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
-        extra |= {block.unit.site: more for block in alike}
+        extra |= {block.fed.site: more for block in alike}
     is_wider = any(extra.values())
     if budget > 1 and not is_wider:
         raise UnsupportedConfigError(
             "no gate stands between linear layers or plain convolutions of its own that could have a whole unit more"
         )
-    if not is_wider and all(block.unit.before.bias is not None for block in blocks):
+    if not is_wider and all(block.fed.before.bias is not None for block in blocks):
         return WiderOriginal(model)
     try:
         wide, changes = padded(model, blocks, extra)
     except UnsupportedConfigError:
         if not is_wider:
             return WiderOriginal(model)
-        if any(block.unit.other is None for block in blocks):
+        if any(block.fed.other is None for block in blocks):
             raise
         wide, changes = padded(model, blocks, extra, biases=False)
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
-def can_be_wider(model: nn.Module, program: Program, found: Layers) -> bool:
+def can_be_wider(model: nn.Module, traced: TracedNetwork, found: Layers) -> bool:
     """Whether a model has blocks that can have more units, and a key of the config for them: only shapes decide it."""
     empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
     shapes = copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
     try:
-        return any(widen_original(shapes, program, found, 1.25).extra.values())
+        return any(widen_original(shapes, traced, found, 1.25).extra.values())
     except UnsupportedConfigError:
         return False
 
@@ -158,9 +158,9 @@ def padded(
     wide = independent_copy(model)
     for block in blocks:
         for operation in block.ahead:
-            _pad(wide, operation, operation.output_axis, extra[block.unit.site])
-        _pad(wide, block.down.operation, block.down.operation.input_axis, extra[block.unit.site])
-        if biases and block.unit.before.bias is None:  # families have biases in all maps of a block, or in none
+            _pad(wide, operation, operation.output_axis, extra[block.fed.site])
+        _pad(wide, block.down.operation, block.down.operation.input_axis, extra[block.fed.site])
+        if biases and block.fed.before.bias is None:  # families have biases in all maps of a block, or in none
             for operation in (each for each in block.maps if each.bias is None):
                 weight, module = wide.get_parameter(operation.weight_name), owner_of(wide, operation)
                 if getattr(module, "bias", False) is not None:
@@ -168,7 +168,7 @@ def padded(
                         f"{type(module).__name__} at {operation.weight} cannot be given a bias"
                     )
                 module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
-    widths = {block.before.weight_name: (block.width, extra[block.unit.site]) for block in blocks}
+    widths = {block.before.weight_name: (block.width, extra[block.fed.site]) for block in blocks}
     return wide, write_configs(plan_configs(wide, widths, lambda root, inside: _plan(root, dict(inside.values()))))
 
 

@@ -14,12 +14,12 @@ from torch.fx import Node
 
 from hf_lgelu.activation.kernels.cpu.rows import load_loop, run_rows
 from hf_lgelu.activation.kernels.plain import opaque_refusal
-from hf_lgelu.models.copies import operable_module, require_values_here
+from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.networks.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
 from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import find_relu_sites
-from hf_lgelu.refit.layers import find_gate_units, product_behind
-from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.layers import find_fed_gates, product_behind
+from hf_lgelu.refit.traced import TracedNetwork
 
 
 class _Map:
@@ -82,8 +82,8 @@ class _Down(_Map):
         noted = up.noted.pop(threading.get_ident(), None) if up is not None and up.noted else None
         if rows is None or (noted is None and up is not None):
             return self.dense(x if noted is None or up is None else x * up.dense(noted))
-        beside, bias = (None, None) if noted is None or up is None else (up.rows_for(noted), up.module.bias)
-        return run_rows(noted, x, beside, bias, rows, self.module.bias)
+        uncounted, bias = (None, None) if noted is None or up is None else (up.rows_for(noted), up.module.bias)
+        return run_rows(noted, x, uncounted, bias, rows, self.module.bias)
 
 
 def _put_in_order(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -117,7 +117,7 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     >>> hf_lgelu.skip_zeros(network, False)
     []
     """
-    model = operable_module(model)
+    model = changeable_module(model)
     require_values_here(model.named_modules())
     for module in model.modules():
         if isinstance(held := vars(module).get("forward"), _Map):
@@ -125,19 +125,19 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     if not skip or isinstance(load_loop(), str):
         return []
     sites = [site for site in find_relu_sites(model) if site.kind == "relu"]
-    program = Program(model, sites, getattr(model, "dummy_inputs", None) if inputs is None else inputs)
+    traced = TracedNetwork(model, sites, getattr(model, "dummy_inputs", None) if inputs is None else inputs)
     found = []
-    for unit in find_gate_units(program):
-        (call,) = program.flow.calls[unit.site]
-        product, other = product_behind(call), unit.other
-        behind = _map_behind(program, product or call)
-        maps = [unit.before, behind] if other is None else [unit.before, behind, other]
-        modules = [_module_of(model, program, each) for each in maps]
+    for fed in find_fed_gates(traced):
+        (call,) = traced.flow.calls[fed.site]
+        product, other = product_behind(call), fed.other
+        behind = _map_behind(traced, product or call)
+        maps = [fed.before, behind] if other is None else [fed.before, behind, other]
+        modules = [_module_of(model, traced, each) for each in maps]
         if behind is None or None in modules or (product is None) != (other is None):
             continue
-        _Before(modules[0], unit.before.output_axis)
+        _Before(modules[0], fed.before.output_axis)
         _Down(modules[1], behind.input_axis, None if other is None else _Up(modules[2], other.output_axis))
-        found.append(sites[unit.site].name)
+        found.append(sites[fed.site].name)
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no ReLU module in a feed-forward block of linear maps in float32 on the CPU. "
@@ -146,11 +146,11 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     return found
 
 
-def _map_behind(program: Program, node: Node) -> AffineOperation | None:
+def _map_behind(traced: TracedNetwork, node: Node) -> AffineOperation | None:
     """The affine operation that alone takes a node's output."""
     while len(users(node)) == 1:
         (user,) = users(node)
-        operation = read_affine(user, program.flow)
+        operation = read_affine(user, traced.flow)
         if operation is not None:
             return operation if operation.data is node else None
         if operation_name(user) not in COPIES | RESHAPES or shape_of(user)[-1:] != shape_of(node)[-1:]:
@@ -159,12 +159,12 @@ def _map_behind(program: Program, node: Node) -> AffineOperation | None:
     return None
 
 
-def _module_of(model: nn.Module, program: Program, operation: AffineOperation | None) -> nn.Module | None:
+def _module_of(model: nn.Module, traced: TracedNetwork, operation: AffineOperation | None) -> nn.Module | None:
     """The module that computes a linear map of rows, and nothing more, with parameters of its own."""
     if operation is None or not (operation.mixes and operation.channel_axis == -1 and operation.is_direct):
         return None
     name, _, attribute = operation.weight_name.rpartition(".")
-    if attribute != "weight" or not program.flow.are_used_once(*operation.parameters):
+    if attribute != "weight" or not traced.flow.are_used_once(*operation.parameters):
         return None
 
     def runs_in(node: Node) -> str:
@@ -172,7 +172,7 @@ def _module_of(model: nn.Module, program: Program, operation: AffineOperation | 
 
     module = model.get_submodule(name)
     path = runs_in(operation.node)
-    more = [node for node in program.operations if runs_in(node) == path and node is not operation.node
+    more = [node for node in traced.operations if runs_in(node) == path and node is not operation.node
             and operation_name(node) not in COPIES | RESHAPES]  # fmt: skip
     is_own = path.removeprefix("model.") == name and not more and "forward" not in vars(module)
     weight = model.get_parameter(operation.weight_name)

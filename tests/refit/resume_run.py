@@ -15,7 +15,7 @@ from torch import nn
 
 from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit import distill, layerwise, resume
-from hf_lgelu.refit.program import Program
+from hf_lgelu.refit.traced import TracedNetwork
 
 
 def mlp():
@@ -54,7 +54,7 @@ CASES = {
 def trace_once():
     """The first trace of a process takes three times as long as the next; with one thread it can be inherited."""
     assert torch.get_num_threads() == 1
-    Program(mlp(), find_sites(mlp()), rows()[:4])
+    TracedNetwork(mlp(), find_sites(mlp()), rows()[:4])
 
 
 def counted(owner, name, at):

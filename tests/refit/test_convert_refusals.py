@@ -199,5 +199,5 @@ def test_a_refit_that_is_worse_than_the_plain_swap(monkeypatch):
 
 
 @torch.no_grad()
-def _add_noise(student, program, layer, fit):
+def _add_noise(student, traced, layer, fit):
     student.get_submodule(layer.maps[0].name).weight.add_(5.0)

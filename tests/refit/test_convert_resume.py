@@ -19,8 +19,8 @@ from hf_lgelu.refit.resume import forget_work
 
 @pytest.mark.slow
 def test_a_killed_conversion_goes_on_to_the_same_bits(tmp_path):
-    program = Path(__file__).with_name("resume_run.py")
-    result = run_fresh(program, tmp_path)
+    traced = Path(__file__).with_name("resume_run.py")
+    result = run_fresh(traced, tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     # What was being written is lost; of the rungs nothing was left but the last one.
     assert result.stdout.splitlines() == [

@@ -100,18 +100,18 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     original = copy.deepcopy(room.model)
     write_always_on(room.model, block, placement, seen, width, 16, 0.3 if copied else 1.0)
     write_copies(room.model, block, copies, width + 16)
-    write_placement(room.model, block.unit, placement)
+    write_placement(room.model, block.fed, placement)
     w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
-    z = rows @ w_gate[:width].T + original.get_parameter(block.unit.before.bias)[:width]
-    value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.unit.before.bias)[:width])
+    z = rows @ w_gate[:width].T + original.get_parameter(block.fed.before.bias)[:width]
+    value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.fed.before.bias)[:width])
     for source, of_copy, at in zip(*copies, strict=True):
         value[:, source] += of_copy * (z[:, source] - at).relu()
-    if block.unit.other is not None:
+    if block.fed.other is not None:
         value = value * (rows @ w_up[:width].T)
     expected = value @ w_down[:, :width].T
     new_gate, new_up, new_down = (_matrix(room.model, operation) for operation in _three(block))
-    features = (rows @ new_gate.T + room.model.get_parameter(block.unit.before.bias)).relu()
-    if block.unit.other is not None:
+    features = (rows @ new_gate.T + room.model.get_parameter(block.fed.before.bias)).relu()
+    if block.fed.other is not None:
         features = features * (rows @ new_up.T)
     actual = features @ new_down.T
     actual = actual + (0 if block.down.operation.bias is None else _bias_change(room.model, original, block))
@@ -137,7 +137,7 @@ def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
 
 
 def _three(block):
-    return block.unit.before, block.unit.other or block.unit.before, block.down.operation
+    return block.fed.before, block.fed.other or block.fed.before, block.down.operation
 
 
 def _matrix(model, operation):

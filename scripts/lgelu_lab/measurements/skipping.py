@@ -26,13 +26,13 @@ from hf_lgelu.models.surgery import exchange_activations
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import compared_outputs
-from hf_lgelu.networks.run import forward_hooks, looked_at, run_example
+from hf_lgelu.networks.run import forward_hooks, plain_evaluation, run_example
 from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.place import Place
-from hf_lgelu.refit.program import Program, Programs
 from hf_lgelu.refit.task import Exchange, Task, Work, choose_exchange
+from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from lgelu_lab.benchmarks.real_inputs import Inputs
 
 RULES = ("gate", "product", "shift")
@@ -62,12 +62,12 @@ class Wiring:
 def read_wiring(model: nn.Module, batches: Sequence[Inputs]) -> Wiring:
     """The wiring of a smooth network, and its data as a conversion deals them."""
     config = ConversionConfig()
-    with looked_at(model):
+    with plain_evaluation(model):
         folds = deal_folds(read_batches(batches, model=model), model=model)
         exchange = choose_exchange(model, folds, config)
-        found = find_layers(exchange.programs(model, config).of(folds.first), model, exchange.sites(model))
+        found = find_layers(exchange.traces(model, config).of(folds.first), model, exchange.sites(model))
     names = [site.name for site in exchange.sites(model)]
-    gated = {unit.site for unit in found.units if unit.other is not None}
+    gated = {unit.site for unit in found.fed_gates if unit.other is not None}
     behind = {names[index]: layer.maps[0].name for layer in found.layers for index in layer.sites}
     return Wiring(behind, {names[index] for index in gated} == set(behind), folds, exchange)
 
@@ -227,9 +227,9 @@ class SkippingRefit(Refit):
         super().__init__(task)
         self._live, self._inputs = live, inputs
 
-    def prepare(self, programs: Programs, program: Program, found: Layers) -> None:
+    def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
         """Note the gates before each layer."""
-        names = [site.name for site in programs.sites]
+        names = [site.name for site in traces.sites]
         self._gates = [[names[index] for index in layer.sites] for layer in found.layers]
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
@@ -263,10 +263,10 @@ def refit_skipping(model: nn.Module, wiring: Wiring, form: str, live: float, inp
     """
     if form in ("place", "width"):
         config = ConversionConfig(**({"width": live} if form == "width" else {"live": live}))
-        with looked_at(model):
+        with plain_evaluation(model):
             return Place(Task(model, wiring.folds, wiring.exchange, config, Work, True)).make(None, float("inf")).model
     exchange = _SkippingExchange(wiring.exchange.kinds, wiring.exchange.keep, wiring.exchange.target)
     object.__setattr__(exchange, "form", form)
-    with looked_at(model):
+    with plain_evaluation(model):
         task = Task(model, wiring.folds, exchange, ConversionConfig(), Work, True)
         return SkippingRefit(task, live, inputs).make(None, float("inf")).model

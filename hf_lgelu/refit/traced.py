@@ -36,7 +36,7 @@ Gate = Callable[[int, Tensor], Tensor]
 """(index of a site, its input) → its output."""
 
 
-class Program:
+class TracedNetwork:
     """The operations of a forward pass on inputs of one shape, in their order; no operation works in place."""
 
     def __init__(
@@ -44,15 +44,15 @@ class Program:
         *, any_size: bool = False,
     ) -> None:  # fmt: skip
         """Trace `model` as `export_sites` does, with its refusal."""
-        program, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
-        if not _can_be_kept(program):
-            program = program.run_decompositions({})  # takes longer than the trace itself
-            _restore_norms(program.graph_module.graph)
-        self.flow = read_flow(model, program, reached)
-        self._module = program.graph_module
-        self._constants = program.constants
+        traced, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
+        if not _can_be_kept(traced):
+            traced = traced.run_decompositions({})  # takes longer than the trace itself
+            _restore_norms(traced.graph_module.graph)
+        self.flow = read_flow(model, traced, reached)
+        self._module = traced.graph_module
+        self._constants = traced.constants
         placeholders = [node for node in self._module.graph.nodes if node.op == "placeholder"]
-        self._specs = dict(zip(placeholders, program.graph_signature.input_specs, strict=True))
+        self._specs = dict(zip(placeholders, traced.graph_signature.input_specs, strict=True))
         self.inputs = [node for node, spec in self._specs.items() if spec.kind is InputKind.USER_INPUT]
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
 
@@ -134,9 +134,9 @@ def gate_of(modules: Sequence[nn.Module]) -> Gate:
     return run
 
 
-def _can_be_kept(program: ExportedProgram) -> bool:
+def _can_be_kept(traced: ExportedProgram) -> bool:
     """Whether no operation works in place, moves a norm's running statistics, or wraps operations that may."""
-    for node in program.graph.nodes:
+    for node in traced.graph.nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         if isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool):  # arithmetic with sizes
@@ -159,31 +159,31 @@ def _restore_norms(graph: Graph) -> None:
         output.replace_all_uses_with(norm)
 
 
-class Programs:
+class TracedNetworks:
     """The traced forward passes of a model, one for each shape of inputs: a trace takes longer than running a batch."""
 
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
-        """As for `Program`; `sites` are those of `model`."""
+        """As for `TracedNetwork`; `sites` are those of `model`."""
         self.model, self.sites, self._outputs = model, sites, outputs
-        self._traced: dict[Any, Program] = {}
+        self._traced: dict[Any, TracedNetwork] = {}
 
-    def of(self, batch: FoldBatch) -> Program:
+    def of(self, batch: FoldBatch) -> TracedNetwork:
         """The program for inputs of the batch's shape."""
         if batch.shape not in self._traced:
             self._traced[batch.shape] = self._trace(batch.load().inputs, any_size=batch.samples.are_batches)
         return self._traced[batch.shape]
 
-    def _trace(self, inputs: Inputs, any_size: bool) -> Program:
+    def _trace(self, inputs: Inputs, any_size: bool) -> TracedNetwork:
         """With `any_size`, a program from before that computes for these inputs what the model does; else a new one."""
         if any_size:
             wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
-            for program in dict.fromkeys(self._traced.values()):
+            for traced in dict.fromkeys(self._traced.values()):
                 with suppress(*NOT_TAKEN), torch.no_grad(), same_randomness():
-                    if agree(wanted, program.gives(inputs, self.model, gate)):
-                        return program
+                    if agree(wanted, traced.gives(inputs, self.model, gate)):
+                        return traced
             with suppress(ValueError):
-                return Program(self.model, self.sites, inputs, self._outputs, any_size=True)
-        return Program(self.model, self.sites, inputs, self._outputs)
+                return TracedNetwork(self.model, self.sites, inputs, self._outputs, any_size=True)
+        return TracedNetwork(self.model, self.sites, inputs, self._outputs)
 
 
 def upstream(node: Node) -> set[Node]:
@@ -208,7 +208,7 @@ class Stage:
 
 
 def plan_stages(
-    program: Program, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], kept: Set[Node]
+    traced: TracedNetwork, stops: Sequence[tuple[Sequence[Node], Sequence[Node]]], kept: Set[Node]
 ) -> list[Stage]:
     """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims).
 
@@ -220,11 +220,11 @@ def plan_stages(
         needed_for = set().union(*map(upstream, aims))
         starts = set(maps)  # and the views through which they take their weights
         for view in (operand for each in maps for operand in each.all_input_nodes):
-            while view.op != "placeholder" and program.flow.parameter(view) is not None:
+            while view.op != "placeholder" and traced.flow.parameter(view) is not None:
                 starts.add(view)
                 view = view.args[0]
-        changing = program.downstream(starts, needed_for | done)  # a map that is used early and late
-        parts.append((program.in_order(needed_for - done - changing), program.in_order(changing)))
+        changing = traced.downstream(starts, needed_for | done)  # a map that is used early and late
+        parts.append((traced.in_order(needed_for - done - changing), traced.in_order(changing)))
         done |= needed_for
     later = set(kept)
     stages: list[Stage] = []
