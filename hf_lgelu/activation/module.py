@@ -128,15 +128,24 @@ class LambdaGate(nn.Module):
         return super()._apply(move_only, recurse)
 
     def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         state = {name: state_dict.get(prefix + name) for name in ("raw_hardness", "temperature", "hardness_override")}
         if (problem := state_problem(**state)) is not None:
             error_msgs.append(f"{prefix.removesuffix('.') or type(self).__name__}: {problem}")
             return
-        half = {prefix + name: tensor for name, tensor in state.items()
-                if isinstance(tensor, Tensor) and tensor.dtype != torch.float32}  # fmt: skip
+        half = {
+            prefix + name: tensor
+            for name, tensor in state.items()
+            if isinstance(tensor, Tensor) and tensor.dtype != torch.float32
+        }
         if half:  # assign=True would put the checkpoint's own tensors in
             state_dict = {**state_dict, **{name: tensor.detach().float() for name, tensor in half.items()}}
         super()._load_from_state_dict(

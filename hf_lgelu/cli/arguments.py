@@ -326,7 +326,5 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
 
 COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind
-    for kind in (
-        ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments
-    )
-}  # fmt: skip
+    for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments)
+}

@@ -67,8 +67,10 @@ def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
     def order(entry: Any) -> tuple[bool, ...]:
         """Of a group first what must be given, words before options, and then the data."""
         return (
-            entry.default is not dataclasses.MISSING, "is_word" not in entry.metadata, not entry.name.startswith("data")
-        )  # fmt: skip
+            entry.default is not dataclasses.MISSING,
+            "is_word" not in entry.metadata,
+            not entry.name.startswith("data"),
+        )
 
     options = sorted(dataclasses.fields(kind), key=order)
     required = [entry for entry in options if entry.default is dataclasses.MISSING]
@@ -94,9 +96,13 @@ def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
                 group.add_argument(f"--{name}", action="store_true", help=help)
             else:
                 group.add_argument(
-                    f"--{name}", type=of_type, default=entry.default, required=entry in required,
-                    choices=entry.metadata.get("choices"), help=help,
-                )  # fmt: skip
+                    f"--{name}",
+                    type=of_type,
+                    default=entry.default,
+                    required=entry in required,
+                    choices=entry.metadata.get("choices"),
+                    help=help,
+                )
     return parser
 
 

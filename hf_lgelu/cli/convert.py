@@ -122,9 +122,14 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             from hf_lgelu.cli.compare import print_table  # for --compare alone
 
             print_table(
-                given.network, converted, second or inputs, int8=arguments.int8, outputs=named(arguments.outputs),
-                is_fitted=second is None, progress=progress,
-            )  # fmt: skip
+                given.network,
+                converted,
+                second or inputs,
+                int8=arguments.int8,
+                outputs=named(arguments.outputs),
+                is_fitted=second is None,
+                progress=progress,
+            )
     state.wait_for_everyone()
     return report
 
@@ -219,7 +224,11 @@ def _write(
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)
     card = render_conversion_card(
-        report, provenance, facts_of_folder(folder), figure=FIGURE_FILE, repo_id=arguments.push_to_hub,
+        report,
+        provenance,
+        facts_of_folder(folder),
+        figure=FIGURE_FILE,
+        repo_id=arguments.push_to_hub,
         license=arguments.license or stated_licence(given.name),
-    )  # fmt: skip
+    )
     save_card(card, folder)

@@ -58,10 +58,17 @@ def demo(arguments: DemoArguments) -> None:
         original.save_pretrained(new / "original")
         draw_conversion(new / FIGURE_FILE, report)
         provenance = Provenance(
-            model="original", model_is_on_hub=False, data="the pictures in rows.csv", samples=len(rows[1]), seed=0,
-            evaluation=None, evaluation_source=None, created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=package_versions(), hardware=hardware(1),
-        )  # fmt: skip
+            model="original",
+            model_is_on_hub=False,
+            data="the pictures in rows.csv",
+            samples=len(rows[1]),
+            seed=0,
+            evaluation=None,
+            evaluation_source=None,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=package_versions(),
+            hardware=hardware(1),
+        )
         save_card(render_conversion_card(report, provenance, facts_of_folder(new), figure=FIGURE_FILE), new)
         for name, (inputs, classes) in {"rows.csv": rows, "test.csv": seen}.items():
             with (new / name).open("w", newline="", encoding="utf-8") as table:

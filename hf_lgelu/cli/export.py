@@ -40,9 +40,13 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
         report: Any
         if is_checkpoint:
             report = save_plain(
-                given.model, place, form=arguments.to, source=given.processors, inputs=inputs,
+                given.model,
+                place,
+                form=arguments.to,
+                source=given.processors,
+                inputs=inputs,
                 allow_soft=arguments.allow_soft,
-            )  # fmt: skip
+            )
             report = replace(report, folder=str(folder))
         else:  # of a sentence encoder with its pooling
             opset = arguments.opset or OPSET
@@ -59,9 +63,14 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
             compared = print_table(given.network, exported, rows, int8=False, progress=progress)
         if is_checkpoint:
             write_card(
-                given.model, new, form=arguments.to, change=report.change, compared=compared,
-                license=arguments.license, repo_id=arguments.push_to_hub,
-            )  # fmt: skip
+                given.model,
+                new,
+                form=arguments.to,
+                change=report.change,
+                compared=compared,
+                license=arguments.license,
+                repo_id=arguments.push_to_hub,
+            )
     say(f"Saved in {folder}" + (", with the model card README.md" if is_checkpoint else ""))
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
     return report

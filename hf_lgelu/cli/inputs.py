@@ -126,9 +126,13 @@ class Selection(Rows):
         if "pixel_values" not in rows.column_names or self.asked.column not in (None, "pixel_values"):
             mode = "L" if getattr(model.config, "num_channels", 3) == 1 else "RGB"
             images = ProcessedImages(
-                rows, self._column("image"), self.given.processors, mode=mode, labels=labels,
+                rows,
+                self._column("image"),
+                self.given.processors,
+                mode=mode,
+                labels=labels,
                 trust_remote_code=self.given.trust_remote_code,
-            )  # fmt: skip
+            )
             return Subset(images, chosen)
         # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
         found = rows[chosen]

@@ -190,8 +190,11 @@ def text_blocks(
     # Of a file: an empty one is an empty line. A cell of a table that holds nothing is None.
     are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER] if text)
     for start in order:
-        together = [text if text.endswith("\n") else f"{text}\n" for text in texts[start : start + _TOGETHER]
-                    if text or (text == "" and are_lines)]  # fmt: skip
+        together = [
+            text if text.endswith("\n") else f"{text}\n"
+            for text in texts[start : start + _TOGETHER]
+            if text or (text == "" and are_lines)
+        ]
         if together:
             encoded = tokenizer(together, add_special_tokens=False, return_attention_mask=False, verbose=False)
             tokens += [token for text in encoded["input_ids"] for token in text]
@@ -211,9 +214,16 @@ def text_blocks(
 
 
 def text_sequences(
-    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int, wanted: int | None, seed: int,
-    labels: Tensor | None, *, seconds: Sequence[str] | None, prompt: str,
-) -> TensorRows:  # fmt: skip
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    wanted: int | None,
+    seed: int,
+    labels: Tensor | None,
+    *,
+    seconds: Sequence[str] | None,
+    prompt: str,
+) -> TensorRows:
     """`wanted` texts that are not empty, a row each, cut at `length` tokens and padded to the longest.
 
     None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.

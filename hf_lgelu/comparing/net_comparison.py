@@ -79,7 +79,7 @@ class NetComparison:
                 *(part[None] if batch.is_sample and part is not None else part for part in given),
                 are_scores=reference.are_logits and number == 0,
                 are_embeddings=reference.are_embeddings and number == 0,
-            )  # fmt: skip
+            )
         self._score += Score.of(other, batch, is_causal)
 
     def merge(self, other: "NetComparison") -> None:
@@ -99,9 +99,14 @@ class NetComparison:
         first, scores = self.first, self._score.values
         errors = {name: change.relative_error for name, change in self._outputs.items()}
         return NetChange(
-            first.kl, first.agreement, first.largest_change, first.relative_error, scores,
-            errors if len(errors) > 1 else {}, first.embedding,
-        )  # fmt: skip
+            first.kl,
+            first.agreement,
+            first.largest_change,
+            first.relative_error,
+            scores,
+            errors if len(errors) > 1 else {},
+            first.embedding,
+        )
 
 
 @torch.no_grad()

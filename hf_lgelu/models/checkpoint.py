@@ -65,8 +65,11 @@ def load_checkpoint(
         # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         named, given = getattr(config, "auto_map", None), {}
-        own_code = {name: str(code) for name, code in (named.items() if isinstance(named, dict) else ())
-                    if name.startswith("AutoModel") and hasattr(transformers, name)}  # fmt: skip
+        own_code = {
+            name: str(code)
+            for name, code in (named.items() if isinstance(named, dict) else ())
+            if name.startswith("AutoModel") and hasattr(transformers, name)
+        }
         loader: Any = kind
         if kind is None and trust_remote_code and own_code:
             saved = [name for name, code in own_code.items() if code.rpartition(".")[2] in (config.architectures or ())]

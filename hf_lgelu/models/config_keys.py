@@ -94,8 +94,11 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
     config = apply_changes(model.config, lifted)
     there = modules_of(model)
     others = {name: site.module for site in find_sites(model) if (name := uncompiled_name(site.name)) not in site_names}
-    plain = {name: module for name, module in there.items()
-             if is_activation(module) and name not in site_names | others.keys()}  # fmt: skip
+    plain = {
+        name: module
+        for name, module in there.items()
+        if is_activation(module) and name not in site_names | others.keys()
+    }
     looked_up = _looked_up_names(there)
     renamed: set[str] = set()
     refusals: list[Exception] = []
@@ -147,10 +150,13 @@ def built_otherwise(
     planned, skeleton = planned or {}, _built(model, config)
     if not skeleton:
         return dict(planned)
-    return {name: module for name, module in {**modules_of(model), **planned}.items()
-            if (name in planned or is_activation(module))
-            and name.rpartition(".")[0] in skeleton
-            and not computes_same(_at(skeleton, name), module)}  # fmt: skip
+    return {
+        name: module
+        for name, module in {**modules_of(model), **planned}.items()
+        if (name in planned or is_activation(module))
+        and name.rpartition(".")[0] in skeleton
+        and not computes_same(_at(skeleton, name), module)
+    }
 
 
 def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
@@ -163,8 +169,11 @@ def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[t
 
 def without_guard(config: Config, *, back: bool = False) -> list[ConfigChange]:
     """The config changes that give each guarded key the plain network's value, or `back` the guard."""
-    kept = [((*path, *key.split(".")), *values[:: 1 if back else -1])
-            for path, guards in kept_in(config, GUARDS_KEY) for key, values in guards.items()]  # fmt: skip
+    kept = [
+        ((*path, *key.split(".")), *values[:: 1 if back else -1])
+        for path, guards in kept_in(config, GUARDS_KEY)
+        for key, values in guards.items()
+    ]
     return [ConfigChange(path, old, new) for path, old, new in kept if value_at(config, path) == old]
 
 
@@ -185,8 +194,11 @@ def kept_in(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
     """The changes of `config` each of which alone builds `activation` at one or more of the sites."""
-    chosen = [change for change in _candidates(config, activation)
-              if _reached(_built(model, config, [change]), sites, activation)]  # fmt: skip
+    chosen = [
+        change
+        for change in _candidates(config, activation)
+        if _reached(_built(model, config, [change]), sites, activation)
+    ]
     return chosen + _coupled(model, config, sites, activation, chosen)
 
 
@@ -324,8 +336,11 @@ def _candidates(config: Config, activation: str) -> list[ConfigChange]:
         # T5 takes "gated-gelu" for the tanh form.
         changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
     if activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
-        changes += [ConfigChange(path, value, activation == "gelu") for path, value in config_entries(config)
-                    if path[-1] == "gelu_activation"]  # fmt: skip
+        changes += [
+            ConfigChange(path, value, activation == "gelu")
+            for path, value in config_entries(config)
+            if path[-1] == "gelu_activation"
+        ]
     for path, held in held_configs(config):
         if hasattr(held, "model_args") and hasattr(held, "architecture"):  # TimmWrapperConfig, or a tower of timm's
             if held.model_args is None:
@@ -413,9 +428,12 @@ def plan_width_changes(
 
     # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
     shapes = (built_shapes([]) or {}) | _shapes(model)
-    entries = [(path, value) for path, value in config_entries(model.config)
-               if type(value) in (int, list)  # False is no width of 0
-               or (value is None and any(part in path[-1] for part in _LEFT_OPEN))]  # fmt: skip
+    entries = [
+        (path, value)
+        for path, value in config_entries(model.config)
+        if type(value) in (int, list)  # False is no width of 0
+        or (value is None and any(part in path[-1] for part in _LEFT_OPEN))
+    ]
     keys = [ConfigChange(path, value, new) for path, value in entries if (new := resized(value)) != value]
 
     def wrong(changes: Sequence[ConfigChange]) -> float:

@@ -140,8 +140,12 @@ def _gates_rebuilt() -> Iterator[None]:
 
 def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **kwargs: Any) -> dict[str, str]:
     # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
-    of_gates = {f"{name}.{key}" for name, module in model.named_modules(remove_duplicate=False)
-                if isinstance(module, LambdaGate) for key in module.state_dict()}  # fmt: skip
+    of_gates = {
+        f"{name}.{key}"
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, LambdaGate)
+        for key in module.state_dict()
+    }
     tied = original(model, *args, **kwargs)
     return {target: source for target, source in tied.items() if target not in of_gates}
 

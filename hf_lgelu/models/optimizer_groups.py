@@ -160,8 +160,11 @@ def check_rate(name: str, value: float) -> None:
 def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
     # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no option `use_fallback`.
     return {
-        "lr": float(multiplier) * learning_rate, "weight_decay": 0.0, "group_name": HARDNESS_GROUP, "use_fallback": True
-    }  # fmt: skip
+        "lr": float(multiplier) * learning_rate,
+        "weight_decay": 0.0,
+        "group_name": HARDNESS_GROUP,
+        "use_fallback": True,
+    }
 
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

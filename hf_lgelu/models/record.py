@@ -40,7 +40,7 @@ from hf_lgelu.models.config_keys import (
     without_guard,
 )
 from hf_lgelu.networks.calls import recorded_calls
-from hf_lgelu.networks.elementwise import Called, form_at
+from hf_lgelu.networks.elementwise import FunctionModule, form_at
 from hf_lgelu.networks.rewrite import GATES, Call, called_in, method_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
@@ -79,13 +79,16 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     every = {uncompiled_name(site.name) for site in find_sites(model)}
     guards: list[ConfigChange] = []
     for sites, known in itertools.product((places, every), (DEFAULT_GATE, "relu")):
-        guards = guards or [replace(change, new=NEEDS_THE_PACKAGE)
-                            for change in changes_at(model, unguarded, sites, known)
-                            if not isinstance(change.old, bool)]  # fmt: skip
+        guards = guards or [
+            replace(change, new=NEEDS_THE_PACKAGE)
+            for change in changes_at(model, unguarded, sites, known)
+            if not isinstance(change.old, bool)
+        ]
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
     kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
-    remembered = [ConfigChange((key,), value_at(config, (key,)), new)
-                  for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))]  # fmt: skip
+    remembered = [
+        ConfigChange((key,), value_at(config, (key,)), new) for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))
+    ]
     remembered = [change for change in remembered if change.old is not None or change.new is not None]
     return [*combined(config, plain, guards), *inner, *remembered]
 
@@ -145,8 +148,12 @@ def _plain_entry(module: nn.Module) -> dict[str, Any]:
 
 
 _WITH_ARGUMENTS: dict[str, Any] = {
-    "leaky_relu": nn.LeakyReLU, "elu": nn.ELU, "selu": nn.SELU, "celu": nn.CELU, "softplus": nn.Softplus,
-}  # fmt: skip
+    "leaky_relu": nn.LeakyReLU,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+    "celu": nn.CELU,
+    "softplus": nn.Softplus,
+}
 """Activations of torch that transformers has no name for, or none for each slope."""
 
 
@@ -281,7 +288,7 @@ def restore_calls(
             owner = next((each for each in owners if method_of(type(each), call)), owners[0])
             method = method_of(type(owner), call)
             held = None if method is None else called_in(method, call)
-            if held is not None and form_at(Called(*held)) is None:
+            if held is not None and form_at(FunctionModule(*held)) is None:
                 raise ValueError(f"the config's record makes a gate of {call.where}, whose call is no activation")
             found[owner][number] = call
     for owner, calls in found.items():

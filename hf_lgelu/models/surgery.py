@@ -336,8 +336,11 @@ def plan_configs(
     plans: ConfigPlans = []
     for name, root in pretrained_roots(model):
         prefix = f"{name}." if name else ""
-        inside = {uncompiled_name(site.removeprefix(prefix)): content
-                  for site, content in at_sites.items() if site.startswith(prefix)}  # fmt: skip
+        inside = {
+            uncompiled_name(site.removeprefix(prefix)): content
+            for site, content in at_sites.items()
+            if site.startswith(prefix)
+        }
         if inside:
             plans.append((root, plan(root, inside)))
     return plans
@@ -364,8 +367,10 @@ def exchange_activations(
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     forget_checkpoint(model)
-    replaced = tuple(ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
-                     for site, module in zip(sites, modules, strict=True))  # fmt: skip
+    replaced = tuple(
+        ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
+        for site, module in zip(sites, modules, strict=True)
+    )
     return SurgeryReport(replaced, write_configs(plans))
 
 

@@ -188,9 +188,10 @@ def read_batches(
     is_all = isinstance(data, Tensor | np.ndarray | Mapping)
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
     options = {
-        "batch_size": batch_size or _READ_AT_ONCE, "collate_fn": data_collator or _collate,
+        "batch_size": batch_size or _READ_AT_ONCE,
+        "collate_fn": data_collator or _collate,
         "generator": torch.Generator(),
-    }  # fmt: skip
+    }
     indexable = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_all
     if isinstance(data, IterableDataset):
         every: Iterable = DataLoader(data, **options)
@@ -335,9 +336,13 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
         labels, is_sample = None, True  # a list of targets for a list of graphs
     make = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if (
-        model is None or make is None or labels is None or labels.ndim != 2 or isinstance(inputs, tuple)
+        model is None
+        or make is None
+        or labels is None
+        or labels.ndim != 2
+        or isinstance(inputs, tuple)
         or "decoder_input_ids" in tensors
-    ):  # fmt: skip
+    ):
         return Batch(inputs, labels, is_sample)
     # An encoder-decoder makes the decoder's inputs of labels.
     inputs = dict(inputs) if isinstance(inputs, dict) else {model.main_input_name: inputs}

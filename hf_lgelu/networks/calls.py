@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.elementwise import CONVERTED_KINDS, Called, codes_in, form_at, values_at
+from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, values_at
 from hf_lgelu.networks.rewrite import GATES, Call, call_in, calls_of, method_in, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, run_example
 
@@ -55,8 +55,11 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             with again:
                 outputs = run_example(model, inputs) if search.found else expected
             pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
-            is_same = all(torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True) for one, other in pairs
-                          if isinstance(one, Tensor))  # fmt: skip
+            is_same = all(
+                torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+                for one, other in pairs
+                if isinstance(one, Tensor)
+            )
         if not is_same or again.found or again.refused:
             lines = [*(call.where for gates in search.found.values() for call in gates), *again.refused]
             raise ValueError(
@@ -72,7 +75,7 @@ def lines_of_old_gates(model: nn.Module) -> list[str]:
         f"{call.where}: {call.function}"
         for module in model.modules()
         for call, gate in zip(calls_of(module), module.get_submodule(GATES) if calls_of(module) else (), strict=True)
-        if not isinstance(gate, Called)
+        if not isinstance(gate, FunctionModule)
     ]
     return list(dict.fromkeys(lines))
 
@@ -95,7 +98,7 @@ class _Search(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
         super().__init__()
-        self.found: dict[nn.Module, dict[Call, Called]] = defaultdict(dict)
+        self.found: dict[nn.Module, dict[Call, FunctionModule]] = defaultdict(dict)
         self.refused: list[str] = []
         self._modules, self._kinds = ids_of(model.modules()), kinds
 
@@ -107,7 +110,7 @@ class _Search(TorchFunctionMode):
             self._look(_call_of(func, args, kwargs or {}), output, running[1][1:])
         return output
 
-    def _look(self, seen: tuple[Any, Called], output: Any, frames: list[FrameType]) -> None:
+    def _look(self, seen: tuple[Any, FunctionModule], output: Any, frames: list[FrameType]) -> None:
         is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
         is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
         where = line_of(next(itertools.compress(frames, is_theirs), frames[-1]))
@@ -147,7 +150,7 @@ class _Search(TorchFunctionMode):
                     return next(below for below, each in enumerate(frames) if each.f_code in codes), owner, *method
         return None
 
-    def _takes(self, x: Any, gate: Called) -> bool:
+    def _takes(self, x: Any, gate: FunctionModule) -> bool:
         if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # a scale
             return False
         if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves((gate.args, gate.kwargs)))):
@@ -156,14 +159,14 @@ class _Search(TorchFunctionMode):
         return form is not None and form.kind in self._kinds
 
 
-def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, Called]:
+def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, FunctionModule]:
     """(the input of a call, the module that computes the same)."""
     rest = {name: value for name, value in named.items() if name != "inplace"}
     x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
-    return x, Called(function, args[1:], rest)
+    return x, FunctionModule(function, args[1:], rest)
 
 
-def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, Called] | None:
+def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, FunctionModule] | None:
     """`_call_of` for the function that runs in a frame: one of its file, or a static method of the caller's class."""
     name = frame.f_code.co_name
     for held in (frame.f_globals.get(name), inspect.getattr_static(type(owner), name, None)):
@@ -171,10 +174,15 @@ def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, Called] 
         if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
             given = inspect.getargvalues(frame)
             is_open = given.varargs is not None or given.keywords is not None
-            return None if is_open or not given.args else _call_of(
-                function, tuple(given.locals[each] for each in given.args[:1]),
-                {each: given.locals[each] for each in given.args[1:]},
-            )  # fmt: skip
+            return (
+                None
+                if is_open or not given.args
+                else _call_of(
+                    function,
+                    tuple(given.locals[each] for each in given.args[:1]),
+                    {each: given.locals[each] for each in given.args[1:]},
+                )
+            )
     return None
 
 
@@ -213,6 +221,5 @@ def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[Fra
     module, frames = found
     own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
     names = [str(frame.f_globals.get("__name__")) for frame in frames]
-    theirs = [frame for frame, name in zip(frames, names, strict=True)
-              if name in own or not name.startswith(LIBRARIES)]  # fmt: skip
+    theirs = [frame for frame, name in zip(frames, names, strict=True) if name in own or not name.startswith(LIBRARIES)]
     return module, theirs or frames[-1:]

@@ -96,7 +96,9 @@ def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> It
     Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
     """
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
-    modules = [copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
-               for site in sites]  # fmt: skip
+    modules = [
+        copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
+        for site in sites
+    ]
     with exchanged(sites, modules):
         yield {id(module): site.name for site, module in zip(sites, modules, strict=True)}

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.networks.elementwise import Called
+from hf_lgelu.networks.elementwise import FunctionModule
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, call_with, evaluation_mode, placed, run_example, same_randomness
 from hf_lgelu.networks.sites import ActivationSite, exchanged
 
@@ -141,7 +141,7 @@ def export_sites(
         reached.add(site)
         return _activation_site(x, site)
 
-    markers = [Called(mark, (index,)) for index in range(len(sites))]
+    markers = [FunctionModule(mark, (index,)) for index in range(len(sites))]
     # torch's transformers apply a mask, and do not ask whether its values are a causal one's.
     unread = patch.object(
         transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True

@@ -110,7 +110,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-class Called(nn.Module):
+class FunctionModule(nn.Module):
     """A module that computes what the call of a function does, with the other arguments of that call."""
 
     def __init__(self, function: Callable[..., Tensor], args: Sequence[Any] = (), kwargs: Any = None) -> None:
@@ -244,7 +244,7 @@ def values_at(held: Any) -> Tensor | None:
 def _read(held: Any) -> tuple[Tensor | None, Form | None]:
     if held is None or isinstance(held, LambdaGate):
         return None, None
-    module: nn.Module = held if isinstance(held, nn.Module) else Called(held)
+    module: nn.Module = held if isinstance(held, nn.Module) else FunctionModule(held)
     tensors = [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
     if module._modules or any(isinstance(each, nn.parameter.UninitializedTensorMixin) for each in tensors):
         return None, None

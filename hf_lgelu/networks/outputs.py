@@ -68,8 +68,11 @@ def uncounted_outputs(output: Any) -> dict[str, Tensor]:
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
     counted = task_outputs(output)
-    return {given: value for given, value in _floating(output).items()
-            if given not in counted and given.partition(".")[0] not in _NOT_READ}  # fmt: skip
+    return {
+        given: value
+        for given, value in _floating(output).items()
+        if given not in counted and given.partition(".")[0] not in _NOT_READ
+    }
 
 
 def _is_in(given: str, name: str) -> bool:
@@ -154,8 +157,11 @@ class OutputReader:
             with followed.watching():
                 seen = task_outputs(run_example(model, inputs), list(found))
             axes |= {name: followed.followed(seen[name]) for name in maps}
-        tensors = {name: classes_last(value, (name in maps and axes[name]) or None)
-                   for name, value in found.items() if value.ndim}  # fmt: skip
+        tensors = {
+            name: classes_last(value, (name in maps and axes[name]) or None)
+            for name, value in found.items()
+            if value.ndim
+        }
         are_logits = (
             not are_vectors
             and found[name].ndim > 1

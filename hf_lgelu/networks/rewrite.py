@@ -88,8 +88,11 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     cls: Any = type(owner)
     # A method in an attribute, `self.run = self.fast` or accelerate's for its hooks, is bound to the text of then.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
-    bound = {name: held for name, held in vars(owner).items()
-             if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own}  # fmt: skip
+    bound = {
+        name: held
+        for name, held in vars(owner).items()
+        if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own
+    }
     if isinstance(owner, fx.GraphModule):
         attribute, before, after = "graph", owner.graph, _graph_with_gates(owner, calls)
     else:
@@ -143,9 +146,12 @@ def _text(method: FunctionType) -> _Text:
             "has changed since it was imported"
         )
     definition = next(
-        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == code.co_name
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.name == code.co_name
         and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
-    )  # fmt: skip
+    )
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
     bare = "".join("".join(word.string.split()) for word in words if word.type != tokenize.COMMENT)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
@@ -264,8 +270,11 @@ def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph
     graph = copy.deepcopy(module.graph)
     nodes = {old.name: new for old, new in zip(module.graph.nodes, graph.nodes, strict=True)}
     text = _text(type(module).forward)
-    names = {node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-             for node in ast.walk(text.definition) if isinstance(node, ast.Assign | ast.AnnAssign)}  # fmt: skip
+    names = {
+        node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
+        for node in ast.walk(text.definition)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    }
     for place, call in enumerate(calls):
         node = nodes[names[text.calls[call.number]]]
         x = node.args[0] if node.args else node.kwargs["input"]

@@ -168,8 +168,9 @@ def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
     """
-    texts = ({name: value for name, value in vars(module).items() if isinstance(value, str)}
-             for module in model.modules())  # fmt: skip
+    texts = (
+        {name: value for name, value in vars(module).items() if isinstance(value, str)} for module in model.modules()
+    )
     kept = [(module, dict(module._modules), own) for module, own in zip(model.modules(), texts, strict=True)]
 
     def is_another() -> bool:
@@ -193,8 +194,11 @@ def own_forward(model: nn.Module) -> Iterator[None]:
     computes otherwise than its weights do when they are loaded again. A `model` that is no module is left alone.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    held = [(module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)}) for module in modules
-            if {"forward", _KEPT_FORWARD} <= vars(module).keys()]  # fmt: skip
+    held = [
+        (module, {name: vars(module)[name] for name in ("forward", _KEPT_FORWARD)})
+        for module in modules
+        if {"forward", _KEPT_FORWARD} <= vars(module).keys()
+    ]
     try:
         for module, wrapped in held:
             original = wrapped[_KEPT_FORWARD]
@@ -218,9 +222,13 @@ def plain_evaluation(model: nn.Module) -> Iterator[None]:
     kind = next((parameter.device.type for parameter in model.parameters()), "cpu")
     no_autocast = torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
     with (
-        own_forward(model), torch.compiler.set_stance("force_eager"), torch.inference_mode(False), no_autocast,
-        evaluation_mode(model), buffers_kept(model),
-    ):  # fmt: skip
+        own_forward(model),
+        torch.compiler.set_stance("force_eager"),
+        torch.inference_mode(False),
+        no_autocast,
+        evaluation_mode(model),
+        buffers_kept(model),
+    ):
         yield
 
 

@@ -19,7 +19,7 @@ from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.elementwise import (
     BOUNDED_KINDS,
     CONVERTED_KINDS,
-    Called,
+    FunctionModule,
     codes_in,
     form_at,
     functions_in,
@@ -188,7 +188,7 @@ def _walk(
         # A function that can be tried: no method of an object, none of Python's, and one that a forward reads.
         is_function = isinstance(value, _FUNCTIONS) or isinstance(getattr(value, "__self__", None), type)
         if is_function and getattr(value, "__module__", None) != "builtins" and attribute in _names_read(cls):
-            called = Called(value).train(module.training)
+            called = FunctionModule(value).train(module.training)
             kind = read_kind(called)
             if kind is not None:
                 yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)

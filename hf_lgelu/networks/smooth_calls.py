@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.calls import ids_of, line_of, running
-from hf_lgelu.networks.elementwise import Called, is_piecewise_linear, values_at
+from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
 from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, is_activation, kind_of, uncompiled
@@ -132,8 +132,9 @@ def unused_modules(
             counted = task_outputs(call_alike(model, inputs), outputs).values()
             gradients = torch.autograd.grad(
                 [value.float().sum() for value in counted if value.requires_grad],
-                [output for _, output in seen], allow_unused=True,
-            )  # fmt: skip
+                [output for _, output in seen],
+                allow_unused=True,
+            )
     except (RuntimeError, ValueError):
         return set()
     used = {name for (name, _), gradient in zip(seen, gradients, strict=True) if gradient is not None}
@@ -145,7 +146,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.registered = ids_of(module for module in model.modules() if not isinstance(module, Called))
+        self.registered = ids_of(module for module in model.modules() if not isinstance(module, FunctionModule))
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
         self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
 
@@ -162,7 +163,7 @@ class _Watch(TorchDispatchMode):
             inner, found = running(), running(self.registered)
             # λ-GELU's softplus makes λ from s; it is no activation.
             if inner is not None and not (operation == "softplus" and isinstance(inner[0], LambdaGate)):
-                is_called = isinstance(inner[0], Called)
+                is_called = isinstance(inner[0], FunctionModule)
                 module = found[0] if is_called and found is not None else inner[0]
                 is_gate = id(vars(module)) in self.registered and is_activation(module)
                 self.note(module, operation, is_called, None if is_gate or found is None else line_of(found[1][0]))

@@ -106,9 +106,15 @@ def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moment
 
 @torch.no_grad()
 def write_always_on(
-    converted: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int, count: int, size: float,
+    converted: nn.Module,
+    block: Block,
+    placement: Kinks,
+    inputs: Moments,
+    width: int,
+    count: int,
+    size: float,
     direction: Tensor | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a block's linear part into `count` units from `width` on, before slopes and kinks are written.
 
     `size` is the root mean square of the varying part of such a unit. It does not change the block's function. A size

@@ -154,9 +154,14 @@ class Carrier:
                 self._kept.put((fold, place), Values(original, converted))
 
     def _rows(
-        self, index: int, maps: Sequence[LinearMap], batch: FoldBatch, pair: TracedPair, values: Values,
+        self,
+        index: int,
+        maps: Sequence[LinearMap],
+        batch: FoldBatch,
+        pair: TracedPair,
+        values: Values,
         kinks: Sequence[float],
-    ) -> list[Rows]:  # fmt: skip
+    ) -> list[Rows]:
         """Rows of one use of a layer: inputs of its `maps`, and what the converted network lacks at the aim.
 
         They come once for each kink of the gate before, zero first. Of a convolution: at some positions of each image.
@@ -230,10 +235,13 @@ class Carrier:
             masks = [_mask_of(traced, layer) for layer in found.layers]
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
             pair = TracedPair(
-                traced, found, plan_stages(traced, stops, {*filter(None, masks)}), masks,
+                traced,
+                found,
+                plan_stages(traced, stops, {*filter(None, masks)}),
+                masks,
                 _Network(traced, traced.stored(model), gate_of([site.module for site in sites])),
                 _Network(traced, traced.stored(self._converted), gate_of(new_gates)),
-            )  # fmt: skip
+            )
             first = next(iter(self._pairs.values()), pair)
             names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, pair))
             if names != others:

@@ -80,15 +80,18 @@ RUNGS = {
     for rung in (
         Rung("refit"),
         Rung(
-            "place", moves_kinks=True,
+            "place",
+            moves_kinks=True,
             on_the_card="the maps before the gates got the kink and the slope of each ReLU",
         ),
         Rung(
-            "distill", takes_steps=True, standard_errors=2.0,
+            "distill",
+            takes_steps=True,
+            standard_errors=2.0,
             on_the_card="then all weights but embedding tables took steps of Adam towards its outputs",
         ),
     )
-}  # fmt: skip
+}
 """In the order in which they are tried; `hf_lgelu.refit.ladder` has the class of each."""
 
 EFFORTS = tuple(RUNGS)

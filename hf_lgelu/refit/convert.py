@@ -123,9 +123,12 @@ def convert_to_relu(
                 print(made[0], file=sys.stderr, flush=True)
         batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
         folds = deal_folds(
-            batches, batch_size=config.batch_size, model=model, outputs=config.outputs,
+            batches,
+            batch_size=config.batch_size,
+            model=model,
+            outputs=config.outputs,
             is_choice=len(config.rungs) > 1,
-        )  # fmt: skip
+        )
         first = folds.first.load()
         outputs, warnings = require_comparable(model, first, "data", config)  # before the work
         few = first[:TRIED].inputs

@@ -74,9 +74,15 @@ class Distill:
             work.begin(student)
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model, student, task.folds, config.outputs, names=names,
-                steps=config.distill_steps, bf16=config.bf16, max_seconds=None if left == math.inf else left,
-            )  # fmt: skip
+                task.model,
+                student,
+                task.folds,
+                config.outputs,
+                names=names,
+                steps=config.distill_steps,
+                bf16=config.bf16,
+                max_seconds=None if left == math.inf else left,
+            )
             if task.seconds_until(deadline) > 0:  # else the time ran out, and another call may have more time
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)

@@ -34,9 +34,24 @@ from hf_lgelu.refit.traced import TracedNetwork, upstream
 
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
 _MIXERS = frozenset(
-    ("mm", "bmm", "matmul", "addmm", "baddbmm", "einsum", "linear", "_grouped_mm", "convolution", "bilinear",
-     "_trilinear", "lstm", "gru", "rnn_tanh", "rnn_relu")
-)  # fmt: skip
+    (
+        "mm",
+        "bmm",
+        "matmul",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "linear",
+        "_grouped_mm",
+        "convolution",
+        "bilinear",
+        "_trilinear",
+        "lstm",
+        "gru",
+        "rnn_tanh",
+        "rnn_relu",
+    )
+)
 
 Refused = dict[tuple[str, str], set[int]]
 """{(name, reason): gates before} of maps, and ends of paths, that cannot be refitted."""
@@ -286,8 +301,10 @@ def _why_not(traced: TracedNetwork, operation: AffineOperation) -> str | None:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     takers = flow.parameter_users(weight)
     own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
-    alike = [(use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
-             for use in _uses(traced, operation)]  # fmt: skip
+    alike = [
+        (use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
+        for use in _uses(traced, operation)
+    ]
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if not operation.is_direct:
@@ -337,8 +354,9 @@ def affine_source(traced: TracedNetwork, node: Node, user: Node) -> AffineOperat
             if operation.channel_axis is not None:
                 return None if is_reshaped and operation.channel_axis != -1 else operation
             # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
-            weights = [each for each in operation.node.all_input_nodes
-                       if traced.flow.parameter(each) == operation.weight]  # fmt: skip
+            weights = [
+                each for each in operation.node.all_input_nodes if traced.flow.parameter(each) == operation.weight
+            ]
             return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:

@@ -102,8 +102,9 @@ class Place(Refit):
         original, sites, folds, extra = traces.model, traces.sites, self.task.folds, self.original.extra
         directions = find_directions(original, found.fed_gates, folds)  # in the place of biases
         fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
-        blocks = {block.fed.site: block for block in find_blocks(traced, found.layers, fed_gates)
-                  if extra.get(block.fed.site)}  # fmt: skip
+        blocks = {
+            block.fed.site: block for block in find_blocks(traced, found.layers, fed_gates) if extra.get(block.fed.site)
+        }
         if any(extra.values()) and not blocks:
             raise ConversionRefusedError(
                 "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "

@@ -64,9 +64,10 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
         advice = (
             f". What it computes smoothly:{smooth}\nIf one of these is a gate that the code spells out, write it as a "
-            "call with a name, such as torch.nn.functional.silu(x), or as a module" if smooth else
-            ": nothing in it is smooth"
-        )  # fmt: skip
+            "call with a name, such as torch.nn.functional.silu(x), or as a module"
+            if smooth
+            else ": nothing in it is smooth"
+        )
         kinds = f"gate of kind {', '.join(config.kinds)}" if config.kinds else "gate that conversion takes"
         raise ValueError(f"{type(model).__name__} has no {kinds}{advice}")
     if isinstance(keep, str):  # each of its letters would be taken for a name

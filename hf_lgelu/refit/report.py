@@ -205,8 +205,10 @@ def with_live_units(
     """The layers, each with the share of its units that are live, and the mean weighted by what the layers save."""
     found = {} if evaluation is None else evaluation.live_units
     shares = [[found[site] for site in layer.sites if site in found] for layer in layers]
-    layers = tuple(replace(layer, live=sum(each) / len(each)) if each else layer
-                   for layer, each in zip(layers, shares, strict=True))  # fmt: skip
+    layers = tuple(
+        replace(layer, live=sum(each) / len(each)) if each else layer
+        for layer, each in zip(layers, shares, strict=True)
+    )
     weights = sum(layer.saves for layer in layers if layer.live is not None)
     return layers, sum(layer.saves * (layer.live or 0.0) for layer in layers) / weights if weights else None
 

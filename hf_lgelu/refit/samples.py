@@ -59,8 +59,10 @@ class Samples:
         found = []
         for batch in self.batches:
             spans, given = batch.spans, batch.with_labels
-            lengths = {name: (ends - begins).tolist() if self.is_cropped else [given[name].shape[1]] * len(batch)
-                       for name, (begins, ends) in spans.items()}  # fmt: skip
+            lengths = {
+                name: (ends - begins).tolist() if self.is_cropped else [given[name].shape[1]] * len(batch)
+                for name, (begins, ends) in spans.items()
+            }
             found.append(lengths)
         return [{name: length[row] for name, length in found[batch].items()} for batch, row in self.places]
 
@@ -135,9 +137,18 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
     length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
     # What the model's own generation config says otherwise (top_p, a penalty) must not narrow the text.
     settings = GenerationConfig(
-        do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0, num_beams=1, use_cache=True,
-        min_new_tokens=length - 1, max_new_tokens=length - 1, pad_token_id=start, eos_token_id=text.eos_token_id,
-    )  # fmt: skip
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        num_beams=1,
+        use_cache=True,
+        min_new_tokens=length - 1,
+        max_new_tokens=length - 1,
+        pad_token_id=start,
+        eos_token_id=text.eos_token_id,
+    )
     found = []
     with evaluation_mode(model), same_randomness():
         for begin in torch.full((texts, 1), start, device=model.device).split(at_once):

@@ -40,9 +40,14 @@ class TracedNetwork:
     """The operations of a forward pass on inputs of one shape, in their order; no operation works in place."""
 
     def __init__(
-        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf = all_tensors,
-        *, any_size: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module,
+        sites: Sequence[ActivationSite],
+        inputs: Inputs,
+        outputs: OutputsOf = all_tensors,
+        *,
+        any_size: bool = False,
+    ) -> None:
         """Trace `model` as `export_sites` does, with its refusal."""
         traced, reached = export_sites(model, sites, inputs, outputs, any_size=any_size)
         if not _can_be_kept(traced):

@@ -196,7 +196,7 @@ def uncounted_warning(
 
 
 def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
-    """Other programs that ignore the config, a head that is new, a config without a key, and code with the old gates."""
+    """Programs that ignore the config, new heads, configs without a key, and code with the old gates."""
     yield from runtime_warnings(model) if changes else ()
     for _, root in pretrained_roots(model):
         name, trained = type(root).__name__, getattr(root.config, "architectures", None)

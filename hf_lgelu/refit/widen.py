@@ -90,8 +90,11 @@ def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Seque
         axis = down.channel_axis or 0
         whole = node is source and axis == norm.channel_axis and shape_of(source)[axis] == shape_of(down.data)[axis]
         whole &= fed.other is None or [*views_back(fed.other.data)][-1] is [*views_back(before.data)][-1]
-        plain = all(each.mixes and each.channel_axis == axis and each.groups == 1 and read_geometry(each)
-                    for each in (before, fed.other, down) if each is not None)  # fmt: skip
+        plain = all(
+            each.mixes and each.channel_axis == axis and each.groups == 1 and read_geometry(each)
+            for each in (before, fed.other, down)
+            if each is not None
+        )
         own = fed.other is None or fed.owns_other
         own &= before.is_direct and traced.flow.are_used_once(*before.parameters, *down.parameters)
         if whole and alone and plain and own and (fed.other is not None or product_behind(call) is None):

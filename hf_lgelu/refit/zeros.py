@@ -172,8 +172,11 @@ def _module_of(model: nn.Module, traced: TracedNetwork, operation: AffineOperati
 
     module = model.get_submodule(name)
     path = runs_in(operation.node)
-    more = [node for node in traced.operations if runs_in(node) == path and node is not operation.node
-            and operation_name(node) not in COPIES | RESHAPES]  # fmt: skip
+    more = [
+        node
+        for node in traced.operations
+        if runs_in(node) == path and node is not operation.node and operation_name(node) not in COPIES | RESHAPES
+    ]
     is_own = path.removeprefix("model.") == name and not more and "forward" not in vars(module)
     weight = model.get_parameter(operation.weight_name)
     return module if is_own and weight.is_cpu and weight.dtype == torch.float32 else None

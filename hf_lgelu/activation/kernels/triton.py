@@ -100,9 +100,15 @@ def _hardness(hardness_ptr, temperature_ptr, override_ptr):
 
 @triton.jit
 def _forward(
-    x_ptr, y_ptr, hardness_ptr, temperature_ptr, override_ptr, n,
-    block: tl.constexpr, gate: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    y_ptr,
+    hardness_ptr,
+    temperature_ptr,
+    override_ptr,
+    n,
+    block: tl.constexpr,
+    gate: tl.constexpr,
+):
     hardness = _hardness(hardness_ptr, temperature_ptr, override_ptr)
     i = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(tl.float32)
@@ -112,9 +118,17 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x_ptr, delta_ptr, grad_x_ptr, partial_ptr, hardness_ptr, temperature_ptr, override_ptr, n,
-    block: tl.constexpr, gate: tl.constexpr,
-):  # fmt: skip
+    x_ptr,
+    delta_ptr,
+    grad_x_ptr,
+    partial_ptr,
+    hardness_ptr,
+    temperature_ptr,
+    override_ptr,
+    n,
+    block: tl.constexpr,
+    gate: tl.constexpr,
+):
     """δ·(G(u) + u·g(u)), and per program the sum of δ·λ·∂f/∂λ = δ·λx²·g(u); either pointer may be None."""
     hardness = _hardness(hardness_ptr, temperature_ptr, override_ptr)
     i = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)

@@ -118,10 +118,13 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
     share = max(max_relative_change(dtype) for dtype in dtypes)
 
     scale_parameters(
-        model, plan.factors, inputs, changed="with λ in its weights",
+        model,
+        plan.factors,
+        inputs,
+        changed="with λ in its weights",
         exchanged=[(site, GATES[site.kind].plain_module()) for site in sites],
         allowed=lambda output: max(share, max_relative_change(output.dtype)) * largest_finite(output),
-    )  # fmt: skip
+    )
     forget_checkpoint(model)
     absorbed = tuple(
         AbsorbedSite(site.name, tuple(hardness[index].flatten().tolist()), plan.before[index], plan.after[index])

@@ -223,13 +223,24 @@ def render_card(
         told = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
         results = [_result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **told)]
     return _rendered(
-        TEMPLATE, checkpoint, f"{facts.name}-{form.replace('_', '-')}", repo_id, facts.license,
-        activation=None if form == "lambda_gelu" else form, gate=rows[0].name,
+        TEMPLATE,
+        checkpoint,
+        f"{facts.name}-{form.replace('_', '-')}",
+        repo_id,
+        facts.license,
+        activation=None if form == "lambda_gelu" else form,
+        gate=rows[0].name,
         own_code=facts.loading_code.get(form, "").strip(),
         tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
-        base_model=facts.base_model, datasets=[dataset] if dataset else None,
-        metrics=[scores.metric] if scores else None, results=results,
-        facts=facts, form=form, change=change, figure=figure, top=top,
+        base_model=facts.base_model,
+        datasets=[dataset] if dataset else None,
+        metrics=[scores.metric] if scores else None,
+        results=results,
+        facts=facts,
+        form=form,
+        change=change,
+        figure=figure,
+        top=top,
         learned=" and ".join(row.label for row in rows),
         unlearned=" or ".join(row.plain_label for row in rows),
         formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
@@ -237,7 +248,7 @@ def render_card(
         bounds={site: swap_error_bound(value, gates[site]) for site, value in facts.hardness.items()},
         largest=max(row.swap_error for row in rows),
         stages={label: stage for label, stage in facts.earlier_hardness.items() if stage},
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -289,19 +300,30 @@ def render_conversion_card(
         told = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
         results = [_result(checkpoint, name, value, ", second set", **told) for name, value in metrics.items()]
     return _rendered(
-        _CONVERSION_TEMPLATE, checkpoint, f"{provenance.model.rpartition('/')[2]}-{target.tag}", repo_id, license,
+        _CONVERSION_TEMPLATE,
+        checkpoint,
+        f"{provenance.model.rpartition('/')[2]}-{target.tag}",
+        repo_id,
+        license,
         activation=None if checkpoint.needs_package else target.name,
         tags=[target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
         base_model=provenance.model if provenance.model_is_on_hub else None,
-        metrics=list(metrics) or None, results=results,
-        report=report, provenance=provenance, figure=figure, gates=gates_in_words(report), how_far=how_far(report),
+        metrics=list(metrics) or None,
+        results=results,
+        report=report,
+        provenance=provenance,
+        figure=figure,
+        gates=gates_in_words(report),
+        how_far=how_far(report),
         last_rung=next((RUNGS[step.effort].on_the_card for step in reversed(report.steps) if step.is_kept), ""),
         network_table=whole_network(report),
         top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
-        recipe=what_was_done(report), layers=layer_table(report.layers), has_zeros=target.has_zeros,
+        recipe=what_was_done(report),
+        layers=layer_table(report.layers),
+        has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),
-    )  # fmt: skip
+    )
 
 
 def _result(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
@@ -345,15 +367,28 @@ def _rendered(
     if own_code:
         lgelu_code, plain_code = (own_code, "") if activation is None else ("", own_code)
     data = ModelCardData(
-        license=license, library_name=checkpoint.library, pipeline_tag=pipeline_tag(checkpoint.model_class), tags=tags,
-        base_model=base_model if is_hub_id(base_model) else None, datasets=datasets, metrics=metrics,
-        eval_results=results or None, model_name=title if results else None,
-    )  # fmt: skip
+        license=license,
+        library_name=checkpoint.library,
+        pipeline_tag=pipeline_tag(checkpoint.model_class),
+        tags=tags,
+        base_model=base_model if is_hub_id(base_model) else None,
+        datasets=datasets,
+        metrics=metrics,
+        eval_results=results or None,
+        model_name=title if results else None,
+    )
     tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
     card = ModelCard.from_template(
-        data, template_path=str(template), license=license, title=plain(title), model_class=checkpoint.model_class,
-        plain_code=plain_code, lgelu_code=lgelu_code, **tools, **told,
-    )  # fmt: skip
+        data,
+        template_path=str(template),
+        license=license,
+        title=plain(title),
+        model_class=checkpoint.model_class,
+        plain_code=plain_code,
+        lgelu_code=lgelu_code,
+        **tools,
+        **told,
+    )
     if holds_token(card.content):
         raise ValueError("the card would show what looks like an access token; remove it from the card's texts")
     return card

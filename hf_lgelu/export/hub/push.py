@@ -126,8 +126,9 @@ def _deletions(info: ModelInfo, files: list[str]) -> list[CommitOperationDelete]
     if other:
         logger.warning(
             "%s has weights that are not of this push and stay: %s. If they are of the network before, remove them",
-            info.id, ", ".join(other[:8]),
-        )  # fmt: skip
+            info.id,
+            ", ".join(other[:8]),
+        )
     return gone
 
 

@@ -292,9 +292,14 @@ def _write(
         if opset >= DYNAMO_OPSET:
             shapes = (tuple(dict(axes.get(name, {})) for name in traced),)
             program = torch.onnx.export(
-                network, tuple(traced.values()), dynamo=True, dynamic_shapes=shapes, external_data=False, verbose=False,
+                network,
+                tuple(traced.values()),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                external_data=False,
+                verbose=False,
                 **named,
-            )  # fmt: skip
+            )
             proto = program.model_proto
         else:
             models = [part for part in network.modules() if isinstance(part, PreTrainedModel)]
@@ -317,9 +322,13 @@ def _write(
 
 
 def _compare_at_other_sizes(
-    network: _NamedOutputs, onnx_model: OnnxModel, inputs: dict[str, Tensor], axes: DynamicAxes, own: dict[str, int],
+    network: _NamedOutputs,
+    onnx_model: OnnxModel,
+    inputs: dict[str, Tensor],
+    axes: DynamicAxes,
+    own: dict[str, int],
     tolerance: float,
-) -> list[tuple[dict[str, int], OutputChange]]:  # fmt: skip
+) -> list[tuple[dict[str, int], OutputChange]]:
     """The changes at sizes of the axes beside the inputs' `own`, as far as the model takes these sizes."""
     # Only the batch grows: a longer sequence may be more than the model's positions.
     smaller = {axis: size // 2 if size > 1 else 2 for axis, size in own.items()}
