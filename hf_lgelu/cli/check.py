@@ -15,6 +15,7 @@ from hf_lgelu.cli.inputs import read_rows, why_not_read
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.comparing.output_comparison import compare_models
+from hf_lgelu.formats import counted
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.surgery import put_relu, reused_inputs
@@ -123,7 +124,7 @@ def _linearity(examined: Examined) -> Iterator[str]:
         yield from _shortened([f"- {call}" for call in calls])
         others = sum(call.role not in ("gate", "call") for call in calls)
         if others and examined.sites:
-            yield f"Of these {others} would stay smooth: no gate of a kind that is exchanged runs there."
+            yield f"{counted(others, 'call')} of these would stay smooth: conversion exchanges gates alone."
     else:
         yield "Yes, its gates are: no smooth activation was seen on the path of these inputs."
     yield (
@@ -159,7 +160,7 @@ def _swap(examined: Examined) -> Iterator[str]:
     words = change.beside(score.values)
     yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit: {words}"
     if change.kl is not None and not change.kl <= FAR_KL:
-        yield f"That is far from the original: KL {change.kl:.3g} of {FAR_KL} nat a prediction"
+        yield f"That is far from the original: KL {change.kl:.3g} nat a prediction, where {FAR_KL} is far"
     if len(examined.sites) < 2:
         return
     inputs = evaluation.batches("gates", progress=False)

@@ -50,5 +50,5 @@ def print_table(
     compared = compare_networks(original, converted, batches, int8=int8, outputs=outputs)
     say(f"{data.description}:\n{compared}")
     if is_fitted:
-        say("The conversion was fitted to inputs of this set: on other inputs the distance is larger.")
+        say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
     return compared

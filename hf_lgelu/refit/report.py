@@ -21,7 +21,7 @@ REPORT_FILE = "report.json"
 ENOUGH_ROWS = 4
 """Rows for each feature; a layer that was fitted on fewer is called starved."""
 
-_ROUNDING = 1e-10  # KL or relative error; what float32 leaves of two equal networks lies below
+_NEAR = 1e-4  # KL or relative error, below which no more is advised
 
 
 @dataclass(frozen=True)
@@ -177,14 +177,14 @@ class ConversionReport:
 
     def __str__(self) -> str:
         *others, first = [
-            f"on the {title} ({measured.size_in_words}), plain swap → refitted: "
+            f"on the {title} ({measured.size_in_words}), plain swap → converted: "
             + measured.refitted.beside(measured.original_metrics, measured.direct)
             for title, measured in evaluations(self)
         ] or [how_far(self)]
         lines = [what_was_done(self), *others]
         if kept := [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]:
             lines.append(f"weights kept: {', '.join(kept)}")
-        if self.held_out is not None and _ROUNDING <= self.held_out.refitted.distance < math.inf:
+        if self.held_out is not None and _NEAR <= self.held_out.refitted.distance < math.inf:
             if self.next_step is not None:
                 lines.append(f"The next rung, effort={self.next_step!r}, may bring the network nearer.")
             if self.can_be_wider:
@@ -255,7 +255,8 @@ def what_was_done(report: ConversionReport) -> str:
     if len(report.steps) > 1:  # of the refit alone there is nothing to say
         tried = rungs_in_words(report)
         what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"
-        sentences.append(f"Tried one after the other, with their {what} on the inputs held out: {tried}.")
+        where = "inputs that choose the rung" if report.choosing_samples else "inputs held out"
+        sentences.append(f"Tried one after the other, with their {what} on the {where}: {tried}.")
         if report.width_share != 1:
             sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
     if report.live_units is not None:

@@ -64,7 +64,7 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
     if refitted.distance < direct.distance or refitted.distance == 0 or not is_refitted:
         return None
     return (
-        f"the refitted network is no nearer to the original ({refitted.in_words}) than the plain swap "
+        f"the converted network is no nearer to the original ({refitted.in_words}) than the plain swap "
         f"({direct.in_words}); {advice}"
     )
 

@@ -31,7 +31,7 @@ def tables_of(page):
 
 def test_numbers_of_the_whole_network():
     held_out, second = tables_of(whole_network(REPORT))
-    assert [row["network"] for row in held_out] == ["original", "plain swap", "refitted"]
+    assert [row["network"] for row in held_out] == ["original", "plain swap", "converted"]
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
     assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
     assert [row["largest logit change"] for row in held_out] == ["0", "12.5", "0.5"]
@@ -79,7 +79,7 @@ def test_outputs_that_are_no_logits_have_no_kl():
         str(report)
         .splitlines()[0]
         .endswith(
-            "plain swap → refitted: perplexity 292.36 → 113.42, the original's 113.19; relative error (share of "
+            "plain swap → converted: perplexity 292.36 → 113.42, the original's 113.19; relative error (share of "
             "squares) 0.75 → 0.0005; largest change 25 → 0.75"
         )
     )
@@ -102,7 +102,7 @@ def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     assert "On the inputs held out of the data (400 inputs): cosine to the original 0.9850; least cosine" in how_far(
         report
     )
-    assert "(400 inputs), plain swap → refitted: cosine to the original 0.5885 → 0.9850; least cosine" in text
+    assert "(400 inputs), plain swap → converted: cosine to the original 0.5885 → 0.9850; least cosine" in text
     assert "predict" not in page + text
     (warning,) = (found for found in conversion_warnings(report, 0.1) if "embeddings" in found)
     assert "same nearest neighbour among these 81.00 %" in warning

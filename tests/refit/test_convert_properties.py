@@ -43,7 +43,7 @@ def test_rows_from_elsewhere_show_in_a_second_set():
     net = BY_NAME["mlp"]
     model, inputs = net.model(), net.inputs(units=400)
     elsewhere = 0.05 * net.inputs(seed=8, units=400) + torch.tensor([6.0, -6, 6, -6, 6, -6]).double()
-    warning = "on the second set the refitted network is no nearer"
+    warning = "on the second set the converted network is no nearer"
     same = convert_to_relu(model, inputs, evaluation_data=net.inputs(seed=9, units=200)).report
     assert same.evaluation.refitted.kl < same.evaluation.direct.kl
     assert not any(warning in text for text in same.warnings)

@@ -191,7 +191,7 @@ def test_a_refit_that_is_worse_than_the_plain_swap(monkeypatch):
     held_out = caught.value.report.held_out
     assert held_out.refitted.kl > held_out.direct.kl > 0
     assert str(caught.value).startswith(
-        f"on {held_out.rows:,} rows that were held out, the refitted network is no nearer to the original "
+        f"on {held_out.rows:,} rows that were held out, the converted network is no nearer to the original "
         f"(KL {held_out.refitted.kl:.3g} nat) than the plain swap (KL {held_out.direct.kl:.3g} nat); "
     )
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -315,7 +315,7 @@ def render_conversion_card(
         figure=figure,
         gates=gates_in_words(report),
         how_far=how_far(report),
-        last_rung=next((RUNGS[step.effort].on_the_card for step in reversed(report.steps) if step.is_kept), ""),
+        last_rung=next((RUNGS[step.effort] for step in reversed(report.steps) if step.is_kept), None),
         network_table=whole_network(report),
         top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),

@@ -26,18 +26,18 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: too few were given.")
     for title, evaluation in evaluations(report):
-        networks = {"plain swap": evaluation.direct, "refitted": evaluation.refitted}
+        networks = {"plain swap": evaluation.direct, "converted": evaluation.refitted}
         table = network_table(evaluation.original_metrics, networks)
         parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
             rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-            header = ("output", "relative error (share of squares), plain swap", "refitted")
+            header = ("output", "relative error (share of squares), plain swap", "converted")
             parts.append(markdown_table(header, rows, text_columns=1))
     if report.evaluation is None:
         parts.append(
-            "No second set was given. Held-out inputs come from the data that was fitted on, and cannot show that this "
-            "is unlike the inputs that the network will meet."
+            "No second set was given. The held-out inputs are a part of the data. They do not show how far the network "
+            "is from the original on other inputs."
         )
     return "\n\n".join([*parts, NET_NOTE] if evaluations(report) else parts)
 
