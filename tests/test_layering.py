@@ -111,7 +111,7 @@ LISTED = {
     "refit.layers",  # with refit.layerwise and refit.program: a refit behind gates of the laboratory's own
     "refit.layerwise",
     "refit.place",
-    "refit.program",
+    "refit.traced",
     "refit.report",
     "refit.task",
     "refit.samples",
