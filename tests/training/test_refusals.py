@@ -113,24 +113,34 @@ def test_functions_of_a_model_without_lambda_gelu(call):
 
 RATE = "must be a finite number >= 0"
 OF_NUMBERS = [
-    *((lambda model, end=end: anneal_hardness(model, 0.5, target_hardness=end), "target_hardness must be a finite")
-      for end in (1, 0.5, float("nan"), torch.tensor([2.0, 1.0]))),
+    *(
+        (lambda model, end=end: anneal_hardness(model, 0.5, target_hardness=end), "target_hardness must be a finite")
+        for end in (1, 0.5, float("nan"), torch.tensor([2.0, 1.0]))
+    ),
     (lambda model: is_hardened(model, 0.5), "target_hardness must be a finite"),
     (lambda model: is_hardened(model, fraction=0), r"fraction must be a number in \(0, 1\]"),
     (lambda model: is_hardened(model, fraction=1.5), r"fraction must be a number in \(0, 1\]"),
-    *((lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
-      for progress in (-1e-9, 1 + 1e-9, float("nan"))),
+    *(
+        (lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
+        for progress in (-1e-9, 1 + 1e-9, float("nan"))
+    ),
     (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "unknown schedule 'steep'; accepted: linear"),
-    *((lambda model, at=at: hardening_progress(*at), f"got position={at[0]} and total={at[1]}")
-      for at in ((0, 5), (-1, 5), (6, 5), (1, 0))),
+    *(
+        (lambda model, at=at: hardening_progress(*at), f"got position={at[0]} and total={at[1]}")
+        for at in ((0, 5), (-1, 5), (6, 5), (1, 0))
+    ),
     (lambda model: hardening_progress(1, 10, 1), r"switch_fraction must lie in \[0, 1\), got"),
-    *((lambda model, rate=rate: hardness_parameter_groups(model, rate), f"learning_rate {RATE}")
-      for rate in (-1e-3, float("nan"))),
+    *(
+        (lambda model, rate=rate: hardness_parameter_groups(model, rate), f"learning_rate {RATE}")
+        for rate in (-1e-3, float("nan"))
+    ),
     (lambda model: hardness_parameter_groups(model, 0.1, float("inf")), f"hardness_lr_multiplier {RATE}"),
     (lambda model: hardness_parameter_groups(model, 0.1, weight_decay=-0.1), f"weight_decay {RATE}"),
-    *((lambda model, c=c: separate_hardness_group(sgd(model), model, c), f"hardness_lr_multiplier {RATE}")
-      for c in (-1, float("nan"))),
-]  # fmt: skip
+    *(
+        (lambda model, c=c: separate_hardness_group(sgd(model), model, c), f"hardness_lr_multiplier {RATE}")
+        for c in (-1, float("nan"))
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "message"), OF_NUMBERS)
