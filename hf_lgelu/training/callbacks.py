@@ -112,8 +112,8 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        # Counted: `state.epoch` is a share of the steps that an epoch was to have, and of an epoch that ends early (a
-        # loader with fewer batches than its length says, `control.should_epoch_stop`) a fraction is left there.
+        # Epochs are counted here. `state.epoch` divides the steps by the steps planned for an epoch: it keeps a fraction
+        # where an epoch ends early (a loader with fewer batches than its length says, `control.should_epoch_stop`).
         epoch = _epoch_in(state)
         loader: Any = others.get("train_dataloader")
         if self._epoch is not None:

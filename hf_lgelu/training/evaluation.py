@@ -20,10 +20,10 @@ _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
 def metrics_of_module(
     module: Any, model: nn.Module, prediction: EvalPrediction, compute_result: bool
 ) -> dict[str, float] | None:
-    """What a module of `evaluate` says of predictions and labels: of predicted classes where labels are integers.
+    """The result of a module of `evaluate`, which compares labels with predictions, or integer labels with classes.
 
-    Labels of −100 do not count, and those of a causal language model stand where they are predicted.
-    `compute_result` is Trainer's, with `batch_eval_metrics`: false before the last batch.
+    Labels of −100 do not count. The labels of a causal language model stand where they are predicted. `compute_result`
+    comes from Trainer: with `batch_eval_metrics` it is false before the last batch.
     """
     found, labels = (
         torch.as_tensor(given[0] if isinstance(given, tuple | list) else given)

@@ -42,12 +42,12 @@ class LambdaGELUTrainer(Trainer):
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
     `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
 
-    A search without an objective of its own leaves `eval_relu_*` out of it. Schedulers that lose the ratio of the two
-    learning rates are refused where there is a λ-gate; with DeepSpeed, hardening is refused.
+    A hyperparameter search without an objective leaves out `eval_relu_*`. Schedulers that lose the ratio of the two
+    learning rates are refused where there is a λ-gate. With DeepSpeed, hardening is refused.
 
-    Other trainers are combined with it by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of
-    the arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
-    sentence-transformers is run once, with the gates as they are.
+    To combine it with another trainer, inherit from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of the
+    arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
+    sentence-transformers runs once, with the gates as they are.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -95,7 +95,10 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
-        """As Trainer's, also of a run's folder. A checkpoint that was cut off is left for the whole one before it."""
+        """Trainer's training, which also resumes from a run's folder.
+
+        The last whole checkpoint before it takes the place of a checkpoint that was cut off.
+        """
         if resume_from_checkpoint:
             resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
         return super().train(resume_from_checkpoint, *others, **options)
@@ -103,7 +106,7 @@ class LambdaGELUTrainer(Trainer):
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
-        """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
+        """Trainer's search. Without an objective, the metrics of the ReLU substitution do not count."""
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
         left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
 
@@ -115,7 +118,7 @@ class LambdaGELUTrainer(Trainer):
         return super().hyperparameter_search(hp_space, compute_objective or as_it_is, *args, **options)
 
     def create_model_card(self, *args: Any, **options: Any) -> None:
-        """As Trainer's, whose table of results takes every number of an evaluation's log for a column: without λ."""
+        """Trainer's card, without λ. Its table has a column for every number in the log of an evaluation."""
         kept = self.state.log_history
         self.state.log_history = [
             {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
@@ -128,7 +131,7 @@ class LambdaGELUTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
 
-        An optimizer that was passed to the trainer is left as it is.
+        An optimizer that was passed to the trainer stays as it is.
         """
         optimized = self.model if model is None else model
         learns = any(module.raw_hardness.requires_grad for _, module in lambda_gelu_modules(optimized))
@@ -143,7 +146,7 @@ class LambdaGELUTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Trainer's scheduler; one that was passed is left as it is."""
+        """Trainer's scheduler. A scheduler that was passed stays as it is."""
         # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
         warn_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
         if self._hardening_callback() is None:
@@ -166,7 +169,7 @@ class LambdaGELUTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As Trainer's. A second loop, with ReLU substituted, gives the loss and every metric once more."""
+        """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
         begin = random_state(self.args.device)
         # First the network as it is: what prepares the model for an evaluation must see its own modules.
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
@@ -193,7 +196,7 @@ class LambdaGELUTrainer(Trainer):
         return output._replace(metrics={**output.metrics, **relu_metrics})
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *others: Any, **options: Any) -> Any:
-        """As Trainer's; the loop with ReLU substituted also counts the live units."""
+        """Trainer's step. The loop with ReLU substituted also counts the live units."""
         with nullcontext() if self._live is None else self._live.counting(inputs):
             return super().prediction_step(model, inputs, *others, **options)
 
@@ -215,7 +218,7 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()  # each training comes here, with the model of model_init and the arguments of a search
 
     def _prepare_training(self) -> None:
-        """Refuse what cannot be trained as the arguments say now, and put in the callbacks that they ask for."""
+        """Refuse options that cannot work or would do nothing, and add the callbacks that the arguments ask for."""
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
