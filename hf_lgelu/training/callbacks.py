@@ -112,7 +112,7 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        # Epochs are counted here. `state.epoch` divides the steps by the steps planned for an epoch: it keeps a fraction
+        # Epochs are counted here. `state.epoch` is steps divided by the steps planned for an epoch. It keeps a fraction
         # where an epoch ends early (a loader with fewer batches than its length says, `control.should_epoch_stop`).
         epoch = _epoch_in(state)
         loader: Any = others.get("train_dataloader")

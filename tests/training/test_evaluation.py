@@ -27,7 +27,16 @@ from transformers import (
 )
 from transformers.modeling_outputs import ModelOutput
 
-from hf_lgelu import LambdaGELU, LambdaGELUTrainer, LambdaGELUTrainingArguments, anneal_hardness, replace_activations
+from hf_lgelu import (
+    LambdaGELU,
+    LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    MLPConfig,
+    MLPForClassification,
+    anneal_hardness,
+    replace_activations,
+    substitute_relu,
+)
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.training.evaluation import metrics_of_module
 
@@ -272,6 +281,33 @@ def test_models_without_logits_are_evaluated_as_trainer_does(tmp_path, give):
     assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
     assert metrics["eval_relu_loss"] == pytest.approx(relu["eval_loss"], rel=1e-6)
     assert metrics["eval_loss"] != pytest.approx(metrics["eval_relu_loss"], rel=1e-3)
+
+
+class Writing(MLPForClassification):
+    """Changes its batch in place, and counts its rows."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("rows", torch.zeros(()))
+
+    def forward(self, features, labels=None):
+        features.mul_(2.0)
+        self.rows += len(features)
+        return super().forward(features=features, labels=labels)
+
+
+def test_an_evaluation_with_the_substitution_says_of_the_model_what_one_without_says(tmp_path):
+    found = []
+    for compares in (True, False):
+        torch.manual_seed(0)
+        model = Writing(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, num_labels=CLASSES))
+        run = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, report_substitution=compares)
+        found.append((run.evaluate(), model.rows.item()))
+    (both, counted), (alone, once) = found
+    assert (both["eval_loss"], counted) == (pytest.approx(alone["eval_loss"], abs=1e-7), once)
+    assert once == len(SAMPLES)
+    twice = substitute_relu(model) and model(**batch(SAMPLES))
+    assert both["eval_relu_loss"] == pytest.approx(twice.loss.item(), abs=1e-6)
 
 
 class Masked(nn.Module):
