@@ -22,9 +22,10 @@ import torch
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS
+from lgelu_lab.report.drawing import new_figure, save, style
 from lgelu_lab.studies.arguments import exit_status, parse_mapping
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import read_record
+from lgelu_lab.studies.records import RunRecord, read_record
 from lgelu_lab.studies.run import run_benchmark
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
@@ -124,7 +125,8 @@ def quickstart(folder: Path, epochs: float) -> list[dict[str, str]]:
         f"\n{text}\n\nOn {samples} images held out; one image is {1 / samples:.4f} of accuracy. ms: processor time of "
         "8 images at once,\none thread of onnxruntime. plain torch: largest difference of a logit after loading.\n"
     )
-    say(f"done. λ of every gate, learned and then rising to its target: {folder / 'hardened' / 'hardness.png'}")
+    picture = _draw_hardness(record, folder / "hardened" / "hardness.png")
+    say(f"done. λ of every gate, learned and then rising to its target: {picture}")
     print(_NEXT)
     return rows
 
@@ -198,6 +200,18 @@ def _table(
             }
         )
     return rows, comparison.samples
+
+
+def _draw_hardness(record: RunRecord, path: Path) -> Path:
+    """A PNG of every gate's λ over the epochs, by the logarithm of λ − 1: what is learned lies between 1 and 2."""
+    figure = new_figure(6.4, 3.6)
+    axis = figure.add_subplot()
+    for site in record.last.hardness:
+        axis.plot([epoch.epoch for epoch in record.epochs], [e.hardness[site] - 1 for e in record.epochs], label=site)
+    style(axis, title="Hardness of each gate", x="epoch", y="λ − 1")
+    axis.set_yscale("log")
+    axis.legend(fontsize=9)
+    return save(figure, path)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_the_roads_of_the_readme_end_in_relu(monkeypatch):
     exec(harden, names)
     evaluations = [entry for entry in names["trainer"].state.log_history if "eval_relu_loss" in entry]
     assert len(evaluations) == 8
-    assert evaluations[-1]["eval_relu_max_logit_change"] < 1e-2
+    assert evaluations[-1]["eval_relu_loss"] == pytest.approx(evaluations[-1]["eval_loss"], abs=1e-3)
     assert AutoModelForSequenceClassification.from_pretrained("out/hardened").config.hidden_act == "relu"
     assert Path("out/hardened/tokenizer.json").is_file()
 

@@ -73,9 +73,8 @@ class Arguments:
     def __post_init__(self) -> None:
         for name in ("max_samples", "max_eval_samples", "batch_size"):
             _require(self, name, getattr(self, name, None) is None or getattr(self, name) >= 1, "1 or more")
-        for name in ("output_dir", "figure"):  # a shell leaves ~ as it is in --output_dir=~/relu
-            if getattr(self, name, None) is not None:
-                setattr(self, name, os.path.expanduser(getattr(self, name)))
+        if (folder := getattr(self, "output_dir", None)) is not None:
+            vars(self)["output_dir"] = os.path.expanduser(folder)  # a shell leaves ~ as it is in --output_dir=~/relu
 
 
 @dataclass(kw_only=True)
@@ -299,13 +298,10 @@ class CompareArguments(RowArguments):
 
 @dataclass(kw_only=True)
 class ProfileArguments(CheckpointArguments):
-    """The hardness λ of every gate of a λ-GELU checkpoint, as text and as a picture."""
+    """The hardness λ of every gate of a λ-GELU checkpoint."""
 
     command = "profile"
-    examples = ("hf-lgelu profile runs/tabular", "hf-lgelu profile runs/tabular --figure hardness.png")
-
-    figure: str | None = _output("PNG to write. Default: none.", None)
-    overwrite: bool = _output("Replace a picture that is there. Default: refused.", False)
+    examples = ("hf-lgelu profile runs/tabular", "hf-lgelu profile you/your-soft-bert")
 
 
 @dataclass(kw_only=True)

@@ -1,22 +1,16 @@
-"""`hf-lgelu profile`: the hardness λ of every gate, as text and as a picture."""
-
-from pathlib import Path
+"""`hf-lgelu profile`: the hardness λ of every gate."""
 
 from hf_lgelu.cli.arguments import ProfileArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint, require_hardness
-from hf_lgelu.export.hub.card import draw_hardness
-from hf_lgelu.files import whole_file
 from hf_lgelu.models.hardening import is_hardened, mean_of_several, smallest_by_site, swap_errors
 
 
 def profile(arguments: ProfileArguments) -> None:
-    """Print λ of each gate with κ/λ, the most that ReLU in its place changes one unit; draw λ where --figure says.
+    """Print λ of each gate with κ/λ, the most that ReLU in its place changes one unit.
 
-    Of gates with several λ, the mean stands before the smallest. Raises ValueError for a checkpoint without λ-GELU and
-    a picture that is no PNG, and what loads and writes.
+    Of gates with several λ, the mean stands before the smallest. Raises ValueError for a checkpoint without λ-GELU, and
+    what loading raises.
     """
-    if arguments.figure is not None and Path(arguments.figure).suffix.lower() != ".png":
-        raise ValueError(f"--figure {arguments.figure}: a PNG is written; give it a name that ends in .png")
     given = read_checkpoint(arguments.model, **arguments.reading)
     require_hardness(given)
     hardness, means = smallest_by_site(given.model), mean_of_several(given.model)
@@ -29,8 +23,3 @@ def profile(arguments: ProfileArguments) -> None:
         shown = "  ".join(f"{number:10.4g}" for number in numbers)
         print(f"{gate:{width}}  {shown}  {errors[gate]:8.2g}")
     print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
-    if arguments.figure is not None:
-        path = Path(arguments.figure)
-        with whole_file(path, overwrite=arguments.overwrite) as new:
-            draw_hardness(new, {}, hardness, means)
-        print(f"Picture: {path}")

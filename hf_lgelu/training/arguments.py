@@ -19,7 +19,7 @@ class HardeningConfig:
     """The options of hardening: where every λ ends, when it begins to move, and how.
 
     Args:
-        target_hardness: λ at the end: one for all, or as for `anneal_hardness` one by name.
+        target_hardness: λ at the end: one number for all gates, or as in `anneal_hardness` one for each name.
         tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
             given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
@@ -53,7 +53,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass
 class LambdaGELUTrainingArguments(TrainingArguments):
-    """All of TrainingArguments, and how the hardness learns, hardens and is reported."""
+    """TrainingArguments with the options by which λ learns, hardens and is reported."""
 
     hardness_lr_multiplier: float = _option(
         DEFAULT_LR_MULTIPLIER, "c: the raw hardness learns with c times the learning rate. The paper uses 9."
@@ -75,9 +75,7 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         HardeningConfig.hardening_strategy,
         "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps').",
     )
-    log_hardness: bool = _option(
-        True, "Log every layer's λ, their mean and the learning rate of s, and draw the curves of λ at the end."
-    )
+    log_hardness: bool = _option(True, "Log every layer's λ, their mean and the learning rate of s.")
     report_substitution: bool = _option(True, "Evaluate twice: as it is, and with ReLU substituted.")
     require_lambda_gelu: bool = _option(
         True, "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."

@@ -4,18 +4,14 @@ What HardeningCallback does follows from the trainer's position and the model al
 checkpoint goes on as if it had never stopped.
 """
 
-import math
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_lgelu.files import save_picture
 from hf_lgelu.models.copies import require_unflattened
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
@@ -34,8 +30,6 @@ from hf_lgelu.training.arguments import HardeningConfig
 from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped, warn_unreached
 
 logger = logging.get_logger(__name__)
-
-_PREFIX, _MEAN = "hardness/", "hardness/mean"  # of the log's keys
 
 
 class HardeningCallback(TrainerCallback):
@@ -118,8 +112,8 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        # Counted: `state.epoch` is a share of the steps that an epoch was to have, and of an epoch that ends early (a
-        # loader with fewer batches than its length says, `control.should_epoch_stop`) a fraction is left there.
+        # Epochs are counted here. `state.epoch` is steps divided by the steps planned for an epoch. It keeps a fraction
+        # where an epoch ends early (a loader with fewer batches than its length says, `control.should_epoch_stop`).
         epoch = _epoch_in(state)
         loader: Any = others.get("train_dataloader")
         if self._epoch is not None:
@@ -177,11 +171,10 @@ def _epoch_in(state: TrainerState) -> int:
 
 
 class HardnessLogCallback(TrainerCallback):
-    """Adds to every training log each gate's λ, their mean and the learning rate of s, and draws the curves of λ.
+    """Adds to every training log each gate's λ, their mean and the learning rate of s.
 
     Keys: `hardness/<module name>` as in `hardness_profile`, `hardness/mean`, `hardness_learning_rate`. Evaluations get
-    the same in the trainer's `state.log_history`. At the end of a training, the curves of λ over the epochs are
-    hardness.png in `output_dir`. A warning names the gates that the first step has no gradient for.
+    the same in the trainer's `state.log_history`. A warning names the gates that the first step has no gradient for.
 
     LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb).
     Callbacks that are passed to a plain Trainer run after them: call `HardnessLogCallback.add_to(trainer)` there.
@@ -231,50 +224,11 @@ class HardnessLogCallback(TrainerCallback):
         if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
             return
         profile = hardness_profile(model)
-        added = {f"{_PREFIX}{name}": hardness for name, hardness in profile.items()}
-        added[_MEAN] = sum(profile.values()) / len(profile)
+        added = {f"hardness/{name}": hardness for name, hardness in profile.items()}
+        added["hardness/mean"] = sum(profile.values()) / len(profile)
         if self._learning_rate is not None:
             added["hardness_learning_rate"] = float(self._learning_rate)
         if state.log_history:
             state.log_history[-1].update(added)
         if not evaluated:  # the reporters have this step's λ from its training log already
             logs.update(added)
-
-    def on_train_end(self, args: Any, state: TrainerState, control: Any, **others: Any) -> None:
-        if state.is_world_process_zero:
-            draw_curves(Path(args.output_dir, "hardness.png"), state.log_history)
-
-
-def draw_curves(path: Path, log_history: list[dict[str, Any]]) -> None:
-    """Write a PNG of every gate's λ over the epochs of a trainer's log, unless the log has fewer than two of each."""
-    curves: dict[str, dict[float, float]] = {}
-    for entry in log_history:
-        for name, value in entry.items():
-            if name.startswith(_PREFIX) and name != _MEAN:
-                curves.setdefault(name.removeprefix(_PREFIX), {})[entry["epoch"]] = value
-    if max(map(len, curves.values()), default=0) < 2:
-        return
-    import matplotlib  # not with the package: it takes half a second
-    from matplotlib.figure import Figure
-
-    width = 6.4 + 0.065 * max(map(len, curves))  # inches, with the legend
-    figure = Figure(figsize=(width, 3.6))
-    # A layout that is computed takes three times as long.
-    figure.subplots_adjust(left=0.8 / width, right=5.8 / width, bottom=0.15)
-    axis = figure.subplots()
-    for index, (name, values) in enumerate(curves.items()):
-        is_named = index % math.ceil(len(curves) / 12) == 0
-        color = matplotlib.colormaps["viridis"](0.9 * index / max(1, len(curves) - 1))  # dark is near the input
-        axis.plot(list(values), list(values.values()), color=color, label=name if is_named else None)
-    axis.set(xlabel="epoch", ylabel="λ", title="Hardness of each gate")
-    shown = [value for values in curves.values() for value in values.values()]
-    if (highest := 1.3 * max(shown)) > 10:
-        # By the logarithm of λ − 1: otherwise what is learned, between 1 and 2, is a flat line below the schedule.
-        lowest = 1 + max(min(shown) - 1, 1e-4) / 2
-        axis.set_yscale("function", functions=(lambda y: np.log(np.maximum(y - 1, 1e-5)), lambda y: 1 + np.exp(y)))
-        axis.set_ylim(lowest, highest)
-        axis.set_yticks([tick for tick in (1.001, 1.01, 1.1, 2, 10, 100, 1000) if lowest <= tick <= highest])
-        axis.yaxis.set_major_formatter("{x:g}")
-        axis.grid(alpha=0.3)
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize="small")
-    save_picture(figure, path, 120)

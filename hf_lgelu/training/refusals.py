@@ -1,6 +1,6 @@
-"""What would make a training end with another network than was asked for: refused as it begins, or warned of.
+"""Refusals and warnings at the start of a training that would end with another network than the user asked for.
 
-`refuse_with_gates` is LambdaGELUTrainer's list, `refuse_to_harden` HardeningCallback's.
+LambdaGELUTrainer calls `refuse_with_gates`, HardeningCallback calls `refuse_to_harden`.
 """
 
 import sys
@@ -42,7 +42,7 @@ def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None
             "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
         )
     plugin = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    # FSDP2 then loads on one process, and knows no plain tensors: a gate's temperature and override are such.
+    # FSDP2 then loads on one process and knows no plain tensors, which a gate's temperature and override are.
     if plugin is not None and plugin.cpu_ram_efficient_loading:
         raise ValueError(
             "fsdp_cpu_ram_efficient_loading hands out the weights of the first process, and fails at the buffers of "
@@ -82,7 +82,7 @@ def refuse_to_harden(
 
 
 def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
-    """Raise ValueError or RuntimeError where λ is to be learned and hardened, and somebody has kept s from both."""
+    """Raise ValueError where an s is frozen, and RuntimeError where the optimizer does not hold it."""
     modules = trainable_gates(model)
     frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
     if frozen:

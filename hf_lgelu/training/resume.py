@@ -1,4 +1,4 @@
-"""The checkpoint that a training goes on from, or that it puts back: of the same network, and loaded whole."""
+"""Checkpoints that a training resumes from, or puts back: each is of the same network, and is loaded whole."""
 
 import json
 import os
@@ -24,10 +24,11 @@ logger = logging.get_logger(__name__)
 
 
 def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
-    """The checkpoint that a run goes on from: `folder`, the last in it (True: in `output_dir`), or a whole one before.
+    """The checkpoint that a run resumes from: `folder`, or the last checkpoint in it (True: in `output_dir`).
 
-    Trainer writes trainer_state.json last: where that cannot be read, the run was stopped while it saved. Weights that
-    were cut off were so by a disk or a copy. Raises ValueError where no checkpoint is whole.
+    Where this checkpoint is not whole, the last whole checkpoint before it. Trainer writes trainer_state.json last:
+    where that file cannot be read, the run was stopped while it saved. A full disk or a copy may have cut off the
+    weights. Raises ValueError where no checkpoint is whole.
     """
     of_run = output_dir if isinstance(folder, bool) else folder
     given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
@@ -97,7 +98,7 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
 
 
 def _records(config: Any) -> list[dict[str, Any]]:
-    """All entries of the records of gates in a config that was read from JSON, and in those inside it."""
+    """All entries of the records of gates in a config that was read from JSON, and in the configs inside it."""
     if not isinstance(config, dict):
         return []
     inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
@@ -106,7 +107,7 @@ def _records(config: Any) -> list[dict[str, Any]]:
 
 
 def load_renamed(folder: str, model: nn.Module) -> bool:
-    """Load a checkpoint whose tensors have other names than the model's; False, and nothing done, where they are its.
+    """Whether a checkpoint's tensors have other names than the model's, and were loaded here.
 
     transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the names that the Hub knows, some
     of them cut or joined, and only `from_pretrained` takes them back. Trainer loads by the model's own names and no

@@ -1,13 +1,12 @@
 """A Trainer that learns, hardens and reports λ-GELU."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 from transformers import Trainer
-from transformers.trainer_pt_utils import find_batch_size
 from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
 from transformers.utils import logging
 
@@ -15,19 +14,11 @@ from hf_lgelu.comparing.net_comparison import LiveUnits
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, hardness_learning_rate, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu
-from hf_lgelu.networks.masks import pad_tokens
-from hf_lgelu.networks.outputs import are_embeddings, labels_of_predictions, named_tensors
-from hf_lgelu.networks.run import buffers_kept, forward_hooks
+from hf_lgelu.networks.run import buffers_kept
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
-from hf_lgelu.training.evaluation import (
-    compare_samples,
-    comparison_metrics,
-    metrics_of_both,
-    metrics_of_module,
-    pass_undone,
-)
+from hf_lgelu.training.evaluation import loop_undone, metrics_of_module, random_state
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
 from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed, whole_checkpoint
 
@@ -41,23 +32,22 @@ class LambdaGELUTrainer(Trainer):
       ordinary groups; the others are refused;
     - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then one of the hardened epochs;
     - every gate's λ is in the training log (`HardnessLogCallback`);
-    - every evaluation reports each metric twice, as it is and, as `eval_relu_<metric>`, with ReLU in the place of every
-      λ-gate, or in a model without any of every smooth gate. It takes a second forward pass a batch, in the random
-      state of the first (`report_substitution=False` does without). `eval_relu_max_logit_change` and
-      `eval_relu_unchanged_predictions`, of embeddings `eval_relu_cosine`, say how far the two networks are apart,
-      and `eval_relu_live_units` which share of the ReLUs' outputs is not zero;
+    - every evaluation reports the loss and each metric twice: as it is and, as `eval_relu_<metric>`, with ReLU in the
+      place of every λ-gate. A model without λ-gates has ReLU in the place of every smooth gate. A second loop over the
+      data, from the random state of the first, measures this; `report_substitution=False` leaves it out.
+      `eval_relu_live_units` is the share of the ReLUs' outputs that are not zero;
     - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
       whole, and one that lacks a tensor is refused.
 
     Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
     `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
 
-    A search without an objective of its own leaves `eval_relu_*` out of it. Schedulers that lose the ratio of the two
-    learning rates are refused where there is a λ-gate; with DeepSpeed, hardening is refused.
+    A hyperparameter search without an objective leaves out `eval_relu_*`. Schedulers that lose the ratio of the two
+    learning rates are refused where there is a λ-gate. With DeepSpeed, hardening is refused.
 
-    Other trainers are combined with it by inheriting from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of
-    the arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
-    sentence-transformers is run once, with the gates as they are.
+    To combine it with another trainer, inherit from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of the
+    arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
+    sentence-transformers runs once, with the gates as they are.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -73,7 +63,7 @@ class LambdaGELUTrainer(Trainer):
     [159.577, 159.577]
     >>> sorted(name for name in trainer.evaluate() if "relu" in name)  # doctest: +ELLIPSIS
     {...}
-    ['eval_relu_live_units', 'eval_relu_loss', 'eval_relu_max_logit_change', 'eval_relu_unchanged_predictions']
+    ['eval_relu_live_units', 'eval_relu_loss']
     """
 
     args: LambdaGELUTrainingArguments
@@ -95,10 +85,7 @@ class LambdaGELUTrainer(Trainer):
                 module, self.model, prediction, compute_result
             )
         super().__init__(model, args, *others, **options)
-        self._compares_substitution = False
-        self._substitution: TemporaryRelu | None = None
-        self._embeds: bool | None = None  # whether the first output is embeddings, once a batch has shown it
-        self._keeps_logits = True
+        self._live: LiveUnits | None = None  # while ReLU is substituted
         self._told_soft = False
         self._of_arguments = HardeningCallback()  # in the trainer while args.harden is on and no other was passed
         if args.require_lambda_gelu:
@@ -108,7 +95,10 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
-        """As Trainer's, also of a run's folder. A checkpoint that was cut off is left for the whole one before it."""
+        """Trainer's training, which also resumes from a run's folder.
+
+        The last whole checkpoint before it takes the place of a checkpoint that was cut off.
+        """
         if resume_from_checkpoint:
             resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
         return super().train(resume_from_checkpoint, *others, **options)
@@ -116,7 +106,7 @@ class LambdaGELUTrainer(Trainer):
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
-        """As Trainer's. Where no objective is given, what is reported of the ReLU substitution does not count."""
+        """Trainer's search. Without an objective, the metrics of the ReLU substitution do not count."""
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
         left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
 
@@ -128,7 +118,7 @@ class LambdaGELUTrainer(Trainer):
         return super().hyperparameter_search(hp_space, compute_objective or as_it_is, *args, **options)
 
     def create_model_card(self, *args: Any, **options: Any) -> None:
-        """As Trainer's, whose table of results takes every number of an evaluation's log for a column: without λ."""
+        """Trainer's card, without λ. Its table has a column for every number in the log of an evaluation."""
         kept = self.state.log_history
         self.state.log_history = [
             {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
@@ -141,7 +131,7 @@ class LambdaGELUTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Trainer's optimizer, with the raw hardness moved to a group of its own.
 
-        An optimizer that was passed to the trainer is left as it is.
+        An optimizer that was passed to the trainer stays as it is.
         """
         optimized = self.model if model is None else model
         learns = any(module.raw_hardness.requires_grad for _, module in lambda_gelu_modules(optimized))
@@ -156,7 +146,7 @@ class LambdaGELUTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
-        """Trainer's scheduler; one that was passed is left as it is."""
+        """Trainer's scheduler. A scheduler that was passed stays as it is."""
         # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
         warn_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
         if self._hardening_callback() is None:
@@ -171,53 +161,6 @@ class LambdaGELUTrainer(Trainer):
             )
         return scheduler
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-        **options: Any,
-    ) -> tuple[Any, Any, Any]:
-        """As Trainer's; inside an evaluation, the logits come with those of the ReLU substitution."""
-        if not self._compares_substitution:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys, **options)
-        # Both passes move the batch to the device; the second finds it there. Not by _prepare_inputs, which a
-        # subclass may have do more than that, and which each pass calls.
-        inputs = self._prepare_input(inputs)
-        if self._substitution is None:
-            self._substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
-        # A model that draws in an evaluation (a masked autoencoder) draws the same twice, and as often as in Trainer.
-        # What the first pass writes, into the batch or into buffers, is not what the second begins with.
-        copies: Any = {name: tree_map_only(torch.Tensor, torch.Tensor.clone, value) for name, value in inputs.items()}
-        copies = type(inputs)(copies)  # a dict, or a BatchEncoding
-        live = LiveUnits(self._substitution.gates)
-        with pass_undone(self), buffers_kept(self.model), self._substitution.applied(), live.counting(copies):
-            relu_loss, relu_logits, _ = super().prediction_step(model, copies, False, ignore_keys, **options)
-
-        def look(module: nn.Module, arguments: Any, output: Any) -> None:
-            kept = ((name, tensor) for name, tensor in named_tensors(output) if name.partition(".")[0] not in ignored)
-            name, first = next(kept, ("", None))
-            self._embeds = first is not None and are_embeddings(module, name, first)
-
-        config = getattr(self.model, "config", None)
-        ignored = {"loss", *(ignore_keys or getattr(config, "keys_to_ignore_at_inference", None) or ())}
-
-        with forward_hooks([self.model] if self._embeds is None else [], look):
-            loss, logits, labels = super().prediction_step(model, inputs, False, ignore_keys, **options)
-        batch_size = find_batch_size(inputs) or 1
-        predicted = labels_of_predictions(labels, self.model)
-        padding = getattr(self.processing_class, "pad_token_id", None)
-        if padding is None and getattr(self.args, "predict_with_generate", False):  # of generated rows
-            padding = pad_tokens(self.model).get("decoder_input_ids")
-        rows = compare_samples(
-            loss, logits, relu_loss, relu_logits, predicted, batch_size, padding, embeds=bool(self._embeds),
-            mask=inputs.get("attention_mask"), live_units=(live.live.total(), live.outputs.total()),
-        )  # fmt: skip
-        if not self._keeps_logits or logits is None:
-            return loss, (rows,), None
-        return loss, (rows, logits, relu_logits), labels
-
     def evaluation_loop(
         self,
         dataloader: DataLoader,
@@ -226,51 +169,36 @@ class LambdaGELUTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """As Trainer's; every metric is reported as it is and with ReLU substituted."""
+        """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
+        begin = random_state(self.args.device)
+        # First the network as it is: what prepares the model for an evaluation must see its own modules.
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if not self.args.report_substitution or not find_sites(self.model):
-            return super().evaluation_loop(
-                dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-            )
-        if self.args.batch_eval_metrics or not self.args.eval_do_concat_batches:
-            return self._evaluate_twice(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        if prediction_loss_only is None:
-            prediction_loss_only = self.args.prediction_loss_only
-        compute_metrics, preprocess = self.compute_metrics, self.preprocess_logits_for_metrics
-        self._compares_substitution, self._keeps_logits = True, not prediction_loss_only
-        generates = getattr(self.args, "predict_with_generate", False)
-        if generates and prediction_loss_only:  # what is generated counts for nothing
-            self.args.predict_with_generate = False
-        self.compute_metrics = None
-        if compute_metrics is not None and self._keeps_logits:
-            self.compute_metrics = metrics_of_both(compute_metrics, metric_key_prefix)
-        if preprocess is not None:
-            self.preprocess_logits_for_metrics = lambda packed, labels: (
-                packed[0],
-                *(preprocess(logits, labels) for logits in packed[1:]),
-            )
-        try:
-            output = super().evaluation_loop(dataloader, description, False, ignore_keys, metric_key_prefix)
-        finally:
-            self._compares_substitution, self._substitution, self._embeds = False, None, None
-            self.compute_metrics, self.preprocess_logits_for_metrics = compute_metrics, preprocess
-            if generates:
-                self.args.predict_with_generate = True
-        if output.predictions is None:  # there was no batch
             return output
-        rows, *logits = output.predictions
-        loss = output.metrics.get(f"{metric_key_prefix}_loss")
-        metrics = {**output.metrics, **comparison_metrics(rows, metric_key_prefix, loss)}
-        return output._replace(predictions=logits[0] if logits else None, metrics=metrics)
-
-    def _evaluate_twice(self, *args: Any) -> EvalLoopOutput:
-        """Two loops over the data, for options under which Trainer keeps no logits of the whole set together."""
-        prefix = args[-1]
-        substitution = TemporaryRelu(self.model, kinds=self._substituted_kinds())
-        with pass_undone(self), buffers_kept(self.model), substitution.applied():
-            found = super().evaluation_loop(*args).metrics
-        relu_metrics = {f"{prefix}_relu_{name.removeprefix(f'{prefix}_')}": value for name, value in found.items()}
-        output = super().evaluation_loop(*args)
+        kinds = LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS
+        substitution, loss_only = TemporaryRelu(self.model, kinds=kinds), prediction_loss_only
+        if self.compute_metrics is None:  # nobody reads the logits
+            loss_only = True
+        self._live = LiveUnits(substitution.gates)
+        try:
+            with loop_undone(self), buffers_kept(self.model), substitution.applied():
+                begin()
+                relu = super().evaluation_loop(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+            counts = torch.tensor([self._live.live.total(), self._live.outputs.total()], device=self.args.device)
+        finally:
+            self._live = None
+        found = {name.removeprefix(f"{metric_key_prefix}_"): value for name, value in relu.metrics.items()}
+        found.pop("model_preparation_time", None)
+        live, units = self.accelerator.reduce(counts).tolist()
+        if units:
+            found["live_units"] = live / units
+        relu_metrics = {f"{metric_key_prefix}_relu_{name}": value for name, value in found.items()}
         return output._replace(metrics={**output.metrics, **relu_metrics})
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *others: Any, **options: Any) -> Any:
+        """Trainer's step. The loop with ReLU substituted also counts the live units."""
+        with nullcontext() if self._live is None else self._live.counting(inputs):
+            return super().prediction_step(model, inputs, *others, **options)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         hardening = self._hardening_callback()
@@ -290,7 +218,7 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()  # each training comes here, with the model of model_init and the arguments of a search
 
     def _prepare_training(self) -> None:
-        """Refuse what cannot be trained as the arguments say now, and put in the callbacks that they ask for."""
+        """Refuse options that cannot work or would do nothing, and add the callbacks that the arguments ask for."""
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
@@ -337,6 +265,3 @@ class LambdaGELUTrainer(Trainer):
         by_engine = self.is_fsdp_enabled or self.is_deepspeed_enabled
         if by_other or by_engine or not load_renamed(self.state.best_model_checkpoint, self.model):
             super()._load_best_model()
-
-    def _substituted_kinds(self) -> tuple[str, ...]:
-        return LEARNED_KINDS if lambda_gelu_modules(self.model) else SMOOTH_KINDS

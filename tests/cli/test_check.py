@@ -114,22 +114,14 @@ def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):
     assert "gives NaN on test.csv: look at its weights" in errors
 
 
-def test_the_profile_is_a_line_a_gate_and_a_picture(place, tmp_path, call):
-    status, said, _ = call("profile", place / "soft", "--figure", tmp_path / "h.png")
+def test_the_profile_is_a_line_a_gate(place, call):
+    status, said, _ = call("profile", place / "soft")
     assert status == 0
     for gate, value in hardness_profile(load_checkpoint(place / "soft")).items():
         (line,) = [line for line in said.splitlines() if line.startswith(f"{gate} ")]
         assert float(line.split()[1]) == pytest.approx(value, rel=1e-3)
         assert float(line.split()[2]) == pytest.approx(0.16997 / value, rel=0.06)  # two digits
     assert "hardened: no" in said
-    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
-    status, _, errors = call("profile", place / "soft", "--figure", tmp_path / "h.png")
-    assert status == 1
-    assert "is there already" in errors
-    assert call("profile", place / "soft", "--figure", tmp_path / "h.png", "--overwrite")[0] == 0
-    status, said, errors = call("profile", place / "soft", "--figure", tmp_path / "h.jpg")
-    assert (status, said) == (1, "")
-    assert "a PNG is written; give it a name that ends in .png" in errors
     status, _, errors = call("profile", place / "gelu")
     assert status == 1
     assert "has no λ-GELU" in errors
@@ -157,7 +149,7 @@ def with_several_hardnesses(folder):
 def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, call):
     soft, hard = largest_swap_errors(with_several_hardnesses(tmp_path / "soft")).values()
     assert (soft, hard) == (pytest.approx(0.16997, abs=1e-5), pytest.approx(0.0016997, abs=1e-6))
-    _, said, _ = call("profile", tmp_path / "soft", "--figure", tmp_path / "h.png")
+    _, said, _ = call("profile", tmp_path / "soft")
     title, *lines = said.splitlines()[:3]
     assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ"]
     assert [line.split()[1:4] for line in lines] == [["300.2", "1", "0.17"], ["100", "100", "0.0017"]]

@@ -139,7 +139,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
         (("compare", "a", "--data", "x"), "compare: the following arguments are required: CONVERTED"),
         ((*CONVERT, "--int8"), "--int8 must be left out without --compare"),
         (("check", "a", "--evaluation", ""), "check: one of its arguments is empty"),
-        (("profile", "m", "--figure"), "--figure: expected one argument"),
+        (("convert", "m", "--output_dir"), "--output_dir: expected one argument"),
     ],
 )
 def test_a_wrong_call_gets_one_line_and_status_2(words, reason, call):

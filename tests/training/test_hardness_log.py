@@ -4,13 +4,12 @@ import json
 import math
 
 import pytest
-from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import batch, hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
-from hf_lgelu import HardeningCallback, HardnessLogCallback, hardness_profile, replace_activations
+from hf_lgelu import HardeningCallback, HardnessLogCallback, replace_activations
 
 NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
 # 12 steps, a log after each; e_s = 1, so that λ learns in the first 3 and hardens after.
@@ -129,30 +128,6 @@ def test_nothing_is_logged_where_it_is_turned_off_and_of_a_baseline(tmp_path, ac
     trainer.train()
     assert sum("loss" in entry for entry in trainer.state.log_history) == 12
     assert not any(name.startswith("hardness") for entry in trainer.state.log_history for name in entry)
-
-
-# The picture
-
-
-def test_the_curves_are_drawn_at_the_end(tmp_path, monkeypatch):
-    drawn, save = [], Figure.savefig
-
-    def note(figure, *given, **options):
-        drawn.append(figure)
-        return save(figure, *given, **options)
-
-    monkeypatch.setattr(Figure, "savefig", note)
-    trainer = train(tmp_path, Truth())
-    history = [entry for entry in trainer.state.log_history if "hardness/mean" in entry]
-    lines = drawn[0].axes[0].get_lines()
-    assert [line.get_label() for line in lines] == [*hardness_profile(trainer.model)]
-    for line, name in zip(lines, NAMES, strict=False):
-        assert dict(zip(*line.get_data(), strict=True)) == {entry["epoch"]: entry[name] for entry in history}
-    heights = drawn[0].axes[0].transData.transform([(0, hardness) for hardness in (1.1, 2, 11, 101)])[:, 1]
-    assert heights[1] - heights[0] == pytest.approx(heights[3] - heights[2])  # what is learned is as high as the way on
-    assert (tmp_path / "hardness.png").read_bytes().startswith(b"\x89PNG")
-    tiny_trainer(tmp_path / "short").train()  # of which one point at most is known
-    assert not (tmp_path / "short" / "hardness.png").exists()
 
 
 # Its place among the callbacks

@@ -85,9 +85,15 @@ class WithOwnForm(LambdaGELUTrainer, OwnForm):
 def test_checkpoints_of_another_form_are_read_by_their_own_trainer(tmp_path):
     """Bit for bit the run that was not interrupted; and the best epoch is put back."""
     options = {
-        **ARGUMENTS, "num_train_epochs": 4, "eval_strategy": "epoch", "save_strategy": "epoch", "harden": True,
-        "load_best_model_at_end": True, "metric_for_best_model": "relu_loss", "learning_rate": 0.3,
-    }  # fmt: skip
+        **ARGUMENTS,
+        "num_train_epochs": 4,
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "harden": True,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "relu_loss",
+        "learning_rate": 0.3,
+    }
 
     def run(folder, checkpoint=None):
         arguments = LambdaGELUTrainingArguments(str(folder), **options)

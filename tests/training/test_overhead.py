@@ -6,6 +6,7 @@ from plain_evaluation import SAMPLES, accuracy
 from tiny_training import tiny_model, tiny_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Dataset
+from transformers import TrainerCallback
 
 # 4 epochs. e_s = 1: λ is learned in the first, and hardens in the others.
 HARDENING = {"learning": {}, "epoch": {"harden": True}, "step": {"harden": True, "hardening_strategy": "steps"}}
@@ -67,27 +68,18 @@ class Counted(Dataset):
         return self.samples[index]
 
 
-def test_both_passes_of_an_evaluation_share_the_data(tmp_path):
-    data = Counted(SAMPLES)
-    metrics = tiny_trainer(tmp_path, tiny_model(), eval_dataset=data, compute_metrics=accuracy).evaluate()
-    assert data.handed_out == len(SAMPLES) == 11
-    assert "eval_relu_accuracy" in metrics
+class Steps(TrainerCallback):
+    """Counts the batches of evaluations, as a progress bar does."""
+
+    count = 0
+
+    def on_prediction_step(self, args, state, control, **others):
+        self.count += 1
 
 
-def test_each_pass_prepares_the_batch_as_it_came_from_the_data(tmp_path, monkeypatch):
-    trainer = tiny_trainer(tmp_path, tiny_model(), eval_dataset=SAMPLES)
-    plain = trainer.evaluate()
-    of_trainer, seen = trainer._prepare_inputs, []
-
-    def prepare(inputs):  # a subclass's, that gives another answer the second time
-        seen.append(sorted(inputs))
-        features = inputs["features"]
-        return of_trainer({"features": 2 * features, "labels": inputs["labels"]})
-
-    monkeypatch.setattr(trainer, "_prepare_inputs", prepare)
-    doubled = [{"features": 2 * row["features"], "labels": row["labels"]} for row in SAMPLES]
-    expected = tiny_trainer(tmp_path, tiny_model(), eval_dataset=doubled).evaluate()
-    metrics = trainer.evaluate()
-    assert seen == [["features", "labels"]] * 6  # three batches, two passes
-    for name in ("eval_loss", "eval_relu_loss"):
-        assert metrics[name] == expected[name] != plain[name]
+def test_an_evaluation_reads_the_data_twice_and_callbacks_see_one_loop(tmp_path):
+    data, steps = Counted(SAMPLES), Steps()
+    trainer = tiny_trainer(tmp_path, eval_dataset=data, compute_metrics=accuracy, callbacks=[steps])
+    assert "eval_relu_accuracy" in trainer.evaluate()
+    assert data.handed_out == 2 * len(SAMPLES) == 22
+    assert steps.count == 3  # of 4, 4 and 3 samples

@@ -1,13 +1,16 @@
-"""What training refuses before it begins, one row a refusal: the call, the error, and the noun that the error names."""
+"""What training refuses before it begins, and what it says where λ or a gate would not be what one thinks."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
+import small_networks as networks
 import torch
 from accelerate.utils import DistributedType
 from tiny_training import Fused, Layerwise, lambda_gelus, tiny_model, tiny_trainer
 from torch import nn
-from transformers import Adafactor, TrainingArguments
+from torch.nn import functional as F
+from transformers import Adafactor, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 import hf_lgelu
 from hf_lgelu import (
@@ -15,11 +18,22 @@ from hf_lgelu import (
     HardeningConfig,
     LambdaGELU,
     LambdaGELUTrainer,
+    LambdaGELUTrainingArguments,
+    LambdaSiLU,
+    MLPConfig,
+    MLPForClassification,
     anneal_hardness,
     hardness_parameter_groups,
+    hardness_profile,
+    replace_activations,
 )
-from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness
-from hf_lgelu.models.optimizer_groups import separate_hardness_group
+from hf_lgelu.models.hardening import (
+    hardening_progress,
+    is_hardened,
+    release_hardness,
+    smallest_soft_hardness,
+)
+from hf_lgelu.models.optimizer_groups import hardness_modules_to_save, separate_hardness_group
 from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
@@ -113,24 +127,34 @@ def test_functions_of_a_model_without_lambda_gelu(call):
 
 RATE = "must be a finite number >= 0"
 OF_NUMBERS = [
-    *((lambda model, end=end: anneal_hardness(model, 0.5, target_hardness=end), "target_hardness must be a finite")
-      for end in (1, 0.5, float("nan"), torch.tensor([2.0, 1.0]))),
+    *(
+        (lambda model, end=end: anneal_hardness(model, 0.5, target_hardness=end), "target_hardness must be a finite")
+        for end in (1, 0.5, float("nan"), torch.tensor([2.0, 1.0]))
+    ),
     (lambda model: is_hardened(model, 0.5), "target_hardness must be a finite"),
     (lambda model: is_hardened(model, fraction=0), r"fraction must be a number in \(0, 1\]"),
     (lambda model: is_hardened(model, fraction=1.5), r"fraction must be a number in \(0, 1\]"),
-    *((lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
-      for progress in (-1e-9, 1 + 1e-9, float("nan"))),
+    *(
+        (lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
+        for progress in (-1e-9, 1 + 1e-9, float("nan"))
+    ),
     (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "unknown schedule 'steep'; accepted: linear"),
-    *((lambda model, at=at: hardening_progress(*at), f"got position={at[0]} and total={at[1]}")
-      for at in ((0, 5), (-1, 5), (6, 5), (1, 0))),
+    *(
+        (lambda model, at=at: hardening_progress(*at), f"got position={at[0]} and total={at[1]}")
+        for at in ((0, 5), (-1, 5), (6, 5), (1, 0))
+    ),
     (lambda model: hardening_progress(1, 10, 1), r"switch_fraction must lie in \[0, 1\), got"),
-    *((lambda model, rate=rate: hardness_parameter_groups(model, rate), f"learning_rate {RATE}")
-      for rate in (-1e-3, float("nan"))),
+    *(
+        (lambda model, rate=rate: hardness_parameter_groups(model, rate), f"learning_rate {RATE}")
+        for rate in (-1e-3, float("nan"))
+    ),
     (lambda model: hardness_parameter_groups(model, 0.1, float("inf")), f"hardness_lr_multiplier {RATE}"),
     (lambda model: hardness_parameter_groups(model, 0.1, weight_decay=-0.1), f"weight_decay {RATE}"),
-    *((lambda model, c=c: separate_hardness_group(sgd(model), model, c), f"hardness_lr_multiplier {RATE}")
-      for c in (-1, float("nan"))),
-]  # fmt: skip
+    *(
+        (lambda model, c=c: separate_hardness_group(sgd(model), model, c), f"hardness_lr_multiplier {RATE}")
+        for c in (-1, float("nan"))
+    ),
+]
 
 
 @pytest.mark.parametrize(("call", "message"), OF_NUMBERS)
@@ -213,3 +237,262 @@ def test_optimizers_that_cannot_give_s_a_rate_are_left_alone(build, make, messag
     with pytest.raises(RuntimeError, match=message):
         separate_hardness_group(optimizer, model)
     assert [(len(group["params"]), group.get("lr")) for group in optimizer.param_groups] == before
+
+
+# What a training says
+
+
+ROWS = [
+    {"features": torch.randn(4, generator=torch.Generator().manual_seed(row)), "labels": row % 2} for row in range(16)
+]
+X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+
+
+def mlp(layers=2, act="lambda_gelu", by=3.0):
+    torch.manual_seed(0)
+    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=layers, hidden_act=act))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(by)
+    return model.eval()
+
+
+def mixed(layers=2, silu="layers.0."):
+    """λ-SiLU at one site, λ-GELU at the others, as no activation string can say it."""
+    model = mlp(layers, "gelu")
+    replace_activations(model, gate="lambda_silu", include=lambda name: silu in name)
+    replace_activations(model)
+    return model
+
+
+def arguments(folder, kind=LambdaGELUTrainingArguments, **options):
+    options = {"save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, **options}
+    return kind(str(folder), **options)
+
+
+def trainer(model, folder, callbacks=None, optimizers=(None, None), **options):
+    return LambdaGELUTrainer(
+        model, arguments(folder, **options), train_dataset=ROWS, callbacks=callbacks, optimizers=optimizers
+    )
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level(logging.WARNING)
+    return lambda: " ".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_config_of_surgery_builds_no_other_network():
+    with pytest.raises(RuntimeError, match=r"it would be another network. Load a checkpoint with hf_lgelu\.from_pretr"):
+        MLPForClassification(mixed().config)
+    assert MLPForClassification(mlp().config).eval()(X).logits.isfinite().all()  # a string says these
+
+
+def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path):
+    callback = HardeningCallback(HardeningConfig(hardening_schedule="geometric"))
+    with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
+        trainer(mlp(), tmp_path, [callback], harden=True, target_hardness=400.0)
+    asking = trainer(mlp(), tmp_path, [callback], harden=True)  # for what there is
+    asking.args.target_hardness = 400.0
+    for _ in range(2):  # a second call is not taken for one that nothing has changed for
+        with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
+            asking.train()
+
+
+def test_one_gate_at_two_places_goes_into_no_adapter():
+    model = mlp()
+    model.layers[1].activation = model.layers[0].activation
+    with pytest.raises(ValueError, match=r"the λ-gate at layers\.1\.activation stands at another place too"):
+        hardness_modules_to_save(model)
+
+
+def test_what_is_said_of_an_optimizer_that_does_not_hold_s_is_true(tmp_path, said):
+    model = mlp(act="gelu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    replace_activations(model, init_hardness=2.0)
+    trainer(model, tmp_path, optimizers=(optimizer, None), num_train_epochs=1).train()
+    assert list(hardness_profile(model).values()) == [2.0, 2.0]
+    assert "the raw hardness is in none, and stays as it is" in said()
+
+
+def test_a_training_on_from_half_hardened_gates_says_that_they_do_not_learn(tmp_path, said):
+    model = mlp()
+    anneal_hardness(model, 0.2)
+    trainer(model, tmp_path, num_train_epochs=1, learning_rate=0.5).train()
+    assert [round(value, 2) for value in hardness_profile(model).values()] == [32.76, 32.76]
+    assert "λ of 2 gates was set by hardening (from 32.76 on) and stays there" in said()
+
+
+@pytest.mark.parametrize("ready", [release_hardness, lambda model: anneal_hardness(model, 1.0)])
+def test_of_gates_that_learn_or_are_hard_nothing_is_said(ready, tmp_path, said):
+    model = mlp()
+    ready(model)
+    trainer(model, tmp_path, num_train_epochs=1).train()
+    assert "set by hardening" not in said()
+
+
+def test_gates_that_do_not_learn_are_named(tmp_path, said):
+    model = mlp()
+    model.layers[0].activation.raw_hardness.requires_grad_(False)
+    trainer(model, tmp_path, num_train_epochs=1).train()
+    assert "λ of 1 of 2 gates does not learn: their raw hardness is frozen (layers.0.activation)" in said()
+    assert model.layers[1].activation.hardness.item() != pytest.approx(model.layers[0].activation.hardness.item())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_an_adapter_without_its_gates_is_told(tmp_path, said, named):
+    peft = pytest.importorskip("peft")
+    model = mlp()
+    saved = {"modules_to_save": hardness_modules_to_save(model)} if named else {}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["linear"], r=2, **saved))
+    before = hardness_profile(adapted)
+    trainer(adapted, tmp_path, num_train_epochs=1, label_names=["labels"]).train()
+    assert ("λ of 2 of 2 gates does not learn" in said()) != named
+    assert (hardness_profile(adapted) != before) == named
+
+
+def llama():
+    return networks.llama(hidden_act="lambda_silu")
+
+
+TOKENS = [{"input_ids": torch.arange(6), "labels": torch.arange(6)}] * 8
+
+
+def test_a_fused_kernel_in_the_gates_place_is_found_by_the_first_backward_pass(tmp_path):
+    model = llama()
+    for layer in model.model.layers:  # as liger-kernel binds LigerSwiGLUMLP.forward
+
+        def fused(self, x):
+            return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+        layer.mlp.forward = fused.__get__(layer.mlp)
+    trainer = LambdaGELUTrainer(model, arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS)
+    with pytest.raises(RuntimeError, match="none of the 2 raw hardnesses has a gradient"):
+        trainer.train()
+    LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS).train()
+
+
+class Block(nn.Module):
+    """One activation under two names, of which it runs by the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = nn.GELU()
+        self.net = nn.Sequential(nn.Linear(4, 8), self.act, nn.Linear(8, 2))
+
+    def forward(self, features, labels):
+        logits = self.net(features)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("options", [{}, {"harden": True}, {"harden": True, "switch_fraction": 0.0}, {"frozen": True}])
+def test_a_gate_that_never_runs_is_named_once(tmp_path, said, options):
+    model = Block()
+    replace_activations(model)
+    assert list(hardness_profile(model)) == ["act", "net.1"]
+    if options == {"frozen": True}:
+        model.act.raw_hardness.requires_grad_(False)
+        options = {}
+    trainer(model, tmp_path, num_train_epochs=8, **options).train()
+    assert said().count("has no gradient for λ of 1 of 2 gates (act)") == model.act.raw_hardness.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"), [(None, True), ({"swiglu": False}, True), ({"swiglu": False, "geglu": False}, False)]
+)
+def test_ligers_mlps_are_refused_and_its_other_kernels_are_not(tmp_path, config, refused):
+    args = arguments(tmp_path)
+    args.use_liger_kernel, args.liger_kernel_config = True, config
+    if refused:
+        with pytest.raises(ValueError, match=r"liger_kernel_config=\{'swiglu': False, 'geglu': False\}"):
+            LambdaGELUTrainer(llama(), args, train_dataset=TOKENS)
+    else:
+        LambdaGELUTrainer(llama(), args, train_dataset=TOKENS)
+
+
+class StopAfter(TrainerCallback):
+    def __init__(self, epochs):
+        self.epochs = epochs
+
+    def on_epoch_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.epoch >= self.epochs
+
+
+@pytest.mark.parametrize(("epochs", "soft"), [(3, True), (8, False)])
+def test_a_training_that_stops_with_soft_gates_says_so(tmp_path, said, epochs, soft):
+    model = mlp()
+    callbacks = [HardeningCallback(), StopAfter(epochs)]
+    Trainer(
+        model, arguments(tmp_path, TrainingArguments, num_train_epochs=8), train_dataset=ROWS, callbacks=callbacks
+    ).train()
+    assert ("the gates are still soft" in said()) == soft
+    assert (min(hardness_profile(model).values()) < 79) == soft
+
+
+def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
+    """Of [3, 400, …] the mean would be hard; λ-SiLU at 90 is soft where λ-GELU at 85 is hard."""
+    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
+    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4), include=lambda name: ".0." in name)
+    replace_activations(model)
+    model.layers[0].activation.hardness_override.copy_(torch.tensor([3.0, *[400.0] * 7]))
+    model.layers[1].activation.hardness_override.fill_(300.0)
+    assert smallest_soft_hardness(model) == 3.0
+    HardeningCallback().on_train_end(None, TrainerState(), None, model)
+    assert said().count("the gates are still soft") == 1
+    assert "down to λ = 3, less than 50% of its target" in said()
+    model.layers[0].activation.hardness_override.fill_(400.0)
+    assert smallest_soft_hardness(model) is None
+    gates = nn.ModuleList([LambdaGELU(), LambdaSiLU()])
+    gates[0].hardness_override.fill_(85.0)  # half of 159.6 is 79.8
+    gates[1].hardness_override.fill_(90.0)  # half of 277.3 is 138.6
+    assert smallest_soft_hardness(gates) == 90.0
+
+
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_network_that_is_hard_already_is_said_to_become_soft(tmp_path, said, hard):
+    model = mlp()
+    if hard:
+        anneal_hardness(model, 1.0)
+    trainer(model, tmp_path, harden=True, num_train_epochs=8).train()
+    assert ("are hardened (λ up to 159.6)" in said()) == hard
+
+
+@pytest.mark.parametrize(("rates", "lost"), [(1e-3, True), ([1e-3, 1e-3, 9e-3], False)])
+def test_a_scheduler_that_gives_all_groups_one_rate_is_told(tmp_path, said, rates, lost):
+    model = mlp()
+    optimizer = torch.optim.AdamW(hardness_parameter_groups(model, 1e-3, weight_decay=0.1))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=16)
+    trainer(model, tmp_path, optimizers=(optimizer, scheduler), num_train_epochs=8).train()
+    assert ("gives every parameter group the same learning rate" in said()) == lost
+
+
+def test_tensor_parallelism_is_refused():
+    class Split(nn.Module):
+        tp_size = 2
+
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+    model = Split()
+    for groups in (
+        lambda: hardness_parameter_groups(model, 1e-3),
+        lambda: separate_hardness_group(torch.optim.SGD(model.parameters(), 0.1), model),
+    ):
+        with pytest.raises(RuntimeError, match="tensor parallelism over 2 processes"):
+            groups()
+
+
+@pytest.mark.parametrize("added", [HardeningCallback, HardeningCallback(HardeningConfig(40.0))])
+def test_two_callbacks_do_not_harden_one_model(tmp_path, added):
+    """The last one's target would be where λ goes, and the first one's what counts as hardened."""
+    run = trainer(mlp(), tmp_path, [HardeningCallback(HardeningConfig(20.0))], num_train_epochs=8)
+    run.add_callback(added)
+    with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
+        run.train()
+    run.pop_callback(HardeningCallback)
+    run.train()  # by the one that is left
+    expected = 159.577 if added is HardeningCallback else 40.0
+    assert list(hardness_profile(run.model).values()) == pytest.approx([expected] * 2, rel=1e-5)

@@ -88,9 +88,15 @@ def test_the_best_epoch_is_put_back(tmp_path):
         return {"score": -len(states)}  # the first epoch is the best
 
     trainer = trainer_for(
-        tmp_path, vit(0), images(), save_strategy="epoch", eval_strategy="epoch", report_substitution=False,
-        load_best_model_at_end=True, metric_for_best_model="score",
-    )  # fmt: skip
+        tmp_path,
+        vit(0),
+        images(),
+        save_strategy="epoch",
+        eval_strategy="epoch",
+        report_substitution=False,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+    )
     trainer.compute_metrics = score
     trainer.train()
     assert trainer.state.best_global_step == 3

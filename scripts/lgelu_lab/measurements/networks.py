@@ -111,7 +111,7 @@ def load_data(record: RunRecord, data_dir: str | None = None) -> BenchmarkData:
 def evaluate(
     model: PreTrainedModel, benchmark: Benchmark, data: BenchmarkData, *, bf16: bool = False
 ) -> dict[str, float]:
-    """{"accuracy": …, "relu_accuracy": …, "relu_max_logit_change": …, "loss": …} on the evaluation rows.
+    """{"accuracy": …, "relu_accuracy": …, "loss": …, "relu_loss": …} on the evaluation rows.
 
     The relu_* are there where the model has smooth gates. In the model's dtype, or with `bf16` under bfloat16 autocast
     as runs with --bf16 are evaluated; on the device that accelerate chooses: the model is moved there.

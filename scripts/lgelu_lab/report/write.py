@@ -187,8 +187,11 @@ def summarize(record: RunRecord, folder: str | os.PathLike) -> str:
     ]
     if last.relu_score is not None:
         lines.append(
-            f"ReLU substituted in the last epoch: {name} {last.relu_score:.4f} ({last.relu_score - last.score:+.4f}), "
-            f"largest logit change {last.relu_max_logit_change:.2g}, "
+            f"ReLU substituted in the last epoch: {name} {last.relu_score:.4f} ({last.relu_score - last.score:+.4f})"
+        )
+    if last.relu_max_logit_change is not None:  # of the weights that were saved
+        lines[-1] += (
+            f", largest logit change {last.relu_max_logit_change:.2g}, "
             f"{percent(last.relu_unchanged_predictions)} of the predictions unchanged"
         )
     if last.hardness:

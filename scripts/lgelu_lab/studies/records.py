@@ -24,7 +24,8 @@ records lack:
 - initial_hardness: {site: λ} before training; empty without λ-GELU
 - epochs: a list of {epoch, score, loss, relu_score, relu_loss, relu_max_logit_change,
   relu_unchanged_predictions, hardness: {site: λ}}; the relu_* are the same weights with ReLU at every
-  smooth gate, null for a model that has none
+  smooth gate, null for a model that has none. The change and the unchanged predictions are measured for the saved
+  weights alone, and null in the other evaluations; earlier records have them for every evaluation
 - versions: {package: version}, and "commit", the last one that changed the sources, with "-dirty" where they differ
   from it (absent earlier, and outside a checkout); hardware: {cpu, cpu_cores, accelerators, processes, platform}
 - weights: {file below the run's folder: SHA-256} of the networks saved with it; empty where none was (absent earlier)

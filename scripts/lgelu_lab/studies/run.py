@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import (
     EvalPrediction,
     PreTrainedModel,
@@ -37,10 +38,13 @@ from hf_lgelu import (
 )
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance
+from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import hardening_progress
-from hf_lgelu.networks.sites import find_sites
+from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
+from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites
 from hf_lgelu.training.resume import whole_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions
@@ -128,7 +132,7 @@ def train_and_record(
         if trainer.is_world_process_zero():
             write_record(_record(benchmark, run, trainer, data, initial_hardness, str(error)), training.output_dir)
         raise
-    record = _record(benchmark, run, trainer, data, initial_hardness)
+    record = _with_change(_record(benchmark, run, trainer, data, initial_hardness), trainer)
     is_accuracy = record.metric == "accuracy"
     correct = round(record.last.score * len(data.eval)) if is_accuracy else None
     if is_accuracy and correct == data.eval.labels.bincount().max().item() and trainer.is_world_process_zero():
@@ -186,6 +190,29 @@ def _build_trainer(
     if training.disable_tqdm:
         trainer.remove_callback(PrinterCallback)  # transformers prints each log where it draws no progress bar
     return trainer
+
+
+@torch.no_grad()
+def _with_change(record: RunRecord, trainer: LambdaGELUTrainer) -> RunRecord:
+    """The record with what ReLU changes of the saved weights: the largest logit change, and the predictions that stay.
+
+    Each process compares all evaluation rows.
+    """
+    if record.saved.relu_score is None:
+        return record
+    model, change = trainer.model.eval(), OutputComparison()
+    relu = TemporaryRelu(model, kinds=LEARNED_KINDS if trainer.args.require_lambda_gelu else SMOOTH_KINDS)
+    size, collate = trainer.args.per_device_eval_batch_size, trainer.data_collator
+    for batch in DataLoader(trainer.eval_dataset, size, collate_fn=collate):
+        _, before, labels = trainer.prediction_step(model, batch, False)
+        with relu.applied():
+            _, after, _ = trainer.prediction_step(model, batch, False)
+        before, after = (each[0] if isinstance(each, tuple) else each for each in (before, after))
+        labels = labels_of_predictions(labels, model)
+        change.add(before, after, labels != IGNORED_LABEL if labels.shape == before.shape[:-1] else None)
+    found = {"relu_max_logit_change": change.largest_change, "relu_unchanged_predictions": change.agreement}
+    epochs = (replace(epoch, **found) if epoch is record.saved else epoch for epoch in record.epochs)
+    return replace(record, epochs=tuple(epochs))
 
 
 def timm_optimizer(
@@ -427,7 +454,5 @@ def _epoch(entry: dict[str, Any], metric: str, sites: Iterable[str]) -> EpochRec
         loss=entry.get("eval_loss"),
         relu_score=entry.get(f"eval_relu_{metric}"),
         relu_loss=entry.get("eval_relu_loss"),
-        relu_max_logit_change=entry.get("eval_relu_max_logit_change"),
-        relu_unchanged_predictions=entry.get("eval_relu_unchanged_predictions"),
         hardness={site: entry[f"hardness/{site}"] for site in sites if f"hardness/{site}" in entry},
     )

@@ -70,7 +70,9 @@ def test_the_saved_networks_score_what_the_record_says(hardened):
     scores = [(logits.argmax(-1) == data.eval.labels).double().mean().item() for logits in (before, after)]
     assert scores == pytest.approx([record.last.score, record.last.relu_score], abs=1e-12)
     assert (before - after).abs().max().item() == pytest.approx(record.last.relu_max_logit_change, rel=1e-4)
-    assert 0 < record.last.relu_max_logit_change < record.epochs[0].relu_max_logit_change
+    stayed = (before.argmax(-1) == after.argmax(-1)).double().mean().item()
+    assert record.last.relu_unchanged_predictions == pytest.approx(stayed, abs=1e-12)
+    assert all(epoch.relu_max_logit_change is None for epoch in record.epochs[:-1])
 
 
 def test_an_optimizer_of_timm_takes_the_place_of_the_recipes(tmp_path, monkeypatch):
