@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import huggingface_hub
 import pytest
 import small_networks as networks
 import torch
@@ -32,12 +31,6 @@ LORA = {"r": 2, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "i
 
 def lora(model, **options):
     return get_peft_model(model, LoraConfig(**LORA, **options)).eval()
-
-
-@pytest.fixture(autouse=True)
-def without_the_hub(monkeypatch):
-    """A checkpoint of no name is looked for on the Hub, for 25 seconds where there is none."""
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
 
 
 @pytest.fixture
