@@ -86,7 +86,6 @@ LISTED = {
     "activation.hardness",  # the target of a tolerance
     "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
-    "export.int8.equalize",
     "export.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
