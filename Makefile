@@ -4,7 +4,7 @@
 # make test-lowest   the suite at the lowest versions that pyproject.toml allows
 # make test-versions  the suite at the newest and at the lowest versions, and on Python 3.13
 # make test-nightly  loading and training with transformers' main branch, or TRANSFORMERS=…: what broke
-# make test-consumers   the blocks of docs/use.md with the packages that they need
+# make test-consumers   the blocks of docs/use.md and of GenAI with the packages that they need
 # make test-neighbours  one process with llm-compressor, peft, sentence-transformers, optimum, timm and diffusers
 # make test-wheel    the wheel in an empty environment, with the README's first command
 # make test-slow     minutes, not seconds

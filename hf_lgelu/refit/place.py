@@ -32,7 +32,7 @@ from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.processes import own_part
-from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
+from hf_lgelu.refit.always_on import ALWAYS_ON, find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import (
     MOST_KINKS,
@@ -237,8 +237,8 @@ def _fit_block(
     if inputs is not None:
         gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
     always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
-    # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
-    size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
+    # As large as the largest unit; in a plain block their offset is. int8 has one range for all units of a block.
+    size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) / (1.0 if is_gated else ALWAYS_ON)
     return _Written(block.fed, first_of(fits, counts), direction, block, width, inputs, always_on, copies, size)
 
 

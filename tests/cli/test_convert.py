@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import datasets
 import pytest
@@ -195,22 +194,6 @@ def test_a_gate_is_kept_and_fewer_rows_and_no_second_set_are_said(place, tmp_pat
     assert "not measured on a second set" in card
     assert "Without hf_lgelu" not in card
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
-
-
-def test_units_are_equalized_and_the_function_stays(converted, place, test_rows, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv", "--equalize")
-    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert (status, errors) == (0, "")
-    assert "the units before 2 layers equalized" in said
-    layers = report_of(tmp_path / "relu")["equalized"]
-    assert [layer["name"] for layer in layers] == ["layers.1.linear", "classifier"]
-    told = "For int8, the units before 2 of the layers (`layers.1.linear`, `classifier`) were then rescaled"
-    assert told in (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
-    assert "rescaled" not in (Path(converted) / "README.md").read_text(encoding="utf-8")
-    assert all(layer["error"][1] < layer["error"][0] for layer in layers)
-    as_fitted, scaled = load_checkpoint(converted), load_checkpoint(tmp_path / "relu")
-    assert torch.equal(as_fitted(test_rows[0]).logits, scaled(test_rows[0]).logits)
-    assert not torch.equal(as_fitted.classifier.weight, scaled.classifier.weight)
 
 
 def stop(*given):

@@ -257,8 +257,7 @@ class Provenance:
 
     `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one,
     and `evaluation_source` its Hub id. `evaluation_is_whole` says that no row of its split was left out: only then are
-    its scores a result on the data set. `created` is UTC in ISO 8601. The units of the layers in `equalized` were
-    rescaled for int8 (`equalize_ranges`).
+    its scores a result on the data set. `created` is UTC in ISO 8601.
     """
 
     model: str
@@ -272,7 +271,6 @@ class Provenance:
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
     evaluation_is_whole: bool = False
-    equalized: Sequence[str] = ()
 
 
 def render_conversion_card(
