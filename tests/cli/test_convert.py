@@ -25,7 +25,7 @@ from hf_lgelu.cli.command import main
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit import layerwise
+from hf_lgelu.refit import layerwise, task
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "refit.png"}
 
@@ -84,7 +84,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(place, tmp_path, call, caps
     with module._a_line_a_minute():
         for second in (0, 59, 60, 61, 119, 121):
             record = {"name": "hf_lgelu.progress", "levelno": 20, "msg": f"at {second}", "created": 1e9 + second}
-            layerwise.progress_log.handle(logging.makeLogRecord(record))
+            task.progress_log.handle(logging.makeLogRecord(record))
     assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["at 0", "at 60", "at 121"]
     assert call(*words, "--output_dir", tmp_path / "quiet", "--disable_tqdm")[2] == ""
 
