@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
-from hf_lgelu.models.record import has_record, loads_elsewhere
+from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
 from hf_lgelu.networks.calls import lines_of_old_gates
 from hf_lgelu.networks.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.networks.run import Inputs, run_example
@@ -213,12 +212,7 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
                 f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Any other load {elsewhere}"
             )
-    for name in (type(module).__name__ for module in model.modules() if isinstance(module, ModelHubMixin)):
-        yield (
-            f"{name}.save_pretrained saves weights, and not the gates: {name}.from_pretrained builds those of the "
-            "code, another network, without an error. Write the new gates into the code before you load the folder, or "
-            "pickle the model"
-        )
+    yield from saved_without_gates(model)
     lines = lines_of_old_gates(model)
     if lines:
         yield (
