@@ -113,11 +113,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def in_options(text: str) -> str:
-    """The text with options in the place of Python's arguments: "--overwrite" for "overwrite=True"."""
-    names = {entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
-    text = text.replace("evaluation_data=", "evaluation=").replace("checkpoint_dir=", "resume=")
-    argument = rf"(?<![-\w])({'|'.join(names)})=(True\b|'[^']*'|\d[\d.]*\b|(?![\w([{{]))"
-    return re.sub(argument, lambda found: f"--{found[1]} {found[2]}".removesuffix(" True").rstrip(), text)
+    """The text with the command's options in the place of Python's arguments, which messages put between backquotes."""
+    options = {entry.name: entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
+    for name, option in (options | {"evaluation_data": "evaluation", "checkpoint_dir": "resume"}).items():
+        text = text.replace(f"`{name}`", f"--{option}")
+    return text
 
 
 def say(text: str) -> None:

@@ -194,11 +194,11 @@ class ConversionConfig:
             )
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
-                raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill', got effort={self.effort!r}")
+                raise ValueError(f"`{name}` is for `effort` 'distill', got {self.effort!r}")
         if not self.gate.can_be_placed and (self.width > 1 or self.live or self.effort == "place"):
             raise ValueError(
-                f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
-                "width and live out, and take effort='refit' or 'distill'"
+                f"kinks are placed and blocks widened for ReLU only, not for {self.gate.name}; leave "
+                "`width` and `live` out, and take `effort` 'refit' or 'distill'"
             )
 
     @property
