@@ -117,7 +117,7 @@ def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monke
     config["auto_map"] = {"AutoModelForImageClassification": "modeling_foreign.Foreign"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "modeling_foreign.py").write_text("raise SystemExit('foreign code was run')")
-    with pytest.raises(ValueError, match="`trust_remote_code`"):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
         from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=False)
     with pytest.raises(SystemExit, match="foreign code was run"):
         from_pretrained(AutoModelForImageClassification, tmp_path, trust_remote_code=True)

@@ -124,6 +124,18 @@ def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
+def python_code(
+    checkpoint: CheckpointFacts, repo_id: str | None, activation: str | None, gate: str = DEFAULT_GATE
+) -> dict[str, str]:
+    """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it.
+
+    The first is "" without `activation`, which is as in `without_hf_lgelu`.
+    """
+    where = repo_id or "FOLDER"
+    without = without_hf_lgelu(checkpoint, where, activation=activation, gate=gate) if activation else ""
+    return {"plain_code": without, "lgelu_code": with_hf_lgelu(checkpoint.model_class, where)}
+
+
 def with_hf_lgelu(model_class: str, where: str) -> str:
     """Python that loads a checkpoint with this package; `where` is a folder or Hub id."""
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
