@@ -90,7 +90,7 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; give the path of a file")
     if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} is there already; give another path, or replace it (`overwrite`)")
+        raise FileExistsError(f"{target} is there already; give another path, or replace it with `overwrite`")
     with _folder_beside(target) as folder:
         yield folder / target.name
         os.replace(folder / target.name, target)
@@ -150,7 +150,7 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
     if not target.exists() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one (`overwrite`)")
+        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with `overwrite`")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
     if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json")):
