@@ -141,10 +141,8 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
     target, whole = Path(target), os.path.realpath(target)
     if target.is_symlink() and not _is_own(target):
         raise PermissionError(f"{target} is a link of another user's; give the folder that you mean")
-    if Path.cwd().is_relative_to(whole):
-        raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
-    if os.path.ismount(whole):
-        raise ValueError(f"{target} is a mount point and cannot be replaced as a whole; give a folder inside it")
+    if Path.cwd().is_relative_to(whole) or os.path.ismount(whole):
+        raise ValueError(f"{target} is a mount point or the current folder, or has it inside; give a folder inside it")
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a folder")
     if not target.exists() or not any(target.iterdir()):

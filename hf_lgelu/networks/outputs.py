@@ -47,14 +47,12 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     """
     found = _floating(output)
     if names is not None:
-        if not names:
-            raise ValueError("`outputs` is empty: name an output, or leave the option out")
         missing = [name for name in names if not any(_is_in(given, name) for given in found)]
-        if missing:
+        if missing or not names:
             there = [name or "a tensor without a name, which counts where `outputs` is left out" for name in found]
             raise ValueError(
-                f"`outputs` {list(names)}: the model has no floating-point output {', '.join(map(repr, missing))}; "
-                f"it gives {', '.join(there) or 'none'}"
+                f"`outputs` must name floating-point outputs of the model, which are {', '.join(there) or 'none'}, "
+                f"got {missing or 'no name'}"
             )
         return {given: found[given] for name in names for given in found if _is_in(given, name)}
     if not isinstance(output, Mapping):

@@ -179,14 +179,10 @@ class ConversionConfig:
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        for name in ("tolerance", "max_seconds", "max_kl", "live"):
-            value = getattr(self, name)
+        above_0 = ("tolerance", "max_seconds", "max_kl", "live", "max_samples", "batch_size", "distill_steps")
+        for name, value in ((name, getattr(self, name)) for name in above_0):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
-        for name in ("max_samples", "batch_size", "distill_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         if not 1 <= self.width < math.inf or (self.live and self.width > 1):
             raise ValueError(
                 "width is a multiple of the units there are, 1 or more and finite, and 1 beside live, got "
