@@ -101,10 +101,8 @@ def evaluation_set(arguments: InputArguments) -> Rows | None:
     if of_data is not None and (_place(name), config) == (_place(str(of_data.data)), of_data.data_config):
         taken = of_data.data_split
     split = arguments.evaluation_split or _second_split(list(splits), taken)
-    if split is None and arguments.evaluation is None:
-        for option in ("evaluation_config", "max_eval_samples"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is of a second set, and {name} has no split for one; give --evaluation")
+    options = (arguments.evaluation, arguments.evaluation_config, arguments.max_eval_samples)
+    if split is None and options == (None, None, None):
         return None
     if split is None or split == taken:
         beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
