@@ -85,7 +85,7 @@ class SentenceFolder:
         files -= {self.encoder_path / CONFIG_NAME, *self.encoder_path.glob("*.index.json")}
         for place in {self.path / module["path"] for module in sentence_modules(self.path)} - own:
             files |= {file for file in place.rglob("*") if file.is_file()}
-        for file in sorted(files):
+        for file in sorted(file for file in files if not file.name.startswith(".")):
             require_inside(file, self.path)
             copy = target / file.relative_to(self.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
