@@ -43,8 +43,6 @@ from hf_lgelu.networks.elementwise import FunctionModule, form_at
 from hf_lgelu.networks.rewrite import GATES, Call, called_in, method_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
-_OF_DIFFUSERS = "register_to_config"  # a method of all its models
-
 RECORD_KEY = "lambda_gelu"
 """In a config that alone cannot rebuild its network."""
 
@@ -101,13 +99,13 @@ def loads_elsewhere(config: PreTrainedConfig) -> bool:
 
 def saved_without_gates(model: nn.Module) -> Iterator[str]:
     """A warning for each class in a model whose `save_pretrained` saves no gates: of diffusers, or the Hub's mixin."""
-    kinds = dict.fromkeys(map(type, model.modules()))
-    for name in (kind.__name__ for kind in kinds if issubclass(kind, ModelHubMixin) or hasattr(kind, _OF_DIFFUSERS)):
-        yield (
-            f"{name}.save_pretrained saves weights, and not the gates: {name}.from_pretrained builds those of its code "
-            "and config, another network, without an error. Load the state dict into a model with the new gates, or "
-            "pickle the model"
-        )
+    for kind in dict.fromkeys(map(type, model.modules())):
+        if issubclass(kind, ModelHubMixin) or hasattr(kind, "register_to_config"):  # which models of diffusers have
+            yield (
+                f"{kind.__name__}.save_pretrained saves weights, and not the gates: {kind.__name__}.from_pretrained "
+                "builds those of its code and config, another network, without an error. Load the state dict into a "
+                "model with the new gates, or pickle the model"
+            )
 
 
 def describe_sites(
