@@ -4,8 +4,9 @@
 # make test-lowest   the suite at the lowest versions that pyproject.toml allows
 # make test-versions  the suite at the newest and at the lowest versions, and on Python 3.13
 # make test-nightly  loading and training with transformers' main branch, or TRANSFORMERS=…: what broke
-# make test-consumers   the blocks of docs/use.md with the packages that they need
+# make test-consumers   the blocks of docs/use.md and of GenAI with the packages that they need
 # make test-neighbours  one process with llm-compressor, peft, sentence-transformers, optimum, timm and diffusers
+# make test-wheel    the wheel in an empty environment, with the README's first command
 # make test-slow     minutes, not seconds
 # make lint          ruff, mypy over the library, and the site with every link checked
 # make docs          the site in build/site; for its search: python -m http.server --directory build/site
@@ -15,6 +16,7 @@
 
 VENV ?= .venv
 PYTHON ?= python3
+UV = $(VENV)-uv/bin/uv
 RUN = $(VENV)/bin/python
 WORKERS ?= 2
 TRANSFORMERS ?= git+https://github.com/huggingface/transformers
@@ -23,7 +25,7 @@ TRANSFORMERS ?= git+https://github.com/huggingface/transformers
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS)
 
 APART := test-lowest test-python313 test-consumers test-neighbours
-.PHONY: test $(APART) test-versions test-nightly test-kernels test-processors test-slow lint docs quickstart report clean
+.PHONY: test $(APART) test-versions test-nightly test-kernels test-processors test-wheel test-slow lint docs quickstart report clean
 
 test: $(VENV)/ready
 	$(PYTEST)
@@ -44,8 +46,11 @@ $(APART): test-%: $(VENV)-%/ready
 	$(PYTEST) $(TESTS)
 
 test-nightly: $(VENV)-nightly/ready
-	$(VENV)-nightly/bin/uv pip install --quiet --python $(RUN) --upgrade $(TRANSFORMERS)
+	$(UV) pip install --quiet --python $(RUN) --upgrade $(TRANSFORMERS)
 	$(PYTEST) --tb=no tests/models tests/training
+
+test-wheel: $(VENV)/ready
+	$(PYTEST) -m wheel tests/test_package.py
 
 test-versions: test test-lowest test-python313
 
@@ -84,17 +89,22 @@ $(VENV)/quickstart: pyproject.toml
 	$(VENV)/bin/pip install --editable '.[quickstart]'
 	touch $@
 
+# uv finds this version of Python, or fetches it.
 EXTRAS = dev
 $(VENV)-lowest/ready: OPTIONS = --resolution lowest-direct
-$(VENV)-python313/ready: PYTHON = python3.13
+$(VENV)-lowest/ready: PYTHON = 3.11
+$(VENV)-python313/ready: PYTHON = 3.13
 $(VENV)-consumers/ready: EXTRAS = dev,consumers
 $(VENV)-neighbours/ready: EXTRAS = dev,neighbours
 $(VENV)-neighbours/ready: OPTIONS = --prerelease disallow
-$(VENV)-%/ready: pyproject.toml
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet uv
-	$(@D)/bin/uv pip install --quiet --python $(@D)/bin/python $(OPTIONS) --editable '.[$(EXTRAS)]'
+$(VENV)-%/ready: pyproject.toml | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
+	$(UV) pip install --quiet --python $(@D) $(OPTIONS) --editable '.[$(EXTRAS)]'
 	touch $@
+
+$(UV):
+	python3 -m venv $(VENV)-uv
+	$(VENV)-uv/bin/pip install --quiet uv
 
 $(VENV)/docs: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

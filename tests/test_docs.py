@@ -36,7 +36,11 @@ PYTHON = blocks("python")
 ROADS = [text for name, text in PYTHON if name.startswith("README")]  # run, and looked at, by a test of their own
 CONSUMERS = [(name, text) for name, text in PYTHON if name.startswith("use.md")]  # the first is digits.py
 ANSWERS = [(name, text) for name, text in blocks("text") if name.startswith("use.md")]
-OF_DOCS = [(name, text) for name, text in PYTHON if not name.startswith(("README", "use.md"))]
+OF_DOCS = [
+    pytest.param(name, text, id=name, marks=[pytest.mark.consumers] if "onnxruntime_genai" in text else [])
+    for name, text in PYTHON
+    if not name.startswith(("README", "use.md"))
+]
 # Commands of the library that need no network. Those of scripts/ are run by the laboratory's tests and by make.
 NAMED = {
     " ".join(line.partition("#")[0].split()): name
@@ -63,7 +67,7 @@ def _in_a_copy(world, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("_in_a_copy")
-@pytest.mark.parametrize(("name", "text"), OF_DOCS, ids=[name for name, _ in OF_DOCS])
+@pytest.mark.parametrize(("name", "text"), OF_DOCS)
 def test_a_block_runs_alone(name, text, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     exec(compile(text, name, "exec"), {"__name__": "__main__"})

@@ -88,7 +88,6 @@ LISTED = {
     "activation.hardness",  # the target of a tolerance
     "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
-    "export.int8.equalize",
     "export.int8.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
     "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
@@ -108,7 +107,7 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",
-    "refit.layers",  # with refit.layerwise and refit.program: a refit behind gates of the laboratory's own
+    "refit.layers",  # with refit.layerwise and refit.traced: a refit behind gates of the laboratory's own
     "refit.layerwise",
     "refit.place",
     "refit.traced",

@@ -42,11 +42,21 @@ def test_a_conversion_a_quantization_and_a_hardening_side_by_side(tmp_path):
         torch.testing.assert_close(after, written(**tokens).logits, rtol=1e-4, atol=1e-6)
     assert not torch.equal(after, before)
 
-    gates = bert(hidden_act="lambda_gelu").eval()
+    gates = bert(hidden_act="lambda_gelu")
     lora = imported["peft"].LoraConfig(target_modules=["query"], modules_to_save=["intermediate_act_fn"])
     adapted = imported["peft"].get_peft_model(gates, lora)
-    hf_lgelu.anneal_hardness(adapted, 1.0)
-    assert min(hf_lgelu.hardness_profile(adapted).values()) == pytest.approx(159.577, rel=1e-4)
+    rows = [{"input_ids": ids, "labels": int(ids[0] % 3)} for ids in tokens["input_ids"]]
+    arguments = hf_lgelu.LambdaGELUTrainingArguments(
+        str(tmp_path / "run"), harden=True, switch_fraction=0.5, num_train_epochs=2, eval_strategy="epoch",
+        learning_rate=0.01, use_cpu=True, report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = hf_lgelu.LambdaGELUTrainer(adapted, arguments, train_dataset=rows, eval_dataset=rows)
+    (started,) = set(hf_lgelu.hardness_profile(adapted).values())
+    trainer.train()
+    learned, hardened = (entry for entry in trainer.state.log_history if "eval_relu_loss" in entry)
+    assert abs(learned["hardness/mean"] - started) > 0.01
+    assert hardened["hardness/mean"] == pytest.approx(159.577, rel=1e-4)
+    assert hardened["eval_relu_max_logit_change"] < 1e-2
     vit = imported["timm"].create_model("test_vit", act_layer="lambda_gelu").eval()
     hf_lgelu.anneal_hardness(vit, 1.0)
     image = torch.randn(2, 3, 160, 160)

@@ -2,6 +2,8 @@
 
 import ast
 import importlib
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ from fresh_process import run_fresh
 import hf_lgelu
 
 ROOT = Path(__file__).parents[1]
+UV = (sys.executable, "-m", "uv")
 
 ALONE = """
 import importlib.machinery, sys
@@ -155,9 +158,9 @@ def test_every_exception_of_our_own_can_be_imported():
     assert {name for name in hf_lgelu.__all__ if name.endswith("Error")} == defined - inner
 
 
-@pytest.mark.slow
-def test_the_wheel_carries_the_package_its_licence_and_its_types(tmp_path):
-    subprocess.run([sys.executable, "-m", "build", "--wheel", "-o", tmp_path, ROOT], check=True, timeout=600)
+@pytest.mark.wheel
+def test_the_wheel_carries_the_package_and_runs_the_readmes_first_command_alone(tmp_path):
+    subprocess.run([*UV, "build", "--quiet", "--out-dir", tmp_path, ROOT], check=True, timeout=600)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -175,6 +178,12 @@ def test_the_wheel_carries_the_package_its_licence_and_its_types(tmp_path):
     assert f"Version: {hf_lgelu.__version__}" in text
     assert "License-Expression: Apache-2.0" in text
     assert not any(name.startswith(("tests", "scripts")) for name in names)
+    subprocess.run([*UV, "venv", "--quiet", "--python", sys.executable, tmp_path / "empty"], check=True)
+    subprocess.run([*UV, "pip", "install", "--quiet", "--python", tmp_path / "empty", wheel], check=True, timeout=600)
+    command, *words = re.search(r"^hf-lgelu \S+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)[0].split()
+    alone = {**os.environ, "PYTHONPATH": ""}
+    subprocess.run([tmp_path / "empty" / "bin" / command, *words], cwd=tmp_path, env=alone, check=True, timeout=600)
+    assert (tmp_path / "hf-lgelu-demo" / "README.md").is_file()
 
 
 def test_gates_are_registered_after_each_import_of_a_table(tmp_path, monkeypatch):

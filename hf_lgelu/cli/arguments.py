@@ -199,11 +199,6 @@ class ConvertArguments(OutputArguments):
     )
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
-    equalize: bool = _method(
-        "Rescale the units by powers of two to ranges that int8 can hold together; the float network computes the "
-        "same. Default: units stay as fitted.",
-        False,
-    )
     compare: bool = _output(
         "At the end print both networks beside each other: score, distance, milliseconds, megabytes. Default: not "
         "printed; `hf-lgelu compare` prints it later.",
@@ -221,8 +216,6 @@ class ConvertArguments(OutputArguments):
         _require(self, "keep", bool(named(self.keep)), "a number, or names with commas between")
         _require(self, "int8", self.compare or not self.int8, "left out without --compare")
         self.config()  # raises where options do not go together
-        if self.equalize and self.target.partition(":")[0] not in ("relu", "leaky_relu"):
-            raise ValueError(f"--equalize: units of {self.target} cannot be rescaled, those of relu and leaky_relu can")
 
     def config(self, checkpoint_dir: Path | None = None, max_samples: int | None = None) -> ConversionConfig:
         """The same as `convert_to_relu` takes it; the command has chosen the samples itself, `max_samples` of more."""

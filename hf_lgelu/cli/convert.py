@@ -1,15 +1,14 @@
 """`hf-lgelu convert`: from a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
 
-import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -35,13 +34,9 @@ from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.task import progress_log
 from hf_lgelu.refit.verdict import own_text_warning
 
-if TYPE_CHECKING:
-    from hf_lgelu.export.int8.equalize import EqualizedLayer
-
 FIGURE_FILE = "refit.png"
 
 _COMPARED_ROWS = 8
-_EQUALIZED_BATCHES = 16  # of 8 rows: a range needs no more
 
 
 def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport:
@@ -94,7 +89,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             raise
         report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
         tell(str(report))
-        equalized = _equalized(converted, inputs, tell) if arguments.equalize and new is not None else ()
         if new is not None:
             on_hub = is_hub_id(arguments.model)
             provenance = Provenance(
@@ -106,9 +100,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 evaluation=None if second is None else second.description,
                 evaluation_source=second.source if second is not None and second.whole else None,
                 hardware=hardware(state.num_processes),
-                equalized=tuple(layer.name for layer in equalized),
             )
-            _write(new, arguments, given, converted, report, provenance, inputs, equalized)
+            _write(new, arguments, given, converted, report, provenance, inputs)
     if work is not None and state.is_main_process:
         forget_work(work)
     tell(f"Saved in {folder}, with the model card README.md")
@@ -183,21 +176,6 @@ def _require_one_key_says_it(arguments: ConvertArguments) -> None:
     )
 
 
-def _equalized(converted: nn.Module, data: InputSet, tell: Callable[[str], None]) -> tuple["EqualizedLayer", ...]:
-    """Rescale the units of the converted network for int8, in place; () where none can be."""
-    from hf_lgelu.export.int8.equalize import equalize_ranges  # for --equalize alone
-
-    batches = itertools.islice(data.batches("ranges", progress=False, batch_size=_COMPARED_ROWS), _EQUALIZED_BATCHES)
-    rows = [{name: tensor for name, tensor in batch.items() if name != "labels"} for batch in batches]
-    try:
-        report = equalize_ranges(converted, rows)
-    except ValueError as error:  # the conversion that is there is not lost for it
-        tell(f"Ranges are not equalized (--equalize): {error}")
-        return ()
-    tell(str(report))
-    return report.layers
-
-
 def _write(
     folder: Path,
     arguments: ConvertArguments,
@@ -206,7 +184,6 @@ def _write(
     report: ConversionReport,
     provenance: Provenance,
     data: InputSet,
-    equalized: Sequence["EqualizedLayer"],
 ) -> None:
     """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
     given.save(converted, folder)
@@ -214,8 +191,6 @@ def _write(
     reloaded.to(next(converted.parameters()).device)
     require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}
-    if equalized:
-        document["equalized"] = [asdict(layer) for layer in equalized]
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
     draw_conversion(folder / FIGURE_FILE, report)

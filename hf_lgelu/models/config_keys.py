@@ -448,6 +448,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 _IGNORES = "ignores the activation that the config of a {} names, and computes another network"
 _REFUSES = "refuses the config of a {} that names another activation than the family's own"
+_DROPS_BIASES = "has no biases in the feed-forward blocks of a {}, and computes another network where they were added"
 
 RUNTIMES: dict[str, dict[str, str]] = {
     # python/ctranslate2/converters/transformers.py of OpenNMT/CTranslate2, 001b942
@@ -455,6 +456,13 @@ RUNTIMES: dict[str, dict[str, str]] = {
     # src/models/gpt2.cpp, bert.cpp and llama.cpp of ggml-org/llama.cpp, 82234e0, 0820f21 and 069be0a, name GELU or SiLU
     # whatever the config says (falcon: Tiiny-AI/PowerInfer#189)
     "llama.cpp": dict.fromkeys(("gpt2", "bert", "llama", "falcon"), _IGNORES),
+    # mlx_lm/models/llama.py of ml-explore/mlx-lm, d78bf58e
+    "MLX": {"llama": _IGNORES},
+    # python/sglang/srt/models/llama.py of sgl-project/sglang, 0023954
+    "SGLang": {"llama": _REFUSES},
+    # server/text_generation_server/models/custom_modeling/flash_llama_modeling.py of
+    # huggingface/text-generation-inference, 0036084
+    "TGI": {"llama": _DROPS_BIASES},
     # vllm/model_executor/models/llama.py of vllm-project/vllm, 0035bdf
     "vLLM": {"llama": _REFUSES},
 }

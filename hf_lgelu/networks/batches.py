@@ -236,8 +236,9 @@ def _forms(raw: Any) -> list[str]:
 def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
     """The likeliest form in which the model takes a batch, and whether the batch is one sample in this form."""
     tries = [(form, is_sample) for form in _forms(raw) for is_sample in (False, True)]
+    tries.sort(key=lambda tried: tried == (_PAIR, True))  # the least likely comes last
     refusals = []
-    for form, is_sample in sorted(tries, key=lambda tried: tried == (_PAIR, True)):  # which is the least likely
+    for form, is_sample in tries:
         batch = _batch(raw, form, model)
         if batch.is_sample and not is_sample:
             continue
@@ -249,17 +250,19 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
         except ValueError as error:
             refusals.append(error)
             continue
-        if is_sample:
-            return form, True
-        sizes = []
-        # More samples make the leading axis of some output longer. A model may take no other number of them.
-        with suppress(*NOT_TAKEN):
-            for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
-                tensors = named_tensors(run_example(model, batch[:number].inputs))
-                sizes.append([len(value) for _, value in tensors if value.ndim])
-        if len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]:
-            return form, False
+        if is_sample or _counts_samples(model, batch):
+            return form, is_sample
     raise refusals[0]
+
+
+def _counts_samples(model: nn.Module, batch: Batch) -> bool:
+    """Whether more samples make the leading axis of an output longer. True for a model that takes one number alone."""
+    sizes = []
+    with suppress(*NOT_TAKEN):
+        for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
+            tensors = named_tensors(run_example(model, batch[:number].inputs))
+            sizes.append([len(value) for _, value in tensors if value.ndim])
+    return len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]
 
 
 def nothing_given(what: str) -> ValueError:

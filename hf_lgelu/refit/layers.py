@@ -102,12 +102,47 @@ class Layers:
     fed_gates: list["FedGate"]  # the gates whose input is a map's output
 
 
+@dataclass(frozen=True)
+class _Map:
+    """A map with its uses in a forward pass, in their order, and the gates before them, by site."""
+
+    uses: list[LinearMap]
+    gates: set[int]
+
+
 def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers behind `sites`, by index, in a trace of `model`."""
-    flow, refused = traced.flow, cast(Refused, defaultdict(set))
     finder = AimFinder(traced.downstream(traced.inputs), traced.constants(model))
     order = {node: position for position, node in enumerate(traced.operations)}
-    reached: dict[Node, set[int]] = defaultdict(set)
+    refused = cast(Refused, defaultdict(set))
+    reached, uncounted = _reached_maps(traced, sites, finder, refused)
+    maps: list[_Map] = []
+    for node in sorted(reached, key=order.__getitem__):
+        if any(node is use.operation.node for each in maps for use in each.uses):
+            continue
+        operation = _as_stored(cast(AffineOperation, read_affine(node, traced.flow)), traced.flow)
+        reason = _why_not(traced, operation)
+        uses = [] if reason else [_map_at(traced, finder, use) for use in _uses(traced, operation)]
+        is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
+        if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
+            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
+        if reason is not None:
+            refused[operation.weight or describe(node), reason].update(reached[node])
+        else:
+            maps.append(_Map(uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
+    maps += [_Map([reader], set()) for reader in _readers(traced, finder, reached)]
+
+    fed_gates = find_fed_gates(traced)
+    layers = [_layer_of(traced, together, fed_gates) for together in _solved_together(maps)]
+    layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
+    return Layers(layers, refused, uncounted, fed_gates)
+
+
+def _reached_maps(
+    traced: TracedNetwork, sites: Sequence[ActivationSite], finder: AimFinder, refused: Refused
+) -> tuple[dict[Node, set[int]], list[int]]:
+    """({operation of a map: the gates before it}, the gates that no compared output depends on)."""
+    flow = traced.flow
     # A map whose aim is behind a sum can correct the drift of the sum's other term.
     correcting: dict[Node, list[Node]] = defaultdict(list)
     for node in traced.operations:
@@ -115,6 +150,7 @@ def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[Activat
         if operation is not None and operation.mixes:
             for later in finder.find(operation).path:
                 correcting[later].append(node)
+    reached: dict[Node, set[int]] = defaultdict(set)
     uncounted = []
     for index, site in enumerate(sites):
         calls = flow.calls.get(index, [])
@@ -125,45 +161,31 @@ def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[Activat
         for call in calls:
             for consumer in _consumers(traced, call, finder, correcting, refused, index, site.name):
                 reached[consumer].add(index)
+    return reached, uncounted
 
-    behind: list[tuple[list[LinearMap], set[int]]] = []  # each map where it is used, and the gates before it
-    for node in sorted(reached, key=order.__getitem__):
-        if any(node is use.operation.node for uses, _ in behind for use in uses):
-            continue
-        operation = _as_stored(cast(AffineOperation, read_affine(node, flow)), flow)
-        reason = _why_not(traced, operation)
-        uses = [] if reason else [_map_at(traced, finder, use) for use in _uses(traced, operation)]
-        is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
-        if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
-            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
-        if reason is not None:
-            refused[operation.weight or describe(node), reason].update(reached[node])
-        else:
-            behind.append((uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
-    behind += [([reader], set()) for reader in _readers(traced, finder, reached)]
 
-    # Maps with the same aim and layout make a layer together; a grouped or a shared map is one alone.
-    together: dict[Any, list[tuple[list[LinearMap], set[int]]]] = defaultdict(list)
-    for uses, gates in behind:
-        operation, aim = uses[0].operation, uses[0].aim
-        alone = operation.node if uses[0].geometry.groups > 1 or len(uses) > 1 else None
-        key = (aim.node, shape_of(operation.node), operation.channel_axis, aim.layout, not gates, alone)
-        together[key].append((uses, gates))
-    fed_gates = find_fed_gates(traced)
-    layers = []
-    for entries in together.values():
-        maps, more = tuple(uses[0] for uses, _ in entries), entries[0][0][1:]
-        written = traced.downstream(use.operation.node for use in (maps[0], *more)) if more else ()
-        layers.append(
-            Layer(
-                sites=tuple(sorted(set().union(*(gates for _, gates in entries)))),
-                uses=(maps, *((use,) for use in more)),
-                is_used_in_turn=any(use.operation.data in written for use in more),
-                fed=None if more else _fed_gate_before(maps[0], {flow.calls[fed.site][0]: fed for fed in fed_gates}),
-            )
-        )
-    layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
-    return Layers(layers, refused, uncounted, fed_gates)
+def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
+    """The maps in groups of one aim and one layout, which make a layer; a grouped or a shared map is one alone."""
+    groups: dict[Any, list[_Map]] = defaultdict(list)
+    for each in maps:
+        operation, aim = each.uses[0].operation, each.uses[0].aim
+        alone = operation.node if each.uses[0].geometry.groups > 1 or len(each.uses) > 1 else None
+        key = (aim.node, shape_of(operation.node), operation.channel_axis, aim.layout, not each.gates, alone)
+        groups[key].append(each)
+    return list(groups.values())
+
+
+def _layer_of(traced: TracedNetwork, together: Sequence[_Map], fed_gates: Sequence["FedGate"]) -> Layer:
+    first, *further = together[0].uses  # a map with further uses is alone
+    maps = tuple(each.uses[0] for each in together)
+    written = traced.downstream(use.operation.node for use in together[0].uses) if further else ()
+    behind = {traced.flow.calls[fed.site][0]: fed for fed in fed_gates}
+    return Layer(
+        sites=tuple(sorted(set().union(*(each.gates for each in together)))),
+        uses=(maps, *((use,) for use in further)),
+        is_used_in_turn=any(use.operation.data in written for use in further),
+        fed=None if further else _fed_gate_before(first, behind),
+    )
 
 
 def gates_before(traced: TracedNetwork, consumer: LinearMap) -> list[Node]:

@@ -18,10 +18,10 @@ unit owns its other half.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.networks.sites import ActivationSite
 from hf_lgelu.processes import own_part
-from hf_lgelu.refit.always_on import find_directions, gather_inputs, linear_part, write_always_on
+from hf_lgelu.refit.always_on import ALWAYS_ON, find_directions, gather_inputs, linear_part, write_always_on
 from hf_lgelu.refit.folds import Folds
 from hf_lgelu.refit.kinks import (
     MOST_KINKS,
@@ -112,45 +112,65 @@ class Place(Refit):
             )
         self._wide = frozenset(blocks)
         sums = gather_placements(original, sites, fed_gates, folds)
-        linear = [block.fed for block in blocks.values() if block.has_linear_part]
-        inputs = gather_inputs(original, linear, folds.spread)
-        live = self.task.config.live
+        inputs = gather_inputs(original, [each.fed for each in blocks.values() if each.has_linear_part], folds.spread)
         fitted = {site for layer in found.layers for site in layer.sites}
-        # A gate waits for the last layer whose maps make its input or the other half of its unit.
-        waits_for: dict[int, int] = {}
-        for index, layer in enumerate(found.layers):
-            nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
-            waits_for |= {
-                fed.site: index
-                for fed in fed_gates
-                if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes)
-            }
-        self._writes: dict[int | None, list[Callable[[nn.Module], None]]] = defaultdict(list)
+        waits_for = _waits_for(found.layers, fed_gates)
+        self._writes: dict[int | None, list[_Written]] = defaultdict(list)
         for fed in fed_gates:
-            block, direction = blocks.get(fed.site), directions.get(fed.site)
-            writes = self._writes[waits_for.get(fed.site)]
+            direction, block = directions.get(fed.site), blocks.get(fed.site)
             if block is None:
                 # Where a map is refitted behind, it supplies a constant and a line.
-                basis = "line" if fed.other is None and fed.site in fitted else "relu"
-                if live is None:
+                basis: Basis = "line" if fed.other is None and fed.site in fitted else "relu"
+                if (live := self.task.config.live) is None:
                     placement = first_of(fit_kinks(sums[fed.site], basis, 1))
                 else:
                     placement = kinks_of_share(sums[fed.site], _columns(original, found, fed), basis, live)
+                written = _Written(fed, placement, direction)
             else:
-                own, width = inputs.get(fed.site), block.width - extra[fed.site]
-                placement, always_on, copies, size = _fit_block(original, block, width, sums[fed.site], own)
-                # Units and copies are made of the weights as they are before slopes and kinks.
-                here: dict[str, Any] = {"block": block, "direction": direction}
-                if own is not None:
-                    on: dict[str, Any] = {"inputs": own, "width": width, "count": always_on, "size": size}
-                    writes.append(partial(write_always_on, placement=placement, **on, **here))
-                writes.append(partial(write_copies, copies=copies, start=width + always_on, **here))
-            writes.append(partial(write_placement, fed=fed, placement=placement, direction=direction))
+                width = block.width - extra[fed.site]
+                written = _fit_block(original, block, width, sums[fed.site], inputs.get(fed.site), direction)
+            self._writes[waits_for.get(fed.site)].append(written)
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
         """Write the gates that waited for the refit of a layer, or for None."""
-        for write in self._writes[index]:
-            write(student)
+        for written in self._writes[index]:
+            written.into(student)
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What the student gets at one gate: slopes and kinks, and in a wider block before them the added units."""
+
+    fed: FedGate
+    placement: Kinks
+    direction: Tensor | None  # in the place of a bias
+    block: Block | None = None
+    width: int = 0  # the block's, without added units
+    inputs: Moments | None = None  # of the block, where it has a linear part
+    always_on: int = 0
+    copies: Copies | None = None
+    size: float = 0.0  # of a unit that is always on
+
+    def into(self, student: nn.Module) -> None:
+        """Write all of it. Added units are made of the weights as they are before slopes and kinks."""
+        if self.block is not None and self.inputs is not None:
+            write_always_on(
+                student, self.block, self.placement, self.inputs, self.width, self.always_on, self.size, self.direction
+            )
+        if self.block is not None and self.copies is not None:
+            write_copies(student, self.block, self.copies, self.width + self.always_on, self.direction)
+        write_placement(student, self.fed, self.placement, self.direction)
+
+
+def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[int, int]:
+    """{site of a gate: the last layer whose maps make its input, or the other half of a gated block}."""
+    found: dict[int, int] = {}
+    for index, layer in enumerate(layers):
+        nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
+        for fed in fed_gates:
+            if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes):
+                found[fed.site] = index
+    return found
 
 
 def _columns(original: nn.Module, found: Layers, fed: FedGate) -> Tensor:
@@ -199,10 +219,14 @@ def gather_placements(
 
 
 def _fit_block(
-    original: nn.Module, block: Block, width: int, sums: PlacementSums, inputs: Moments | None
-) -> tuple[Kinks, int, Copies, float]:
-    """Of a block that had `width` units: the first ReLU of each channel, the number of added units that are always on,
-    the copies, and the root mean square that a unit that is always on is to have."""
+    original: nn.Module,
+    block: Block,
+    width: int,
+    sums: PlacementSums,
+    inputs: Moments | None,
+    direction: Tensor | None,
+) -> _Written:
+    """The first ReLU of each channel of a block that had `width` units, and what its added units are."""
     extra, is_gated = block.width - width, block.fed.other is not None
     # Twice as many copies as an even spread would give a channel, and two ReLUs.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
@@ -213,9 +237,9 @@ def _fit_block(
     if inputs is not None:
         gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
     always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
-    # As large as the largest unit; in a plain block half of it, since units that are always on have an offset there.
-    size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) * (1.0 if is_gated else 0.5)
-    return first_of(fits, counts), always_on, copies, size
+    # As large as the largest unit; in a plain block their offset is. int8 has one range for all units of a block.
+    size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) / (1.0 if is_gated else ALWAYS_ON)
+    return _Written(block.fed, first_of(fits, counts), direction, block, width, inputs, always_on, copies, size)
 
 
 @torch.no_grad()

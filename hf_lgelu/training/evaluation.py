@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import EvalPrediction, Trainer
 
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
@@ -37,16 +38,21 @@ def metrics_of_module(
     return module.compute() if compute_result else None
 
 
-def random_state(device: torch.device) -> Callable[[], None]:
-    """A function that puts the random state of Python, NumPy and torch back to the state at this call."""
-    generators = [each for each in (torch, torch.get_device_module(device)) if hasattr(each, "get_rng_state")]
-    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), [g.get_rng_state() for g in generators]
+def random_state(device: torch.device, data: DataLoader | None = None) -> Callable[[], None]:
+    """A function that puts the random state of Python, NumPy, torch and the sampler of `data` back to that of now."""
+    sources = [each for each in (torch, torch.get_device_module(device)) if hasattr(each, "get_rng_state")]
+    of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), [s.get_rng_state() for s in sources]
+    sampler = getattr(getattr(data, "batch_sampler", None), "sampler", None)
+    generator = getattr(sampler, "generator", None)  # Trainer's own, of sequences grouped by length
+    of_generator = None if generator is None else generator.get_state()
 
     def put_back() -> None:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
-        for generator, state in zip(generators, of_torch, strict=True):
-            generator.set_rng_state(state)
+        for source, state in zip(sources, of_torch, strict=True):
+            source.set_rng_state(state)
+        if generator is not None:
+            generator.set_state(of_generator)
 
     return put_back
 

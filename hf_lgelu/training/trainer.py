@@ -170,7 +170,7 @@ class LambdaGELUTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
-        begin = random_state(self.args.device)
+        begin = random_state(self.args.device, dataloader)
         # First the network as it is: what prepares the model for an evaluation must see its own modules.
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if not self.args.report_substitution or not find_sites(self.model):

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import datasets
 import pytest
@@ -26,7 +25,7 @@ from hf_lgelu.cli.command import main
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit import layerwise
+from hf_lgelu.refit import layerwise, task
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "refit.png"}
 
@@ -85,7 +84,7 @@ def test_without_a_terminal_there_is_a_line_a_minute(place, tmp_path, call, caps
     with module._a_line_a_minute():
         for second in (0, 59, 60, 61, 119, 121):
             record = {"name": "hf_lgelu.progress", "levelno": 20, "msg": f"at {second}", "created": 1e9 + second}
-            layerwise.progress_log.handle(logging.makeLogRecord(record))
+            task.progress_log.handle(logging.makeLogRecord(record))
     assert [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()] == ["at 0", "at 60", "at 121"]
     assert call(*words, "--output_dir", tmp_path / "quiet", "--disable_tqdm")[2] == ""
 
@@ -195,22 +194,6 @@ def test_a_gate_is_kept_and_fewer_rows_and_no_second_set_are_said(place, tmp_pat
     assert "not measured on a second set" in card
     assert "Without hf_lgelu" not in card
     assert "hf_lgelu.from_pretrained(MLPForClassification" in card
-
-
-def test_units_are_equalized_and_the_function_stays(converted, place, test_rows, tmp_path, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--evaluation", place / "test.csv", "--equalize")
-    status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert (status, errors) == (0, "")
-    assert "the units before 2 layers equalized" in said
-    layers = report_of(tmp_path / "relu")["equalized"]
-    assert [layer["name"] for layer in layers] == ["layers.1.linear", "classifier"]
-    told = "For int8, the units before 2 of the layers (`layers.1.linear`, `classifier`) were then rescaled"
-    assert told in (tmp_path / "relu" / "README.md").read_text(encoding="utf-8")
-    assert "rescaled" not in (Path(converted) / "README.md").read_text(encoding="utf-8")
-    assert all(layer["error"][1] < layer["error"][0] for layer in layers)
-    as_fitted, scaled = load_checkpoint(converted), load_checkpoint(tmp_path / "relu")
-    assert torch.equal(as_fitted(test_rows[0]).logits, scaled(test_rows[0]).logits)
-    assert not torch.equal(as_fitted.classifier.weight, scaled.classifier.weight)
 
 
 def stop(*given):

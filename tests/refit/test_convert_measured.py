@@ -12,7 +12,7 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.refit import convert, distill, layerwise
+from hf_lgelu.refit import convert, distill, layerwise, task
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.samples import sampled_text
@@ -36,11 +36,11 @@ def rows_in(*parts):
 def test_of_many_samples_held_out_half_choose_and_half_measure(count):
     batches = [Batch(rows(count))]
     whole, split = deal_folds(batches), deal_folds(batches, is_choice=True)
-    assert whole.choosing is whole.held_out
+    assert whole.choosing == whole.held_out
     assert [rows_in(fold) for fold in whole.folds] == [rows_in(fold) for fold in split.folds]
     assert whole.held_out_samples == split.held_out_samples
     if split.held_out_samples < 32:
-        assert split.choosing is split.held_out
+        assert split.choosing == split.held_out
         return
     assert rows_in(split.choosing, split.held_out) == rows_in(whole.held_out)
     assert abs(len(rows_in(split.choosing)) - len(rows_in(split.held_out))) <= 1
@@ -84,7 +84,7 @@ def test_no_layer_is_begun_that_would_not_end_in_time(seconds, model, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: now[0])
         patch.setattr(layerwise, "fit_ridge", slow(layerwise.fit_ridge, 30))
-        patch.setattr(layerwise, "evaluate_conversion", slow(layerwise.evaluate_conversion, 10))
+        patch.setattr(task, "evaluate_conversion", slow(task.evaluate_conversion, 10))
         report = convert_with(model, rows(600), effort="place", max_seconds=seconds).report
     layers = len(report.layers)
     assert [step.distance is not None for step in report.steps] == [True, *([seconds > 200] * (len(report.steps) - 1))]

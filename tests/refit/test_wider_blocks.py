@@ -39,6 +39,21 @@ def test_a_block_with_more_inputs_than_rows_is_widened():
     assert found.refitted.kl < 0.1 * found.direct.kl
 
 
+@pytest.mark.parametrize("build", [gpt2, bert])
+def test_units_always_on_are_no_louder_than_the_others(build):
+    """int8 has one range for all units of a layer: the loudest sets it."""
+    model, inputs = build(layers=1), tokens(60)
+    _, _, _, (block,) = traced(model, inputs)
+    converted, rows = convert_to_relu(model, inputs, width=1.25).model, []
+    down = converted.get_submodule(block.down.operation.weight.rpartition(".")[0])
+    down.register_forward_pre_hook(lambda layer, given: rows.append(given[0].detach().flatten(0, -2)))
+    converted(**inputs)
+    (units,) = rows
+    always_on, loudness = units.amin(0) > 0, units.amax(0)
+    assert always_on.sum() >= 5
+    assert loudness[always_on].max() < 1.5 * loudness[~always_on].max()
+
+
 @cache
 def one_layer(build):
     """(network of one layer in float64, its inputs, what `traced` says of it), which the tests leave as it is."""

@@ -258,8 +258,7 @@ class Provenance:
 
     `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one.
     `evaluation_source` is its Hub id where all rows of the split were read: its scores are then a result on the data
-    set. `created` is UTC in ISO 8601. The units of the layers in `equalized` were
-    rescaled for int8 (`equalize_ranges`).
+    set. `created` is UTC in ISO 8601.
     """
 
     model: str
@@ -272,7 +271,6 @@ class Provenance:
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     versions: Mapping[str, str] = field(default_factory=package_versions)
     hardware: Mapping[str, Any] = field(default_factory=hardware)
-    equalized: Sequence[str] = ()
 
 
 def render_conversion_card(

@@ -22,7 +22,6 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.environment import hardware, require
-from hf_lgelu.export.int8.equalize import equalize_ranges
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
@@ -46,8 +45,8 @@ REAL_COLUMNS: dict[str, str] = {
     "effort": "asked of the conversion; null where nothing was converted",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
-    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; of "
-    "what was converted, its units equalized before)",
+    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; in "
+    "records before 0.3.0 the units of what was converted were equalized before)",
     "steps": "0; in older records also of training on the units with their labels, after the swap or the conversion, "
     "or while it hardens",
     "units": "sequences, images or sounds that were fitted on; null where none are needed",
@@ -221,9 +220,6 @@ def _in_onnxruntime(measured: Measured, rows: list[Row], networks: dict[str, nn.
             file, quantized = Path(folder, f"{method}.onnx"), Path(folder, f"{method}-int8.onnx")
             last = max(index for index, row in enumerate(rows) if row["method"] == method and not row["refusal"])
             try:
-                if method == "converted":
-                    network = copy.deepcopy(network)  # tuned later as it is
-                    equalize_ranges(network, calibration)
                 export_onnx(network, file, calibration[0])
                 rows[last] = {**rows[last], "call_ms": _Session(file).call_ms(timed)}
                 quantize_onnx(file, quantized, calibration, operations="layers")
