@@ -40,7 +40,7 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def hardware(processes: int) -> dict[str, Any]:
+def hardware(processes: int = 1) -> dict[str, Any]:
     """CPU, cores, accelerators and the number of processes of the run."""
     file = Path("/proc/cpuinfo")
     named = re.search("^model name\\s*: (.*)$", file.read_text(encoding="utf-8") if file.exists() else "", re.MULTILINE)

@@ -90,7 +90,7 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
     if target.is_dir():
         raise IsADirectoryError(f"{target} is a folder; give the path of a file")
     if target.exists() and not overwrite:
-        raise FileExistsError(f"{target} is there already; give another path, or replace it with overwrite=True")
+        raise FileExistsError(f"{target} is there already; give another path, or replace it with `overwrite`")
     with _folder_beside(target) as folder:
         yield folder / target.name
         os.replace(folder / target.name, target)
@@ -141,16 +141,14 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
     target, whole = Path(target), os.path.realpath(target)
     if target.is_symlink() and not _is_own(target):
         raise PermissionError(f"{target} is a link of another user's; give the folder that you mean")
-    if Path.cwd().is_relative_to(whole):
-        raise ValueError(f"{target} is the current folder or has it inside; give a folder of the export's own")
-    if os.path.ismount(whole):
-        raise ValueError(f"{target} is a mount point and cannot be replaced as a whole; give a folder inside it")
+    if Path.cwd().is_relative_to(whole) or os.path.ismount(whole):
+        raise ValueError(f"{target} is a mount point or the current folder, or has it inside; give a folder inside it")
     if target.exists() and not target.is_dir():
         raise NotADirectoryError(f"{target} is a file; give a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if not overwrite:
-        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with overwrite=True")
+        raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with `overwrite`")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
     if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json")):

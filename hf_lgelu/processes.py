@@ -61,5 +61,5 @@ def _together(call: Callable[[Any], Any], value: Any) -> Any:
     except RuntimeError as error:
         raise RuntimeError(
             f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "
-            f"which says why itself unless it was killed. Started again, as many go on from checkpoint_dir= ({error})"
+            f"which says why itself unless it was killed. Started again, as many go on from `checkpoint_dir` ({error})"
         ) from error

@@ -139,7 +139,7 @@ REFUSED = [
     (of_other_models, FileExistsError, r"holds no config\.json"),
     (below_a_file, NotADirectoryError, "nothing can be written to"),
     (a_file, NotADirectoryError, "is a file; give a folder"),
-    (lambda place: place.parent, ValueError, "is the current folder or has it inside"),
+    (lambda place: place.parent, ValueError, "or the current folder, or has it inside"),
     (lambda place: "/proc", ValueError, "is a mount point"),  # as `docker run -v …:/out` gives one
 ]
 

@@ -25,7 +25,7 @@ LIMITS = {  # limit, goal
     "package: modules": (115, 105),
     "refit: lines": (5_899, 5_300),
     "refit: modules": (28, 28),
-    "package: raise statements": (315, 300),
+    "package: raise statements": (300, 300),
     "package: public names": (33, 34),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_259, 10_500),

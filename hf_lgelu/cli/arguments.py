@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
-_DATA = "a data set's Hub id, a folder of data files or of images, or a CSV, JSON, Parquet or text file"
+_DATA = "a data set's Hub id, a folder of data files of one type or of images, or a CSV, JSON, Parquet or text file"
 _AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
 
 

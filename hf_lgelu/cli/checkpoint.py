@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, find_sentence_folder
+from hf_lgelu.cli.sentence_transformer import SentenceEmbedder, SentenceFolder, read_sentence_folder
 from hf_lgelu.files import local, require_there
 from hf_lgelu.models.checkpoint import load_checkpoint, processor_files, save_checkpoint
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, sites_in_words
@@ -77,15 +76,17 @@ def read_checkpoint(name: str, *, progress: bool = True, trust_remote_code: bool
                 "its base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained), and give that folder"
             )
         processor_files(path)  # a link among them is refused before the work, not after it
-    sentences = find_sentence_folder(name)
     try:
-        load = partial(load_checkpoint, name) if sentences is None else sentences.load
-        network = load(trust_remote_code=trust_remote_code)
+        sentences = read_sentence_folder(name, trust_remote_code=trust_remote_code)
+        if sentences is not None:
+            return GivenCheckpoint(name, sentences.network, sentences, trust_remote_code)
+        return GivenCheckpoint(
+            name, load_checkpoint(name, trust_remote_code=trust_remote_code), None, trust_remote_code
+        )
     except safetensors.SafetensorError as error:
         raise ValueError(
             f"the weights of {name} are damaged: {error}; copy or download the checkpoint again"
         ) from error
-    return GivenCheckpoint(name, network, sentences, trust_remote_code)
 
 
 def require_hardness(given: GivenCheckpoint) -> None:

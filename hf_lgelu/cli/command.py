@@ -113,11 +113,18 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def in_options(text: str) -> str:
-    """The text with options in the place of Python's arguments: "--overwrite" for "overwrite=True"."""
-    names = {entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
-    text = text.replace("evaluation_data=", "evaluation=").replace("checkpoint_dir=", "resume=")
-    argument = rf"(?<![-\w])({'|'.join(names)})=(True\b|'[^']*'|\d[\d.]*\b|(?![\w([{{]))"
-    return re.sub(argument, lambda found: f"--{found[1]} {found[2]}".removesuffix(" True").rstrip(), text)
+    """The text with the command's options in the place of Python's arguments, which messages put between backquotes."""
+    options = {entry.name: entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
+    for word, option in (options | _OTHER_WORDS).items():
+        text = text.replace(f"`{word}`", f"--{option}")
+    return text
+
+
+_OTHER_WORDS = {
+    "evaluation_data": "evaluation",
+    "checkpoint_dir": "resume",
+    "trust_remote_code=True": "trust_remote_code",  # as transformers says it
+}
 
 
 def say(text: str) -> None:

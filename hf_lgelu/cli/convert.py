@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import own_text, read_rows
 from hf_lgelu.cli.rows import InputSet
-from hf_lgelu.environment import hardware, package_versions, require
+from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
 from hf_lgelu.export.hub.conversion_page import draw_conversion
 from hf_lgelu.export.hub.loading import facts_of_folder
@@ -99,10 +98,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 samples=len(inputs),
                 seed=arguments.seed,
                 evaluation=None if second is None else second.description,
-                evaluation_source=None if second is None else second.source,
-                evaluation_is_whole=second is not None and second.whole,
-                created=datetime.now(UTC).isoformat(timespec="seconds"),
-                versions=package_versions(),
+                evaluation_source=second.source if second is not None and second.whole else None,
                 hardware=hardware(state.num_processes),
             )
             _write(new, arguments, given, converted, report, provenance, inputs)

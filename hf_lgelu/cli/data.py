@@ -3,7 +3,6 @@
 Nothing here imports torch, so that a wrong name is found out before what takes seconds.
 """
 
-import logging
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,14 +11,10 @@ from typing import Any
 
 from hf_lgelu.cli.arguments import CompareArguments, ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.files import local, require_there
-from hf_lgelu.formats import counted
-
-logger = logging.getLogger(__name__)
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 _SAVED_TO_DISK = ("dataset_dict.json", "state.json")
 _BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
-_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
@@ -103,15 +98,11 @@ def evaluation_set(arguments: InputArguments) -> Rows | None:
         return None
     splits = load_splits(name, config, progress=arguments.progress)
     taken = None
-    if of_data is not None and config == of_data.data_config:  # however its name is spelled
-        here, there = local(name), local(str(of_data.data))
-        if name == of_data.data if here is None or there is None else here.samefile(there):
-            taken = of_data.data_split
+    if of_data is not None and (_place(name), config) == (_place(str(of_data.data)), of_data.data_config):
+        taken = of_data.data_split
     split = arguments.evaluation_split or _second_split(list(splits), taken)
-    if split is None and arguments.evaluation is None:
-        for option in ("evaluation_config", "max_eval_samples"):
-            if getattr(arguments, option) is not None:
-                raise ValueError(f"--{option} is of a second set, and {name} has no split for one; give --evaluation")
+    options = (arguments.evaluation, arguments.evaluation_config, arguments.max_eval_samples)
+    if split is None and options == (None, None, None):
         return None
     if split is None or split == taken:
         beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
@@ -119,6 +110,12 @@ def evaluation_set(arguments: InputArguments) -> Rows | None:
             f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
         )
     return _rows(arguments, name, config, split, splits, arguments.max_eval_samples)
+
+
+def _place(name: str) -> str | Path:
+    """The same for every way to name a file or folder; a Hub id as it is."""
+    path = local(name)
+    return name if path is None else path.resolve()
 
 
 def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None:
@@ -160,16 +157,6 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
             builder = datasets.load_dataset_builder(**given)
             # Without the mark of the byte order, which would be part of the first word.
             found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
-            if path is not None and path.is_dir():  # of which `datasets` reads files of one type
-                read = {Path(file).resolve() for files in builder.config.data_files.values() for file in files}
-                kinds, files = {*_BUILDERS, *_PICTURES}, sorted(path.rglob("*"))
-                left = [file for file in files if file.suffix.lower() in kinds and file.resolve() not in read]
-                if left:
-                    types = ", ".join(sorted({file.suffix.lower() for file in read}))
-                    logger.warning(
-                        f"of {path} the files {types} are read, and left out are {counted(len(left), 'file')} of other "
-                        f"types, such as {left[0].relative_to(path)}: give a folder of one type"
-                    )
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
         cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
         if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # nothing, or names of columns

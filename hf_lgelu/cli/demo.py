@@ -9,7 +9,6 @@ import csv
 import importlib.util
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from transformers.utils import logging
 from hf_lgelu.cli.arguments import DemoArguments
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.convert import FIGURE_FILE
-from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card
 from hf_lgelu.export.hub.conversion_page import draw_conversion
 from hf_lgelu.export.hub.loading import facts_of_folder
@@ -57,18 +55,7 @@ def demo(arguments: DemoArguments) -> None:
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")
         draw_conversion(new / FIGURE_FILE, report)
-        provenance = Provenance(
-            model="original",
-            model_is_on_hub=False,
-            data="the pictures in rows.csv",
-            samples=len(rows[1]),
-            seed=0,
-            evaluation=None,
-            evaluation_source=None,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=package_versions(),
-            hardware=hardware(1),
-        )
+        provenance = Provenance("original", "the pictures in rows.csv", len(rows[1]))
         save_card(render_conversion_card(report, provenance, facts_of_folder(new), figure=FIGURE_FILE), new)
         for name, (inputs, classes) in {"rows.csv": rows, "test.csv": seen}.items():
             with (new / name).open("w", newline="", encoding="utf-8") as table:

@@ -289,10 +289,6 @@ def encoded_sequences(
         if [len(row) if isinstance(row, list) else None for row in column] != sizes:
             raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
-        for number, row in zip(numbers, cut, strict=True):
-            if row.is_floating_point() and not torch.equal(row, row.round()):
-                wrong = row[row != row.round()][0]
-                raise ValueError(f"column {name!r} must hold integers, and row {number} (counted from 0) holds {wrong}")
         return nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
 
     ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)

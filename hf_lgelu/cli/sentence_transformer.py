@@ -1,40 +1,28 @@
 """A checkpoint of sentence-transformers: a folder of modules, of which one is an encoder of transformers.
 
-What is converted is the encoder. Everything else in the folder (pooling, dense layers, prompts, the tokenizer) goes
-along byte for byte. Networks are compared by their embeddings, cross-encoders by the scores of their encoder's head.
+What is converted is the encoder. The package loads the folder and says how it reads texts. Its settings, its tokenizer
+and its other modules (pooling, dense layers) go along byte for byte. Networks are compared by their embeddings,
+cross-encoders by the scores of their encoder's head.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
+from huggingface_hub.constants import CONFIG_NAME
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.hub.loading import (
-    MODULES_FILE,
-    SENTENCE_CLASSES,
-    sentence_class,
-    sentence_modules,
-    sentence_settings,
-)
+from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_modules
 from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.loading import from_pretrained
 
-# Of the encoder, written anew; and other forms of the whole network, which would still be the smooth one.
-_ENCODERS_OWN = (CONFIG_NAME, "model*.safetensors", "model.safetensors.index.json", "pytorch_model*")
-# Where sentence-transformers keeps how many tokens an encoder is given, by the class that wrote it.
-_WRITERS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-_SETTINGS = tuple(f"sentence_{writer}_config.json" for writer in _WRITERS)
-_WEIGHTS = ("*.safetensors", "*.bin", "*.onnx", "*.onnx_data", "*.onnx.data", "*.h5", "*.msgpack", "*.ot", "*.gguf")
-_OTHER_FORMS = ("onnx", "openvino", "tf_model.h5", "flax_model.msgpack", "rust_model.ot", "coreml")
+_SETTINGS = ("*.json", "*.txt", "*.py", "*.model", "*.jinja", "*.tiktoken", "*.spm")  # tokenizers' files among them
 
 
 class SentenceEmbedder(nn.Module):
@@ -68,69 +56,40 @@ class SentenceEmbedder(nn.Module):
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """A folder of sentence-transformers, a network of one of SENTENCE_CLASSES.
+    """A folder of sentence-transformers, a network of one of SENTENCE_CLASSES, and what is run of it.
 
-    `encoder` is where in it the encoder lies, "" where that is the folder itself. `longest` is how many tokens of a
-    text the encoder is given; None leaves that to the tokenizer. `prompt` is put before every text, or before the first
-    of a pair.
+    `network` is the embedder; of a cross-encoder the encoder, whose logits are the scores. `encoder` is where in the
+    folder the encoder lies, "" where that is the folder itself. `longest` is how many tokens of a text it is given.
+    `prompt` is put before every text, or before the first of a pair.
     """
 
     path: Path
     encoder: str
-    longest: int | None = None
-    network_class: str = SENTENCE_CLASSES[0]
-    prompt: str = ""
+    network: SentenceEmbedder | PreTrainedModel
+    network_class: str
+    longest: int | None
+    prompt: str
 
     @property
     def encoder_path(self) -> Path:
         """Folder of the encoder's config, weights and tokenizer."""
         return self.path / self.encoder
 
-    def load(self, *, trust_remote_code: bool = False) -> SentenceEmbedder | PreTrainedModel:
-        """The network in the folder; of a cross-encoder the encoder, whose logits are the scores.
-
-        Raises ImportError without sentence-transformers, and ValueError where the first module is no encoder.
-        """
-        package = require("sentence_transformers", "sentence-transformers")
-        if self.network_class == "CrossEncoder":
-            return load_checkpoint(self.encoder_path, trust_remote_code=trust_remote_code)
-        kind = getattr(package, self.network_class)
-        whole = from_pretrained(kind, str(self.path), device="cpu", trust_remote_code=trust_remote_code)
-        first, *behind = whole.children()
-        encoder = getattr(first, "auto_model", None)
-        if not isinstance(encoder, PreTrainedModel):
-            raise ValueError(
-                f"the first module of {self.path}, {type(first).__name__}, is no encoder of transformers (but static "
-                "embeddings, a router or the like): there are no gates in it to exchange"
-            )
-        # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
-        loaded = load_checkpoint(self.encoder_path, kind=type(encoder), trust_remote_code=trust_remote_code)
-        return SentenceEmbedder(loaded, behind).eval()
-
     def copy_rest(self, target: Path) -> None:
-        """Copy the files into `target`, without the card, the encoder's own files and other forms of the weights.
+        """Copy the settings and the other modules into `target`, without the encoder's config and weights.
 
         Raises ValueError for a link that leads out of the folder.
         """
-        modules = [self.path / module["path"] for module in sentence_modules(self.path)]
-
-        def left_out(place: str, names: list[str]) -> set[str]:
-            folder, patterns = Path(place), [".*"]
-            # Where weights are the encoder's, in whatever form: those of other modules lie in folders of their own.
-            if folder in (self.path, self.encoder_path):
-                patterns += [*_OTHER_FORMS, *_WEIGHTS, "openvino_*", REPOCARD_NAME]
-            if folder == self.encoder_path:
-                patterns += _ENCODERS_OWN
-            found = shutil.ignore_patterns(*patterns)(place, names)
-            for path in (folder / name for name in names if name not in found):
-                require_inside(path, self.path)
-                # Weights that the list of modules does not name: what was exported there before, and the like.
-                is_module = folder != self.path or any(path in (module, *module.parents) for module in modules)
-                if path.is_dir() and not is_module and any(any(path.rglob(pattern)) for pattern in _WEIGHTS):
-                    found.add(path.name)
-            return found
-
-        shutil.copytree(self.path, target, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        own = {self.path, self.encoder_path}
+        files = {file for place in own for pattern in _SETTINGS for file in place.glob(pattern)}
+        files -= {self.encoder_path / CONFIG_NAME, *self.encoder_path.glob("*.index.json")}
+        for place in {self.path / module["path"] for module in sentence_modules(self.path)} - own:
+            files |= {file for file in place.rglob("*") if file.is_file()}
+        for file in sorted(file for file in files if not file.name.startswith(".")):
+            require_inside(file, self.path)
+            copy = target / file.relative_to(self.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
         """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""
@@ -138,38 +97,41 @@ class SentenceFolder:
         save_checkpoint(encoder, target / self.encoder)
 
 
-def find_sentence_folder(name: str) -> SentenceFolder | None:
-    """The folder or Hub id `name` as a checkpoint of sentence-transformers; None where it is of another kind.
+def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> SentenceFolder | None:
+    """The checkpoint of sentence-transformers in a folder or of a Hub id; None where it is of another kind.
 
-    Raises ValueError for a class that is not among SENTENCE_CLASSES, or a cross-encoder that computes its scores behind
-    the encoder.
+    Raises ImportError without sentence-transformers, and ValueError for what is not read from folders.
     """
     path = local(name)
     if path is None:
         try:
-            hf_hub_download(name, MODULES_FILE)
+            modules = sentence_modules(Path(hf_hub_download(name, MODULES_FILE)).parent)
         except (EntryNotFoundError, LocalEntryNotFoundError):
             return None
-        # Of the encoder safetensors alone are read; older modules behind it have their weights in pytorch_model.bin.
-        others = ["pytorch_model*", "0_*/pytorch_model*", "*.onnx*", "*.gguf", "*.h5", "*.msgpack", "*.ot"]
-        forms = [f"{form}*" for form in _OTHER_FORMS]
-        path = Path(snapshot_download(name, ignore_patterns=[*forms, *others, "openvino_*"]))
+        # Of the encoder safetensors alone are read; other modules may have their weights in pytorch_model.bin.
+        wanted = [f"{module['path']}/*" for module in modules[1:]]
+        path = Path(snapshot_download(name, allow_patterns=[*_SETTINGS, "*.safetensors", *wanted]))
     if not (path / MODULES_FILE).is_file():
         return None
+    package = require("sentence_transformers", "sentence-transformers")
     network_class, modules = sentence_class(path), sentence_modules(path)
-    first = next((module["path"] for module in modules), "")
-    if network_class == "CrossEncoder" and len(modules) > 1:
-        behind = ", ".join(module["path"] for module in modules[1:])
+    is_cross = network_class == "CrossEncoder"
+    whole, children, encoder = None, [], None
+    if network_class in SENTENCE_CLASSES and not (is_cross and len(modules) > 1):
+        kind = getattr(package, network_class)
+        whole = from_pretrained(kind, str(path), device="cpu", trust_remote_code=trust_remote_code)
+        children = list(whole.children())
+        encoder = getattr(children[0], "auto_model", None)
+    if whole is None or not isinstance(encoder, PreTrainedModel):
         raise ValueError(
-            f"{name} is a cross-encoder with modules behind its encoder ({behind}), and read from folders are those "
-            "whose encoder gives the scores. Load it and give the model itself: "
-            "hf_lgelu.convert_to_relu(model, pairs, options=ConversionConfig(data_collator=model.preprocess))"
+            f"{name} is a {network_class[:80]} of {len(modules)} modules, and read from folders of "
+            f"sentence-transformers are {', '.join(SENTENCE_CLASSES)} whose first module is an encoder of "
+            "transformers, and of a CrossEncoder the only one. Load it and give the model itself: "
+            "hf_lgelu.convert_to_relu(model, texts, options=ConversionConfig(data_collator=model.preprocess))"
         )
-    # How many tokens the encoder is given, in a file beside it whose name its class decides.
-    file = next((path / first / name for name in _SETTINGS if (path / first / name).is_file()), None)
-    settings = json.loads(file.read_text(encoding="utf-8")) if file is not None else None
-    longest = settings.get("max_seq_length") if isinstance(settings, dict) else None
-    whole = sentence_settings(path)
-    prompts = whole.get("prompts")
-    prompt = prompts.get(whole.get("default_prompt_name")) if isinstance(prompts, dict) else None
-    return SentenceFolder(path, first, int(longest) if longest else None, network_class, prompt or "")
+    place = modules[0]["path"]
+    # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
+    loaded = load_checkpoint(path / place, kind=type(encoder), trust_remote_code=trust_remote_code)
+    network = loaded if is_cross else SentenceEmbedder(loaded, children[1:]).eval()
+    prompt = whole.prompts.get(whole.default_prompt_name) or ""
+    return SentenceFolder(path, place, network, network_class, whole.max_seq_length, prompt)

@@ -216,7 +216,7 @@ def save_plain(
             raise ValueError(
                 f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "
                 f"{max(swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({named}{more}). On the example "
-                f"inputs: {change}. Harden the model, keep its function with export_gelu, or give allow_soft=True"
+                f"inputs: {change}. Harden the model, keep its function with export_gelu, or give `allow_soft`"
             )
         unreached = tuple(gate.name for gate in gates if id(gate.module) not in ran)
     else:

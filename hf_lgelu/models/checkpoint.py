@@ -80,7 +80,7 @@ def load_checkpoint(
                 logger.warning(
                     f"{name_or_path} brings code of its own ({', '.join(own_code.values())}), which is not run: what "
                     f"is loaded, compared and saved is transformers' {loader.__name__}, which may compute something "
-                    "else (trust_remote_code=True runs it)"
+                    "else (`trust_remote_code` runs it)"
                 )
         model, found = from_pretrained(loader, name_or_path, use_safetensors=True, output_loading_info=True, **given)
     except (StrictDataclassError, KeyError) as error:  # a field's type, an unknown activation
@@ -121,7 +121,7 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     raise ValueError(
         f"the checkpoint's config names the architectures {', '.join(names) or 'none'}, and transformers "
         f"{transformers.__version__} has none of them; load the model yourself and pass it to the function, or run the "
-        "code that the checkpoint brings, if you trust it (trust_remote_code=True)"
+        "code that the checkpoint brings, if you trust it (`trust_remote_code`)"
     )
 
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any, TypeAlias, cast
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -29,9 +29,6 @@ from hf_lgelu.networks.rewrite import own_class
 from hf_lgelu.networks.run import NOT_TAKEN
 from hf_lgelu.networks.sites import SMOOTH_KINDS, computes_same, find_sites, is_activation, kind_of, uncompiled_name
 from hf_lgelu.registry import TIMM, TIMM_TABLE
-
-Config: TypeAlias = Any
-"""What a model is built from: a PreTrainedConfig, or of diffusers a mapping, the arguments of the model's class."""
 
 GUARDS_KEY = "lambda_gelu_guards"
 """{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
@@ -69,15 +66,10 @@ class UnsupportedConfigError(RuntimeError):
     """
 
 
-def has_config(module: nn.Module) -> bool:
-    """Whether a module is built from a config that is saved with it: a model of transformers or of diffusers."""
-    return isinstance(module, PreTrainedModel) or hasattr(type(module), "register_to_config")
-
-
 def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
-    """(name, module) of the outermost models with a config (`has_config`) in a module tree."""
-    if has_config(model):
-        return [("", cast(PreTrainedModel, model))]
+    """(name, module) of the outermost models of transformers in a module tree."""
+    if isinstance(model, PreTrainedModel):
+        return [("", model)]
     found = []
     for name, child in model.named_children():
         found += [(f"{name}.{inner}" if inner else name, root) for inner, root in pretrained_roots(child)]
@@ -135,7 +127,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
     return combined(model.config, lifted, chosen)
 
 
-def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, nn.Module]) -> bool:
+def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, modules: Mapping[str, nn.Module]) -> bool:
     """Whether the model that the config builds has one module at several of these places, which hold several here."""
     skeleton, places = _built(model, config), dict[int, set[int]]()
     for name, module in modules.items():
@@ -144,7 +136,7 @@ def built_as_one(model: PreTrainedModel, config: Config, modules: Mapping[str, n
 
 
 def built_otherwise(
-    model: PreTrainedModel, config: Config, planned: Mapping[str, nn.Module] | None = None
+    model: PreTrainedModel, config: PreTrainedConfig, planned: Mapping[str, nn.Module] | None = None
 ) -> dict[str, nn.Module]:
     """{name: activation or λ-gate} of a model that this config alone would not build, with what is `planned`."""
     planned, skeleton = planned or {}, _built(model, config)
@@ -159,7 +151,9 @@ def built_otherwise(
     }
 
 
-def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
+def held_configs(
+    config: PreTrainedConfig, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
     """(path, config) of a config and of each that it holds."""
     yield path, config
     for name, held in _items(config):
@@ -167,7 +161,7 @@ def held_configs(config: Config, path: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield from held_configs(held, (*path, name))
 
 
-def without_guard(config: Config, *, back: bool = False) -> list[ConfigChange]:
+def without_guard(config: PreTrainedConfig, *, back: bool = False) -> list[ConfigChange]:
     """The config changes that give each guarded key the plain network's value, or `back` the guard."""
     kept = [
         ((*path, *key.split(".")), *values[:: 1 if back else -1])
@@ -184,7 +178,7 @@ def value_at(config: Any, path: tuple[str, ...]) -> Any:
     return config
 
 
-def kept_in(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+def kept_in(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
     """(path of a config or sub-config, what it holds under `key`), where it holds something."""
     for path, held in held_configs(config):
         value = value_at(held, (key,))
@@ -192,7 +186,9 @@ def kept_in(config: Config, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield path, value
 
 
-def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activation: str) -> list[ConfigChange]:
+def changes_at(
+    model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
+) -> list[ConfigChange]:
     """The changes of `config` each of which alone builds `activation` at one or more of the sites."""
     chosen = [
         change
@@ -202,20 +198,15 @@ def changes_at(model: PreTrainedModel, config: Config, sites: set[str], activati
     return chosen + _coupled(model, config, sites, activation, chosen)
 
 
-def combined(config: Config, *steps: list[ConfigChange]) -> list[ConfigChange]:
+def combined(config: PreTrainedConfig, *steps: list[ConfigChange]) -> list[ConfigChange]:
     """One change for each key whose value after all `steps` of changes differs from that in `config`."""
     last = {change.path: change.new for changes in steps for change in changes}
     present = dict(config_entries(config))
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
 
 
-def apply_changes(config: Config, changes: Sequence[ConfigChange]) -> Config:
+def apply_changes(config: PreTrainedConfig, changes: Sequence[ConfigChange]) -> PreTrainedConfig:
     """A copy of `config` with the changes made, as after save and load."""
-    if isinstance(config, Mapping):
-        # Without the names of keys at their defaults, which diffusers does not read.
-        arguments = {**copy.deepcopy(dict(config)), "_use_default_values": []}
-        write_changes(arguments, changes)
-        return arguments
     changed = copy.deepcopy(config)
     write_changes(changed, changes)
     return type(changed).from_dict(changed.to_dict())
@@ -224,9 +215,6 @@ def apply_changes(config: Config, changes: Sequence[ConfigChange]) -> Config:
 def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
     """Make the changes in the model's config, on a copy of its own: another model may share it."""
     if not changes:
-        return
-    if isinstance(model.config, Mapping):
-        model.register_to_config(**apply_changes(model.config, changes))
         return
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
@@ -249,7 +237,7 @@ def forget_checkpoint(model: nn.Module) -> None:
             module.name_or_path = module.config._name_or_path = ""
 
 
-def write_changes(config: Config, changes: Sequence[ConfigChange]) -> None:
+def write_changes(config: PreTrainedConfig, changes: Sequence[ConfigChange]) -> None:
     """Make the changes in this config object."""
     for change in changes:
         holder: Any = config
@@ -264,20 +252,18 @@ def write_changes(config: Config, changes: Sequence[ConfigChange]) -> None:
 
 
 def _built(
-    model: PreTrainedModel, config: Config, changes: Sequence[ConfigChange] = (), refused: list[Exception] | None = None
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    changes: Sequence[ConfigChange] = (),
+    refused: list[Exception] | None = None,
 ) -> dict[str, nn.Module]:
     """The modules by name of the model that the changed config builds, without memory; the model itself is at "".
 
     Empty where the config or the model refuses; the error is added to `refused`.
     """
     try:
-        config = apply_changes(config, changes)
         with torch.device("meta"):
-            if isinstance(config, Mapping):
-                arguments = inspect.signature(own_class(model).__init__).parameters
-                built = own_class(model)(**{key: value for key, value in config.items() if key in arguments})
-            else:
-                built = own_class(model)(config)
+            built = own_class(model)(apply_changes(config, changes))
     except (*NOT_TAKEN, StrictDataclassError, ZeroDivisionError) as refusal:
         if refused is not None:
             refused.append(refusal)
@@ -329,7 +315,7 @@ def _activation_names() -> set[str]:
     return {*ACT2FN, *getattr(sys.modules.get(TIMM), TIMM_TABLE, ())}  # without timm no model has a layer of it
 
 
-def _candidates(config: Config, activation: str) -> list[ConfigChange]:
+def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]:
     changes = []
     for path, value in activation_strings(config):
         new = _GATED + activation if value.startswith(_GATED) else activation
@@ -351,7 +337,7 @@ def _candidates(config: Config, activation: str) -> list[ConfigChange]:
 
 
 def _coupled(
-    model: PreTrainedModel, config: Config, sites: set[str], activation: str, chosen: list[ConfigChange]
+    model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str, chosen: list[ConfigChange]
 ) -> list[ConfigChange]:
     """The changes of keys beside the chosen ones that say the same gates to another reader of the config.
 
@@ -390,7 +376,7 @@ def config_entries(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
             yield (*path, key), value
 
 
-def activation_strings(config: Config) -> Iterator[tuple[tuple[str, ...], str]]:
+def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], str]]:
     """(path, name) of the activations that a config says, a gated unit's with its "gated-"."""
     names = _activation_names()
     for path, value in config_entries(config):

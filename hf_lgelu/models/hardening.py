@@ -193,11 +193,15 @@ SCHEDULES: dict[str, Callable[[Any, Any, float], Any]] = {
 """The shapes of the way from λ(e_s) to the target, one row each: (start, target, progress) → λ."""
 
 
+def _require(name: str, value: float, is_inside: bool, interval: str) -> None:
+    if not is_inside:
+        raise ValueError(f"{name} must lie in {interval}, got {value!r}")
+
+
 def scheduled_hardness(schedule: str, start: Any, target: float, progress: float) -> Any:
     """λ at `progress` ∈ [0, 1] of the way from `start` to `target`; at 1 it is `target` exactly."""
     require_known("schedule", schedule, SCHEDULES)
-    if not 0 <= progress <= 1:
-        raise ValueError(f"progress must lie in [0, 1], got {progress}")
+    _require("progress", progress, 0 <= progress <= 1, "[0, 1]")
     if progress == 1:
         return start * 0 + target
     return SCHEDULES[schedule](start, target, float(progress))
@@ -205,8 +209,7 @@ def scheduled_hardness(schedule: str, start: Any, target: float, progress: float
 
 def switch_position(total: int, switch_fraction: float) -> int:
     """e_s = ⌊switch_fraction·T⌋: the last epoch (or step) in which λ is learned."""
-    if not 0 <= switch_fraction < 1:
-        raise ValueError(f"switch_fraction must lie in [0, 1), got {switch_fraction}")
+    _require("switch_fraction", switch_fraction, 0 <= switch_fraction < 1, "[0, 1)")
     # 0.29 · 100 is 28.999999999999996 in floating point and means 29. The last epoch is always at the target.
     return min(math.floor(switch_fraction * total * (1 + 1e-12)), total - 1)
 
@@ -222,8 +225,7 @@ def hardening_progress(position: int, total: int, switch_fraction: float = DEFAU
     >>> [hardening_progress(epoch, 8) for epoch in range(1, 9)]
     [None, None, 0.16666666666666666, 0.3333333333333333, 0.5, 0.6666666666666666, 0.8333333333333334, 1.0]
     """
-    if not 1 <= position <= total:
-        raise ValueError(f"position must lie in [1, total], got position={position} and total={total}")
+    _require("position", position, 1 <= position <= total, f"[1, {total}]")
     switch = switch_position(total, switch_fraction)
     return None if position <= switch else (position - switch) / (total - switch)
 
@@ -316,8 +318,7 @@ def is_hardened(
 
     Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction must be a number in (0, 1], got {fraction!r}")
+    _require("fraction", fraction, 0 < fraction <= 1, "(0, 1]")
     return smallest_soft_hardness(model, target_hardness, float(fraction)) is None
 
 

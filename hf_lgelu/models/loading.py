@@ -1,15 +1,14 @@
 """Checkpoints with gates that no config key can say, which `from_pretrained` of this package alone rebuilds.
 
-transformers and diffusers build a network from its config, and fill in the tensors of the checkpoint. A config whose
-record has gates that no key can say (`record.py`) builds the network without them. While `from_pretrained` runs, and
-no longer, methods of the two libraries put these gates in before the tensors come.
+transformers builds a network from its config, and fills in the tensors of the checkpoint. A config whose record has
+gates that no key can say (`record.py`) builds the network without them. While `from_pretrained` runs, and no longer,
+methods of transformers put these gates in before the tensors come.
 """
 
 import functools
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,8 +19,8 @@ from transformers.utils import CONFIG_NAME
 
 import hf_lgelu.models.mlp  # noqa: F401 which the Auto classes then know
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.config_keys import GUARDS_KEY, apply_changes, gate_names, without_guard, write_changes
-from hf_lgelu.models.record import RECORD_KEY, has_record, rebuild_gates, recorded_models
+from hf_lgelu.models.config_keys import gate_names, without_guard, write_changes
+from hf_lgelu.models.record import has_record, rebuild_gates, recorded_models
 
 _OPEN = threading.RLock()  # the methods are those of the whole process
 
@@ -30,9 +29,9 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """`model_class.from_pretrained(...)`, which also rebuilds the gates that a config remembers without a key.
 
     These are several λ per layer, gates of a family without an activation key, and gates that a conversion kept.
-    `model_class` is a class of transformers, also an Auto class, or of diffusers, or one that loads them: a pipeline of
-    diffusers, AutoPeftModel, SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or
-    without one. Threads take turns: while a load runs, methods of the two libraries are extended.
+    `model_class` is a class of transformers, also an Auto class, or one that loads its models: AutoPeftModel,
+    SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or without one. Threads take
+    turns: while a load runs, methods of transformers are extended.
 
     Raises ValueError for a model without the places where the checkpoint has gates, and for a checkpoint without
     their λ.
@@ -52,23 +51,18 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
 
 @contextmanager
 def _gates_put_in() -> Iterator[None]:
-    """A block in which models that transformers and diffusers build have the gates of their records."""
-    extensions: list[tuple[type, str, Callable[..., Any]]] = [
-        (PreTrainedModel, "from_pretrained", _require_hardness),
-        (PreTrainedModel, "__init__", _note_construction),
-        (PreTrainedModel, "get_init_context", _with_gates_rebuilt),
-        (PreTrainedModel, "get_expanded_tied_weights_keys", _keep_gates_untied),
-    ]
-    if "diffusers.configuration_utils" in sys.modules:
-        import diffusers
-
-        extensions.append((diffusers.ModelMixin, "from_pretrained", _require_hardness))
-        extensions.append((diffusers.ConfigMixin, "from_config", _rebuild_from_config))
+    """A block in which models that transformers builds have the gates of their records."""
+    extensions: dict[str, Callable[..., Any]] = {
+        "from_pretrained": _require_hardness,
+        "__init__": _note_construction,
+        "get_init_context": _with_gates_rebuilt,
+        "get_expanded_tied_weights_keys": _keep_gates_untied,
+    }
     with ExitStack() as methods:
-        for owner, name, extension in extensions:
-            held = vars(owner)[name]
-            methods.callback(setattr, owner, name, held)
-            setattr(owner, name, _extended(held, extension))
+        for name, extension in extensions.items():
+            held = vars(PreTrainedModel)[name]
+            methods.callback(setattr, PreTrainedModel, name, held)
+            setattr(PreTrainedModel, name, _extended(held, extension))
         yield
 
 
@@ -102,18 +96,6 @@ def _note_construction(original: Any, model: PreTrainedModel, /, config: Any, *a
         write_changes(config, without_guard(config))
         noted.append(model)
     original(model, config, *args, **kwargs)
-
-
-def _rebuild_from_config(original: Any, cls: Any, /, config: Any = None, *args: Any, **kwargs: Any) -> Any:
-    if not isinstance(config, Mapping) or not has_record(config):
-        return original(cls, config, *args, **kwargs)
-    plain = apply_changes(config, without_guard(config))
-    record, _ = plain.pop(RECORD_KEY), plain.pop(GUARDS_KEY, None)
-    given = original(cls, plain, *args, **kwargs)
-    model = given[0] if isinstance(given, tuple) else given
-    model.register_to_config(**config)
-    rebuild_gates(model, record)
-    return given
 
 
 def _with_gates_rebuilt(original: Any, cls: Any, /, *args: Any, **kwargs: Any) -> list[Any]:

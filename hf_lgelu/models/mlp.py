@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, initialization
-from transformers.activations import ACT2FN
+from transformers.activations import get_activation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
@@ -67,9 +67,7 @@ class MLPLayer(GradientCheckpointingLayer):
     def __init__(self, in_features: int, out_features: int, hidden_act: str) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
-        if hidden_act not in ACT2FN:
-            raise ValueError(f"unknown activation hidden_act={hidden_act!r}; accepted: {', '.join(sorted(ACT2FN))}")
-        self.activation = ACT2FN[hidden_act]  # every lookup builds one, so each layer learns a hardness of its own
+        self.activation = get_activation(hidden_act)  # a new one each time, so each layer learns a hardness of its own
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.activation(self.linear(hidden_states))

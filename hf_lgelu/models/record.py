@@ -16,15 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from huggingface_hub import ModelHubMixin
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2CLS, ACT2FN
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, LambdaGate
 from hf_lgelu.models.config_keys import (
     GUARDS_KEY,
-    Config,
     ConfigChange,
     UnsupportedConfigError,
     apply_changes,
@@ -32,7 +32,6 @@ from hf_lgelu.models.config_keys import (
     built_otherwise,
     changes_at,
     combined,
-    has_config,
     kept_in,
     modules_of,
     plan_config_changes,
@@ -93,9 +92,20 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     return [*combined(config, plain, guards), *inner, *remembered]
 
 
-def loads_elsewhere(config: Config) -> bool:
+def loads_elsewhere(config: PreTrainedConfig) -> bool:
     """Whether a process without this package would load another network, without an error: a record and no guard."""
     return has_record(config) and next(kept_in(config, GUARDS_KEY), None) is None
+
+
+def saved_without_gates(model: nn.Module) -> Iterator[str]:
+    """A warning for each class in a model whose `save_pretrained` saves no gates: of diffusers, or the Hub's mixin."""
+    for kind in dict.fromkeys(map(type, model.modules())):
+        if issubclass(kind, ModelHubMixin) or hasattr(kind, "register_to_config"):  # which models of diffusers have
+            yield (
+                f"{kind.__name__}.save_pretrained saves weights, and not the gates: {kind.__name__}.from_pretrained "
+                "builds those of its code and config, another network, without an error. Load the state dict into a "
+                "model with the new gates, or pickle the model"
+            )
 
 
 def describe_sites(
@@ -184,7 +194,7 @@ def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
     return None, attribute
 
 
-def forget_sites(config: Config) -> list[ConfigChange]:
+def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
     """The config changes that remove every record and the values kept for guarded keys; none without a record."""
     return [
         ConfigChange((*path, key), value, None)
@@ -193,7 +203,7 @@ def forget_sites(config: Config) -> list[ConfigChange]:
     ]
 
 
-def has_record(config: Config) -> bool:
+def has_record(config: PreTrainedConfig) -> bool:
     """Whether a config, or one inside it, holds a record."""
     return next(kept_in(config, RECORD_KEY), None) is not None
 
@@ -205,7 +215,7 @@ def recorded_models(
 
     A record equal to the enclosing model's belongs to that model: inner models share or copy the config.
     """
-    if has_config(model):
+    if isinstance(model, PreTrainedModel):
         record = value_at(model.config, (RECORD_KEY,))
         if record and record != enclosing:
             yield model, record

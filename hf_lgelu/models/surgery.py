@@ -29,7 +29,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
-from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates
+from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
 from hf_lgelu.networks.channels import site_input_shapes
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
@@ -183,6 +183,8 @@ def replace_activations(
                 f"{type(root.config).__name__} has no key for its activations: load the saved checkpoint by "
                 "hf_lgelu.from_pretrained. Any other load gives a network without λ-GELU, without an error"
             )
+    for warning in saved_without_gates(model):
+        logger.warning(warning)
     for encoder in model.modules():
         # Of padded rows it makes tensors without a shape, for a fused kernel that layers with λ-gates do not run.
         if isinstance(encoder, nn.TransformerEncoder) and lambda_gelu_modules(encoder):
@@ -230,6 +232,8 @@ def substitute_relu(
     swap_error = swap_errors(model, hardness)
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
     report = replace(report, hardness=hardness, swap_error=swap_error)
+    for warning in saved_without_gates(model):
+        logger.warning(warning)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
     if soft:
         logger.warning(

@@ -47,14 +47,12 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     """
     found = _floating(output)
     if names is not None:
-        if not names:
-            raise ValueError("outputs is empty: name an output, or leave the option out")
         missing = [name for name in names if not any(_is_in(given, name) for given in found)]
-        if missing:
-            there = [name or "a tensor without a name, which counts where outputs is left out" for name in found]
+        if missing or not names:
+            there = [name or "a tensor without a name, which counts where `outputs` is left out" for name in found]
             raise ValueError(
-                f"outputs={list(names)}: the model gives no floating-point output {', '.join(map(repr, missing))}; it "
-                f"gives {', '.join(there) or 'none'}"
+                f"`outputs` must name floating-point outputs of the model, which are {', '.join(there) or 'none'}, "
+                f"got {missing or 'no name'}"
             )
         return {given: found[given] for name in names for given in found if _is_in(given, name)}
     if not isinstance(output, Mapping):
@@ -147,7 +145,7 @@ class OutputReader:
             raise ValueError(
                 f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
                 "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or "
-                "name another output (outputs=)"
+                "name another output (`outputs`)"
             )
         are_vectors = are_embeddings(model, name, found[name])
         maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}

@@ -179,14 +179,10 @@ class ConversionConfig:
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        for name in ("tolerance", "max_seconds", "max_kl", "live"):
-            value = getattr(self, name)
+        above_0 = ("tolerance", "max_seconds", "max_kl", "live", "max_samples", "batch_size", "distill_steps")
+        for name, value in ((name, getattr(self, name)) for name in above_0):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
-        for name in ("max_samples", "batch_size", "distill_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         if not 1 <= self.width < math.inf or (self.live and self.width > 1):
             raise ValueError(
                 "width is a multiple of the units there are, 1 or more and finite, and 1 beside live, got "
@@ -194,11 +190,11 @@ class ConversionConfig:
             )
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
-                raise ValueError(f"{name}={getattr(self, name)!r} is for effort='distill', got effort={self.effort!r}")
+                raise ValueError(f"`{name}` is for `effort` 'distill', got {self.effort!r}")
         if not self.gate.can_be_placed and (self.width > 1 or self.live or self.effort == "place"):
             raise ValueError(
-                f"kinks are placed and blocks widened for ReLU only, not for target={self.gate.name!r}; leave "
-                "width and live out, and take effort='refit' or 'distill'"
+                f"kinks are placed and blocks widened for ReLU only, not for {self.gate.name}; leave "
+                "`width` and `live` out, and take `effort` 'refit' or 'distill'"
             )
 
     @property

@@ -43,7 +43,7 @@ def build_rungs(task: Task) -> list[Any]:
     asked = task.config.rungs
     if len(asked) > 1 and len(possible_rungs(task)) == 1:
         raise ValueError(
-            f"more than the refit (effort={asked[-1]!r}) is only done where inputs can be held out for it: give "
+            f"more than the refit (`effort` {asked[-1]!r}) is only done where inputs can be held out for it: give "
             f"{LEAST_ROWS_TO_HOLD_OUT} rows or more, of several inputs"
         )
     return [RUNG_CLASSES[effort](task) for effort in asked]

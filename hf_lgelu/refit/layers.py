@@ -256,7 +256,7 @@ def _consumers(
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
-                reason = "its output is the model's, and no linear map with weights is behind it (outputs= chooses)"
+                reason = "its output is the model's, and no linear map with weights is behind it (`outputs` chooses)"
                 refused[gate, reason].add(site)
             elif _holds_weights(traced, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"

@@ -82,14 +82,14 @@ class Place(Refit):
         except UnsupportedConfigError as error:
             keep = task.exchange.keep
             kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
-            ways = "Keep no gate, or use width=1" if keep else "Use width=1"
-            raise ConversionRefusedError(f"width={width:g}: {error}.{kept} {ways}") from error
+            ways = "Keep no gate, or use `width` 1" if keep else "Use `width` 1"
+            raise ConversionRefusedError(f"`width` {width:g}: {error}.{kept} {ways}") from error
         try:
             run_example(wider.model, task.folds.first.load().inputs)
         except NOT_TAKEN as error:
             raise ConversionRefusedError(
-                f"width={width:g}: units of a widened block also go to an output that does not count, whose maps keep "
-                f"their width ({error}). Use width=1, or name this output in outputs="
+                f"`width` {width:g}: units of a widened block also go to an output that does not count, whose maps "
+                f"keep their width ({error}). Use `width` 1, or name this output in `outputs`"
             ) from error
         return wider
 
@@ -108,7 +108,7 @@ class Place(Refit):
         if any(extra.values()) and not blocks:
             raise ConversionRefusedError(
                 "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "
-                "and their inputs have no direction that is the same for all. Use width=1"
+                "and their inputs have no direction that is the same for all. Use `width` 1"
             )
         self._wide = frozenset(blocks)
         sums = gather_placements(original, sites, fed_gates, folds)

@@ -52,8 +52,8 @@ def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
     steps = next((effort for effort in config.rungs if RUNGS[effort].takes_steps), None)
     if steps is not None and not can_take_steps(model):
         raise ValueError(
-            f"effort={steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
-            "(the result may be cast back), or stop at effort='place'"
+            f"`effort` {steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
+            "(the result may be cast back), or stop at `effort` 'place'"
         )
 
 

@@ -186,9 +186,9 @@ class ConversionReport:
             lines.append(f"weights kept: {', '.join(kept)}")
         if self.held_out is not None and _NEAR <= self.held_out.refitted.distance < math.inf:
             if self.next_step is not None:
-                lines.append(f"The next rung, effort={self.next_step!r}, may bring the network nearer.")
+                lines.append(f"The next rung, `effort` {self.next_step!r}, may bring the network nearer.")
             if self.can_be_wider:
-                more = "width=1.25 adds a quarter, in about three times this time"
+                more = "`width` 1.25 adds a quarter, in about three times this time"
                 lines.append(f"More hidden units usually help most: {more}.")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]

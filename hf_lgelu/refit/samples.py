@@ -132,7 +132,7 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
     if start is None or not model.can_generate():
         raise ValueError(
             "without data, a causal language model of transformers that has a start token samples text, and "
-            f"{type(model).__name__} is none: give inputs (data=)"
+            f"{type(model).__name__} is none: give inputs (`data`)"
         )
     length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
     # What the model's own generation config says otherwise (top_p, a penalty) must not narrow the text.

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from huggingface_hub import ModelHubMixin
 from torch import Tensor, nn
 
 from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
-from hf_lgelu.models.record import has_record, loads_elsewhere
+from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
 from hf_lgelu.networks.calls import lines_of_old_gates
 from hf_lgelu.networks.outputs import task_outputs, uncounted_outputs
 from hf_lgelu.networks.run import Inputs, run_example
@@ -48,7 +47,7 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
         bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
         reason = (
-            f"{how_far(report)} strict=True wants a measured distance{bound}; give more inputs, or train the model "
+            f"{how_far(report)} `strict` wants a measured distance{bound}; give more inputs, or train the model "
             "with hardening"
         )
     if reason is not None:
@@ -79,7 +78,7 @@ def _not_reached(report: ConversionReport, best: StepTaken, config: ConversionCo
     advice = ["more inputs"]
     advice += ["a larger width"] if report.width_share != 1 else ["a width above 1"] * report.can_be_wider
     if is_out_of_time or report.next_step is not None:
-        advice.append("more seconds" if is_out_of_time else f"effort={report.next_step!r}")
+        advice.append("more seconds" if is_out_of_time else f"`effort` {report.next_step!r}")
     keep = "keep some gates, " if len(report.gates) > 1 else ""
     nearest = f"{significant(best.gap)} ({rungs_in_words(report)})"
     return (
@@ -138,13 +137,13 @@ def _of_what_was_held_out(report: ConversionReport) -> Iterator[str]:
     if report.evaluation is None and report.held_out.rows < _ENOUGH_PREDICTIONS:
         yield (
             f"held out: only {report.held_out.size_in_words}, too few to trust the distance to the original; give more "
-            "inputs (an eighth is held out), or a second set (evaluation_data=)"
+            "inputs (an eighth is held out), or a second set (`evaluation_data`)"
         )
     if len(report.steps) > 1 and not report.choosing_samples and report.evaluation is None:
         yield (
             f"held out were only {counted(report.held_out.samples, 'input')}: the same inputs chose the rung and "
             f"measured the distance, and other inputs are probably further away; give {_ENOUGH_TO_SPLIT} or more (an "
-            "eighth is held out), or a second set (evaluation_data=)"
+            "eighth is held out), or a second set (`evaluation_data`)"
         )
 
 
@@ -156,7 +155,7 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
         # Where all there are were given, no option brings more.
-        option = "" if report.config.get("max_samples") is None else f" (max_samples={enough})"
+        option = "" if report.config.get("max_samples") is None else f" (`max_samples` {enough})"
         yield (
             f"{len(starved)} of {fitted} layers are starved, with fewer than {ENOUGH_ROWS} rows a feature (most of all "
             f"{worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features): give {enough:,} inputs like these "
@@ -173,7 +172,7 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
     """That a language model was given no data, and sampled the text itself."""
     return (
         f"no data were given: the model sampled {text.numel():,} tokens of text itself in {seconds:.0f} s, and all is "
-        "fitted and measured on these. Text from where the model is used tells more (evaluation_data=)"
+        "fitted and measured on these. Text from where the model is used tells more (`evaluation_data`)"
     )
 
 
@@ -191,7 +190,7 @@ def uncounted_warning(
         yield (
             f"behind {quoted(names)} are outputs that did not count{f' ({quoted(others)})' if others else ''}: the "
             "weights on the way there were left, and what they give now was not measured. Name what you use of them in "
-            f"outputs=, beside {quoted(task_outputs(output, outputs))}, or keep the gates (keep=)"
+            f"`outputs`, beside {quoted(task_outputs(output, outputs))}, or keep the gates (`keep`)"
         )
 
 
@@ -213,12 +212,7 @@ def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
                 f"{name} has no config key that says these gates, so the config remembers them, and the saved folder "
                 f"needs hf_lgelu: load it by hf_lgelu.from_pretrained({name}, folder). Any other load {elsewhere}"
             )
-    for name in (type(module).__name__ for module in model.modules() if isinstance(module, ModelHubMixin)):
-        yield (
-            f"{name}.save_pretrained saves weights, and not the gates: {name}.from_pretrained builds those of the "
-            "code, another network, without an error. Write the new gates into the code before you load the folder, or "
-            "pickle the model"
-        )
+    yield from saved_without_gates(model)
     lines = lines_of_old_gates(model)
     if lines:
         yield (

@@ -10,7 +10,7 @@ import torch
 from transformers.utils import logging
 
 from hf_lgelu.cli.command import main
-from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -127,11 +127,11 @@ def sentence_folder(tmp_path_factory):
 def folder_of_old(sentence_folder, tmp_path):
     """The same as sentence-transformers wrote it before version 3: modules.json beside 0_Transformer."""
     old = tmp_path / "old"
-    find_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
+    read_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
     for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
         (old / "0_Transformer" / name).rename(old / name)
     modules = json.loads((old / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (old / "modules.json").write_text(json.dumps(modules))
-    find_sentence_folder(str(sentence_folder[0])).load().encoder.save_pretrained(old / "0_Transformer")
+    read_sentence_folder(str(sentence_folder[0])).network.encoder.save_pretrained(old / "0_Transformer")
     return old

@@ -201,10 +201,9 @@ def test_what_failed_is_said_in_one_line(fake_command, call):
 @pytest.mark.parametrize(
     ("python", "command"),
     [
-        ("replace it with overwrite=True", "replace it with --overwrite"),
-        ("stop at effort='place', or width=1.25.", "stop at --effort 'place', or --width 1.25."),
-        ("(evaluation_data=) or (keep=)", "(--evaluation) or (--keep)"),
-        ("DataLoader(data, batch_size=None), --width=2", "DataLoader(data, batch_size=None), --width=2"),
+        ("stop at `effort` 'place', or `width` 1.25.", "stop at --effort 'place', or --width 1.25."),
+        ("(`evaluation_data`) or (`keep`)", "(--evaluation) or (--keep)"),
+        ("DataLoader(data, batch_size=None), `logits`", "DataLoader(data, batch_size=None), `logits`"),
     ],
 )
 def test_arguments_of_python_are_said_as_options(python, command):

@@ -304,6 +304,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gelu", ("--data_split", "trian"), "has no split 'trian'; it has train"),
         ("gelu", ("--label_column", "lable"), "has no column 'lable'; its columns are a (number)"),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
+        ("gelu", ("--max_eval_samples", 9), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "./linked.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "~/gelu/../rows.csv"), "must be other rows than --data, split 'train'"),
         ("gelu", ("--evaluation", "EMPTY"), "empty.csv cannot be read as a data set (it has no rows)"),

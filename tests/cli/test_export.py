@@ -9,7 +9,7 @@ from torch import nn
 from transformers import BertModel, LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
 
 from hf_lgelu import substitute_relu
-from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -164,9 +164,9 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     import sentence_transformers
 
     model, texts = sentence_folder
-    soft = find_sentence_folder(str(model))
+    soft = read_sentence_folder(str(model))
     soft.copy_rest(tmp_path / "lambda")
-    encoder = type(soft.load().encoder).from_pretrained(model, hidden_act="lambda_gelu")
+    encoder = type(soft.network.encoder).from_pretrained(model, hidden_act="lambda_gelu")
     anneal_hardness(encoder, 1.0)
     encoder.save_pretrained(tmp_path / "lambda")
     assert list(hardness_profile(encoder).values()) == pytest.approx([159.577] * 2, abs=1e-3)

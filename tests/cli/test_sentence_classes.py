@@ -15,7 +15,7 @@ from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.cli.sentence_transformer import find_sentence_folder
+from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.hub.loading import with_hf_lgelu
 
 
@@ -154,19 +154,19 @@ def test_a_default_prompt_is_put_before_the_texts(sentence_folder, classes, pair
             whole = getattr(package(), name)(str(folder), device="cpu")
             own = whole.preprocess(texts if name == "SentenceTransformer" else pairs[1], prompt=prompt)
             assert as_set(rows_of(folder, data, **given)) == as_set(own)
-            assert find_sentence_folder(str(folder)).prompt == prompt
+            assert read_sentence_folder(str(folder)).prompt == prompt
 
 
 def test_what_is_read_from_no_folder_is_named(classes, tmp_path):
     other = shutil.copytree(classes["SparseEncoder"], tmp_path / "late")
     path = other / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
-    with pytest.raises(ValueError, match=r"late is a MultiVectorEncoder .*convert_to_relu\(model, texts"):
+    with pytest.raises(ValueError, match=r"late is a MultiVectorEncoder of 2 modules.*convert_to_relu\(model, texts"):
         read_checkpoint(str(other))
     behind = shutil.copytree(classes["CrossEncoder"], tmp_path / "behind")
     modules = json.loads((behind / "modules.json").read_text())
     (behind / "modules.json").write_text(json.dumps([*modules, {"idx": 1, "name": "1", "path": "1_LogitScore"}]))
-    with pytest.raises(ValueError, match=r"behind its encoder \(1_LogitScore\).*convert_to_relu\(model, pairs"):
+    with pytest.raises(ValueError, match=r"behind is a CrossEncoder of 2 modules.*convert_to_relu\(model, texts"):
         read_checkpoint(str(behind))
 
 

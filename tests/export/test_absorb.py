@@ -376,7 +376,10 @@ REFUSED = {
     ),
     "tied": (Tied, {"act": "first.weight, which would have to be scaled, is also used by linear in head"}),
     "tied-aside": (TiedAside, {"act": "belongs to several modules"}),
-    "recurrent": (Recurrent, {"act": "layer.weight is used 2 times and would have to be scaled differently"}),
+    "recurrent": (
+        Recurrent,
+        {"act": "layer.weight, which would have to be scaled, is used 2 times, with another factor each time"},
+    ),
     "input-used-again": (WithTwoUses, {"act": "linear in first, on the way to it, is also used by sigmoid"}),
     "in-place-on-a-view": (InPlaceOnAView, {"act": "goes to 2 places"}),
     "input-changed-through-a-view": (InputChanged, {"act": "linear in first, on the way to it, is also used by view"}),

@@ -334,7 +334,7 @@ def test_files_that_will_not_do_are_refused_as_they_were(files, tmp_path, monkey
     path, there, _ = files["Relu"]
     float_file = path.read_bytes()
     for call, error, said in (
-        (lambda: quantize_onnx(path, there, INPUTS), FileExistsError, "overwrite=True"),
+        (lambda: quantize_onnx(path, there, INPUTS), FileExistsError, "`overwrite`"),
         (lambda: quantize_onnx(tmp_path / "none.onnx", tmp_path / "a", INPUTS), FileNotFoundError, "No such file"),
         (lambda: quantize_onnx(there, tmp_path / "a", INPUTS), ValueError, "is quantized already"),
         (lambda: quantize_onnx(path, path.parent / "." / path.name, INPUTS, overwrite=True), ValueError, "float file"),

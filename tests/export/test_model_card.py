@@ -127,8 +127,6 @@ def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():
     [
         ({"training": TOKEN}, "access token"),
         ({"input_note": f"Log in with {TOKEN}."}, "access token"),
-        ({"license": "mit\nbase_model: evil/model"}, "short name"),
-        ({"license": "[mit](x)"}, "short name"),
         ({"repo_id": 'x")\nimport os  # '}, "Repo id"),
         ({"form": "onnx"}, "unknown form 'onnx'; accepted: relu, gelu, lambda_gelu"),
     ],
@@ -142,13 +140,15 @@ def test_what_no_card_is_made_of(changes, told):
 def test_texts_of_others_are_text_on_the_card():
     hostile = "x\n# Title\n- item ![a](b) <b> | `c` *d*"
     card = card_of(
-        name=hostile, trained_on=hostile, input_note=hostile, limits=(hostile,),
+        name=hostile, trained_on=hostile, input_note=hostile, limits=(hostile,), license="mit`\nbase_model: a/b",
         hardness={"act` ![x](y) |": 160.0}, earlier_hardness={},
     )  # fmt: skip
     headings, expected = (
         [line for line in found.text.splitlines() if line.startswith("#")] for found in (card, card_of())
     )
     assert headings[1:] == expected[1:]
+    assert "\n`mit' base_model: a/b`\n" in card.text
+    assert (card.data.license, card.data.base_model) == ("mit`\nbase_model: a/b", None)
     assert "\n- item" not in card.text
     assert "![a]" not in card.text
     assert "| `act' ![x](y) \\|` | 160 |" in card.text

@@ -189,7 +189,7 @@ def test_a_difference_on_another_batch_size_is_an_error_and_leaves_what_was_ther
     path = tmp_path / "a.onnx"
     path.write_text("old")
     network = mlp("relu")
-    with pytest.raises(FileExistsError, match="overwrite=True"):
+    with pytest.raises(FileExistsError, match="`overwrite`"):
         export_onnx(network, path, torch.randn(4, 5))
     real = onnx_export.OnnxModel.__call__
 

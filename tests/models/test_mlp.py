@@ -190,7 +190,7 @@ def test_a_wrong_config_is_refused(changes, error, message):
 
 
 def test_an_unknown_activation_is_refused_with_the_accepted_names():
-    with pytest.raises(ValueError, match=r"hidden_act='gelux'; accepted: .*gelu.*relu"):
+    with pytest.raises(KeyError, match=r"gelux not found in .*gelu.*relu"):
         small_mlp("gelux")
 
 

@@ -555,7 +555,7 @@ class OwnMixin(Gated, PyTorchModelHubMixin):
 
 def test_of_a_mixin_of_the_hub_the_conversion_says_that_no_gates_are_saved(x):
     report = hf_lgelu.convert_to_relu(OwnMixin(), x).report
-    assert "OwnMixin.from_pretrained builds those of the code, another network" in " ".join(report.warnings)
+    assert "OwnMixin.from_pretrained builds those of its code and config, another network" in " ".join(report.warnings)
 
 
 def test_onnx_has_relu_in_the_place_of_the_calls(tmp_path, x):

@@ -14,7 +14,7 @@ from hf_lgelu.refit.convert import convert_to_relu
 
 PROVENANCE = Provenance(
     model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
-    evaluation="someone/texts, split test", evaluation_source="someone/texts", evaluation_is_whole=True,
+    evaluation="someone/texts, split test", evaluation_source="someone/texts",
     created="2026-03-04T05:06:07+00:00",
     versions={"python": "3.11.7", "torch": "2.15.0"},
     hardware={"cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2},
@@ -46,9 +46,8 @@ def test_header():
     assert data.model_name == "gpt2-relu"
 
 
-@pytest.mark.parametrize("shortened", [{"evaluation_is_whole": False}, {"evaluation_source": None}])
-def test_scores_on_other_rows_are_no_result_on_the_hubs_data_set(shortened):
-    card = card_of(provenance=dataclasses.replace(PROVENANCE, **shortened))
+def test_scores_on_other_rows_are_no_result_on_the_hubs_data_set():
+    card = card_of(provenance=dataclasses.replace(PROVENANCE, evaluation_source=None))
     assert card.data.eval_results is None
     assert "model-index" not in card.data.to_yaml()
     assert "113.42" in card.text

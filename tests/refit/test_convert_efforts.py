@@ -146,7 +146,7 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     _, report = convert_to_relu(model, rows, tolerance=1e3)
     assert [step.effort for step in report.steps] == ["refit"]
     assert "Tried one after the other" not in str(report)
-    with pytest.raises(ConversionRefusedError, match=r"refit .* place .* or effort='distill', or train") as caught:
+    with pytest.raises(ConversionRefusedError, match=r"refit .* place .* or `effort` 'distill', or train") as caught:
         convert_to_relu(model, rows, tolerance=1e-12, effort="place")
     report, best = caught.value.report, caught.value.model
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_options_of_distill_are_taken_with_the_effort_as_an_argument():
         convert_to_relu(model, rows, options=options).report,  # which implies it
     ):
         assert [step.effort for step in report.steps] == ["refit", "place", "distill"]
-    with pytest.raises(ValueError, match="distill_steps=4 is for effort='distill', got effort='refit'"):
+    with pytest.raises(ValueError, match="`distill_steps` is for `effort` 'distill', got 'refit'"):
         convert_to_relu(model, rows, effort="refit", options=options)
 
 

@@ -235,12 +235,12 @@ def test_other_outputs_on_request():
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
     alone = convert_with(model, images(), outputs=["logits", "hidden"]).report
     assert any("its output is the model's" in (layer.note or "") for layer in alone.layers)
-    with pytest.raises(ValueError, match=r"no floating-point output 'masks'; it gives encoder_hidden_states\.0, "):
+    with pytest.raises(ValueError, match=r"which are encoder_hidden_states\.0, .*got \['masks'\]"):
         convert_with(model, images(), outputs=["masks"])
     bare, rows = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4)
-    with pytest.raises(ValueError, match=r"output 'logits'; it gives a tensor without a name, which counts where"):
+    with pytest.raises(ValueError, match=r"are a tensor without a name, which counts where .* got \['logits'\]"):
         convert_with(bare, rows, outputs=["logits"])
-    with pytest.raises(ValueError, match=r"outputs is empty"):
+    with pytest.raises(ValueError, match="got no name"):
         convert_with(bare, rows, outputs=[])
 
 
@@ -275,7 +275,7 @@ def test_far_from_the_original_is_said_first_and_refused_on_request():
     far = convert_with(model, inputs, max_kl=0.99 * kl).report
     (warning,) = (text for text in far.warnings if "max_kl" in text)
     assert warning.startswith(f"on the inputs held out of the data the converted network is KL {kl:.3g} nat away")
-    with pytest.raises(ConversionRefusedError, match="strict=True wants a measured distance of at most") as caught:
+    with pytest.raises(ConversionRefusedError, match="`strict` wants a measured distance of at most") as caught:
         convert_with(model, inputs, max_kl=0.99 * kl, strict=True)
     assert caught.value.report.held_out == report.held_out
     with pytest.raises(ConversionRefusedError, match="was not measured: nothing was held out"):

@@ -169,7 +169,7 @@ def test_what_no_output_uses_is_not_listed_as_smooth(use):
 def test_more_units_are_named_with_their_price_where_they_can_be_had(model):
     report = convert_to_relu(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 4)), rows(200)).report
     assert report.can_be_wider
-    assert "width=1.25 adds a quarter, in about three times this time" in str(report)
+    assert "`width` 1.25 adds a quarter, in about three times this time" in str(report)
 
 
 @pytest.mark.parametrize("family", [gpt2, llama])

@@ -339,7 +339,7 @@ def test_what_is_no_block_is_refitted_and_not_widened(build, inputs):
     model = drawn(build())
     found = convert_to_relu(model, inputs, effort="place")
     assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
-    with pytest.raises(ConversionRefusedError, match="width=1"):
+    with pytest.raises(ConversionRefusedError, match="Use `width` 1"):
         convert_to_relu(model, inputs, width=1.5)
 
 

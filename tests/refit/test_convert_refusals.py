@@ -161,8 +161,8 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "all gates": (PLAIN, rows(), {"keep": ["1", "3"]}, ValueError, "of 2 gates 0 to 1 can stay"),
     "two gates": (PLAIN, rows(), {"keep": 2}, ValueError, "of 2 gates 0 to 1 can stay"),
     "less than no gate": (PLAIN, rows(), {"keep": -1}, ValueError, "of 2 gates 0 to 1 can stay"),
-    "bf16 of place": (PLAIN, rows(), {"effort": "place", "bf16": True}, ValueError, "bf16=True is for"),
-    "steps of place": (PLAIN, rows(), {"effort": "place", "distill_steps": 9}, ValueError, "distill_steps=9 is for"),
+    "bf16 of place": (PLAIN, rows(), {"effort": "place", "bf16": True}, ValueError, "`bf16` is for"),
+    "steps of place": (PLAIN, rows(), {"effort": "place", "distill_steps": 9}, ValueError, "`distill_steps` is for"),
     "no steps": (PLAIN, rows(), TO_DISTILL | {"distill_steps": 0}, ValueError, "distill_steps"),
     "steps in float16": (copy.deepcopy(PLAIN).half(), rows().half(), TO_DISTILL, ValueError, r"model\.float\(\)"),
 } | {

@@ -176,7 +176,7 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
         errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
         if told:
             assert told[0].startswith("behind `value` are outputs that did not count (`value`, `hidden`)")
-            assert "Name what you use of them in outputs=, beside `logits`" in told[0]
+            assert "Name what you use of them in `outputs`, beside `logits`" in told[0]
     assert errors[True] > 4 * errors[False]
 
 
@@ -273,11 +273,11 @@ def test_weights_that_share_memory_count_as_tied():
 @pytest.mark.parametrize(
     ("blocks", "options", "said", "unsaid"),
     [
-        (2, {"effort": "place"}, ["more inputs or a width above 1", "effort='distill'"], []),
+        (2, {"effort": "place"}, ["more inputs or a width above 1", "`effort` 'distill'"], []),
         (2, {"effort": "place", "width": 2.0}, ["a larger width"], ["above 1"]),
-        (2, {"target": "hardswish", "effort": "refit"}, ["effort='distill'"], ["width", "effort='place'"]),
+        (2, {"target": "hardswish", "effort": "refit"}, ["`effort` 'distill'"], ["width", "`effort` 'place'"]),
         (1, {"effort": "refit"}, ["more inputs"], ["keep some gates"]),  # of one gate
-        (2, {"effort": "place", "max_seconds": 1e-9}, ["a width above 1 or more seconds"], ["effort='place'"]),
+        (2, {"effort": "place", "max_seconds": 1e-9}, ["a width above 1 or more seconds"], ["`effort` 'place'"]),
     ],
 )
 def test_what_is_advised_is_not_refused(blocks, options, said, unsaid):
@@ -295,7 +295,7 @@ def test_more_units_are_not_advised_where_they_would_be_refused():
     with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
         convert_with(model, x, tolerance=1e-12, max_kl=None, effort="refit")
     assert "width" not in str(caught.value)
-    with pytest.raises(ConversionRefusedError, match=r"Use width=1"):
+    with pytest.raises(ConversionRefusedError, match=r"Use `width` 1"):
         convert_with(model, x, width=2.0)
 
 

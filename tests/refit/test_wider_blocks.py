@@ -85,7 +85,7 @@ def test_a_width_that_is_another_key_too_is_found_where_the_config_checks_its_si
 def test_wider_blocks_beside_a_kept_gate_are_refused_by_its_name():
     with pytest.raises(ConversionRefusedError, match=r"no key of GPT2Config") as refusal:
         convert_to_relu(gpt2(), tokens(), keep=["transformer.h.1.mlp.act"], effort="place", width=1.25)
-    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use width=1"
+    said = "transformer.h.1.mlp.act is kept, so its block stays as wide as it was. Keep no gate, or use `width` 1"
     assert said in str(refusal.value)
 
 

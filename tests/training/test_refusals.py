@@ -132,15 +132,15 @@ OF_NUMBERS = [
         for end in (1, 0.5, float("nan"), torch.tensor([2.0, 1.0]))
     ),
     (lambda model: is_hardened(model, 0.5), "target_hardness must be a finite"),
-    (lambda model: is_hardened(model, fraction=0), r"fraction must be a number in \(0, 1\]"),
-    (lambda model: is_hardened(model, fraction=1.5), r"fraction must be a number in \(0, 1\]"),
+    (lambda model: is_hardened(model, fraction=0), r"fraction must lie in \(0, 1\]"),
+    (lambda model: is_hardened(model, fraction=1.5), r"fraction must lie in \(0, 1\]"),
     *(
         (lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
         for progress in (-1e-9, 1 + 1e-9, float("nan"))
     ),
     (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "unknown schedule 'steep'; accepted: linear"),
     *(
-        (lambda model, at=at: hardening_progress(*at), f"got position={at[0]} and total={at[1]}")
+        (lambda model, at=at: hardening_progress(*at), rf"position must lie in \[1, {at[1]}\], got {at[0]}")
         for at in ((0, 5), (-1, 5), (6, 5), (1, 0))
     ),
     (lambda model: hardening_progress(1, 10, 1), r"switch_fraction must lie in \[0, 1\), got"),

@@ -206,21 +206,22 @@ def _common_factor(
     name: str, parameter: Tensor, layers: Mapping[Node, _LayerCall], flow: DataFlow, hardness: Mapping[int, Tensor]
 ) -> Tensor:
     """The factor that every use of the parameter needs; NotAbsorbableError where one needs another, or none."""
-    factors = []
+    factors, others = [], []
     for user in flow.parameter_users(name):
         call = layers.get(user)
         if call is None or name not in call.operation.parameters:
-            raise NotAbsorbableError(f"{name}, which would have to be scaled, is also used by {describe(user)}")
-        factors.append(call.factor(name, parameter, hardness))
-    if any(factor.shape != factors[0].shape or not torch.equal(factor, factors[0]) for factor in factors):
-        raise NotAbsorbableError(
-            f"{name} is used {len(factors)} times and would have to be scaled differently each time"
-        )
-    if name in flow.tied:
-        raise NotAbsorbableError(
-            f"{name}, which would have to be scaled, belongs to several modules, or its memory does"
-        )
-    return factors[0]
+            others.append(user)
+        else:
+            factors.append(call.factor(name, parameter, hardness))
+    if others:
+        why = f"is also used by {describe(others[0])}"
+    elif any(factor.shape != factors[0].shape or not torch.equal(factor, factors[0]) for factor in factors):
+        why = f"is used {len(factors)} times, with another factor each time"
+    elif name in flow.tied:
+        why = "belongs to several modules, or its memory does"
+    else:
+        return factors[0]
+    raise NotAbsorbableError(f"{name}, which would have to be scaled, {why}")
 
 
 def _along_output(

@@ -1,10 +1,10 @@
 """Model cards: of a network that was trained with λ-GELU, and of one that was converted to ReLU."""
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from transformers.modelcard import TASK_MAPPING
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import require_known, swap_error_bound
 from hf_lgelu.comparing.output_comparison import OutputChange
+from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.conversion_page import layer_table, network_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files import is_hub_id, save_picture, whole_file
+from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
@@ -36,7 +37,6 @@ FORMS = ("relu", "gelu", "lambda_gelu")
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 _CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
-_LICENCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # of 34; shorter are names of Python: hf_transfer, hf_quantizer
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")
 
@@ -132,8 +132,8 @@ def write_card(
         repo_id: on the Hub, "user/name".
 
     Raises:
-        ValueError: `model` has no λ-GELU, config.json has λ-gates where `form` says that they are gone, or a licence or
-            repository is not named as the Hub names it.
+        ValueError: `model` has no λ-GELU, config.json has λ-gates where `form` says that they are gone, or a repository
+            is not named as the Hub names it.
         FileNotFoundError: no config.json.
 
     Example:
@@ -208,8 +208,8 @@ def render_card(
 
     `top` is the table below the title, in Markdown, where the facts have no scores.
 
-    Raises ValueError for an unknown form, gates that are none, a licence or repository that is not named as the Hub
-    names it, or if the card would show an access token.
+    Raises ValueError for an unknown form, gates that are none, a repository that is not named as the Hub names it, or
+    if the card would show an access token.
     """
     require_known("form", form, FORMS)
     gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
@@ -220,22 +220,23 @@ def render_card(
     results = []
     # A ReLU model that was not evaluated has no result, least of all the smooth one's.
     if scores is not None and measured is not None and dataset and scores.split is not None:
-        told = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
-        results = [_result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **told)]
-    return _rendered(
+        split = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
+        results = [
+            _result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **split)
+        ]
+    title = _title(repo_id, f"{facts.name}-{form.replace('_', '-')}")
+    header = _header(checkpoint, title, results, facts.license, facts.base_model)
+    header.tags = ["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])]
+    header.datasets, header.metrics = [dataset] if dataset else None, [scores.metric] if scores else None
+    activation = None if form == "lambda_gelu" else form
+    own_code = facts.loading_code.get(form, "").strip()
+    loaded = {"plain_code" if activation else "lgelu_code": own_code} if own_code else None
+    return _filled(
         TEMPLATE,
-        checkpoint,
-        f"{facts.name}-{form.replace('_', '-')}",
-        repo_id,
-        facts.license,
-        activation=None if form == "lambda_gelu" else form,
-        gate=rows[0].name,
-        own_code=facts.loading_code.get(form, "").strip(),
-        tags=["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
-        base_model=facts.base_model,
-        datasets=[dataset] if dataset else None,
-        metrics=[scores.metric] if scores else None,
-        results=results,
+        header,
+        loaded or loading.python_code(checkpoint, repo_id, activation, rows[0].name),
+        model_class=checkpoint.model_class,
+        title=plain(title),
         facts=facts,
         form=form,
         change=change,
@@ -253,24 +254,23 @@ def render_card(
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a converted network came about: of which original (a Hub id, or the last part of its folder's path) and data.
+    """The original (a Hub id, or its own name) and the data of a converted network; when and on what it was made.
 
-    `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one,
-    and `evaluation_source` its Hub id. `evaluation_is_whole` says that no row of its split was left out: only then are
-    its scores a result on the data set. `created` is UTC in ISO 8601.
+    `samples` inputs were taken from the data by the `seed`. `evaluation` is the second set in words, if there is one.
+    `evaluation_source` is its Hub id where all rows of the split were read: its scores are then a result on the data
+    set. `created` is UTC in ISO 8601.
     """
 
     model: str
-    model_is_on_hub: bool
     data: str
     samples: int
-    seed: int
-    evaluation: str | None
-    evaluation_source: str | None
-    created: str
-    versions: Mapping[str, str]
-    hardware: Mapping[str, Any]
-    evaluation_is_whole: bool = False
+    seed: int = 0
+    model_is_on_hub: bool = False
+    evaluation: str | None = None
+    evaluation_source: str | None = None
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    versions: Mapping[str, str] = field(default_factory=package_versions)
+    hardware: Mapping[str, Any] = field(default_factory=hardware)
 
 
 def render_conversion_card(
@@ -286,28 +286,27 @@ def render_conversion_card(
 
     `license` is the Hub's short name of it; the original's holds for this model too.
 
-    Raises ValueError for a licence or repository that is not named as the Hub names it, or if the card would show an
-    access token.
+    Raises ValueError for a repository that is not named as the Hub names it, or if the card would show an access token.
     """
     # A report has the target's title, with a slope of its own behind it or without.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     measured = evaluations(report)[-1:]
     results, source = [], provenance.evaluation_source
-    if source is not None and is_hub_id(source) and provenance.evaluation_is_whole:
-        told = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
-        results = [_result(checkpoint, name, value, ", second set", **told) for name, value in metrics.items()]
-    return _rendered(
+    if source is not None:
+        of = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
+        results = [_result(checkpoint, name, value, ", second set", **of) for name, value in metrics.items()]
+    title = _title(repo_id, f"{provenance.model.rpartition('/')[2]}-{target.tag}")
+    header = _header(checkpoint, title, results, license, provenance.model if provenance.model_is_on_hub else None)
+    header.tags = [target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"]
+    header.metrics = list(metrics) or None
+    return _filled(
         _CONVERSION_TEMPLATE,
-        checkpoint,
-        f"{provenance.model.rpartition('/')[2]}-{target.tag}",
-        repo_id,
-        license,
-        activation=None if checkpoint.needs_package else target.name,
-        tags=[target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
-        base_model=provenance.model if provenance.model_is_on_hub else None,
-        metrics=list(metrics) or None,
-        results=results,
+        header,
+        loading.python_code(checkpoint, repo_id, None if checkpoint.needs_package else target.name),
+        model_class=checkpoint.model_class,
+        title=plain(title),
+        license=license,
         report=report,
         provenance=provenance,
         figure=figure,
@@ -324,102 +323,39 @@ def render_conversion_card(
     )
 
 
+def _title(repo_id: str | None, name: str) -> str:
+    """The name of the repository, or `name` where there is none. Raises ValueError for what the Hub cannot have."""
+    validate_repo_id(repo_id)
+    return repo_id.rpartition("/")[2] if repo_id else name
+
+
 def _result(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
     task = pipeline_tag(checkpoint.model_class) or "other"
     shown_value = float(score(metric, value))
     return EvalResult(task, metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown_value, **dataset)
 
 
-def _rendered(
-    template: Path,
-    checkpoint: CheckpointFacts,
-    name: str,
-    repo_id: str | None,
-    license: str | None,
-    *,
-    activation: str | None,
-    gate: str = DEFAULT_GATE,
-    own_code: str = "",
-    tags: list[str],
-    base_model: str | None,
-    metrics: list[str] | None,
-    results: list[EvalResult],
-    datasets: list[str] | None = None,
-    **told: Any,
-) -> ModelCard:
-    """The card of a template. Raises ValueError for names that the Hub cannot have, and for a token on the card.
-
-    `name` is the title where there is no repository; `activation` is what builds the gates without this package, None
-    where nothing does.
-    """
-    if license is not None and not _LICENCE.fullmatch(license):
-        raise ValueError(
-            f"the licence is given by the Hub's short name of it, such as mit or apache-2.0, and not {license[:80]!r}"
-        )
-    if repo_id is not None:
-        validate_repo_id(repo_id)
-    title, where = repo_id.rpartition("/")[2] if repo_id else name, repo_id or "FOLDER"
-    lgelu_code, plain_code = loading.with_hf_lgelu(checkpoint.model_class, where), ""
-    if activation is not None:
-        plain_code = loading.without_hf_lgelu(checkpoint, where, activation=activation, gate=gate)
-    if own_code:
-        lgelu_code, plain_code = (own_code, "") if activation is None else ("", own_code)
-    data = ModelCardData(
+def _header(
+    checkpoint: CheckpointFacts, title: str, results: list[EvalResult], license: str | None, base_model: str | None
+) -> ModelCardData:
+    """What the headers of all cards have in common."""
+    return ModelCardData(
         license=license,
         library_name=checkpoint.library,
         pipeline_tag=pipeline_tag(checkpoint.model_class),
-        tags=tags,
         base_model=base_model if is_hub_id(base_model) else None,
-        datasets=datasets,
-        metrics=metrics,
         eval_results=results or None,
         model_name=title if results else None,
     )
+
+
+def _filled(template: Path, header: ModelCardData, loading_code: Mapping[str, str], **words: Any) -> ModelCard:
+    """The template with these words in it. Raises ValueError for an access token among them."""
     tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
-    card = ModelCard.from_template(
-        data,
-        template_path=str(template),
-        license=license,
-        title=plain(title),
-        model_class=checkpoint.model_class,
-        plain_code=plain_code,
-        lgelu_code=lgelu_code,
-        **tools,
-        **told,
-    )
+    card = ModelCard.from_template(header, template_path=str(template), **tools, **loading_code, **words)
     if holds_token(card.content):
         raise ValueError("the card would show what looks like an access token; remove it from the card's texts")
     return card
-
-
-def draw_hardness(
-    path: str | os.PathLike,
-    earlier: Mapping[str, Mapping[str, float]],
-    final: Mapping[str, float],
-    means: Mapping[str, float],
-) -> Path:
-    """Write a PNG with a bar of λ for each gate, in the order of the mapping, on a logarithmic axis.
-
-    `earlier`, {stage: {gate: λ}}, is drawn as points over the bars; a stage may be empty, or lack some gates. Of gates
-    with several λ the mean, in `means`, is drawn in the place of that in `final`.
-    """
-    from matplotlib.figure import Figure  # half a second
-
-    figure = Figure(figsize=(6, 2.6), layout="constrained")
-    axes = figure.add_subplot()
-    places = range(1, len(final) + 1)
-    shown = [means.get(gate, value) for gate, value in final.items()]
-    axes.bar(places, shown, color="#a9c4de", label="trained")
-    for (label, stage), (marker, color) in zip(earlier.items(), (("o", "#ee6677"), ("D", "#1b4f7a")), strict=False):
-        if stage:
-            values = [stage.get(gate, math.nan) for gate in final]
-            axes.plot(places, values, marker, color=color, markersize=5, label=label)
-    height = "mean hardness λ" if means else "hardness λ"
-    axes.set(yscale="log", xlabel="gate, in the order of the network", ylabel=height)
-    axes.set_ylim(0.8, max(shown) * 1.6)
-    axes.set_xticks(list(places) if len(final) <= 20 else list(places)[:: len(final) // 10])
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return save_picture(figure, path, 120)
 
 
 def plain(text: Any) -> str:
@@ -462,8 +398,8 @@ def pipeline_tag(model_class: str) -> str | None:
 def stated_licence(name_or_path: str | os.PathLike) -> str | None:
     """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
     header, _ = _header_and_text(name_or_path)  # one line of it: no YAML of others is run
-    found = re.search(r"""^license:[ \t]*(["']?)([^"'\s]+)\1[ \t]*$""", header, re.MULTILINE)
-    return found[2] if found and _LICENCE.fullmatch(found[2]) else None
+    found = re.search(r"""^license:[ \t]*(["']?)([\w.+-]+)\1[ \t]*$""", header, re.MULTILINE)
+    return found[2] if found else None
 
 
 def _header_and_text(name_or_path: str | os.PathLike) -> tuple[str, str]:

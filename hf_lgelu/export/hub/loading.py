@@ -4,7 +4,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub.constants import CONFIG_NAME
 
@@ -80,13 +79,9 @@ def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     config = json.loads(text)
     recorded = any("activation" not in entry for entry in config.get(RECORD_KEY) or [])
     gates = tuple(sorted(gate_names(text))) or ("gates that surgery put in",) * recorded
-    if is_of_sentences:
-        return CheckpointFacts(sentence_class(folder), needs_package=RECORD_KEY in config, gates=gates)
-    name = str((config.get("architectures") or [""])[0])
+    name = sentence_class(folder) if is_of_sentences else str((config.get("architectures") or [""])[0])
     if not name.isidentifier():  # it becomes Python on the card
-        raise ValueError(
-            f"{folder}/config.json names no class in architectures, but {name[:80]!r}; use save_pretrained"
-        )
+        raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
     return CheckpointFacts(
         model_class=name,
         layers=config.get("num_hidden_layers") if name == _MLP_CLASS else None,
@@ -103,25 +98,22 @@ def sentence_modules(folder: str | os.PathLike) -> list[dict[str, str]]:
 
 
 def sentence_class(folder: str | os.PathLike) -> str:
-    """The class of a checkpoint of sentence-transformers: SentenceTransformer where it says none, as in that package.
-
-    Raises ValueError for one that is not among SENTENCE_CLASSES.
-    """
-    name = sentence_settings(folder).get("model_type", SENTENCE_CLASSES[0])
-    if name not in SENTENCE_CLASSES:
-        raise ValueError(
-            f"{folder} is a {str(name)[:80]} of sentence-transformers, and read from folders are "
-            f"{', '.join(SENTENCE_CLASSES)}. Load it and give the model itself: "
-            "hf_lgelu.convert_to_relu(model, texts, options=ConversionConfig(data_collator=model.preprocess))"
-        )
-    return name
-
-
-def sentence_settings(folder: str | os.PathLike) -> dict[str, Any]:
-    """The class and prompts that sentence-transformers keeps in a file beside its modules; {} without that file."""
+    """The class of a checkpoint of sentence-transformers: as in that package SentenceTransformer, if it says none."""
     path = Path(folder) / _SENTENCE_SETTINGS
     settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return settings if isinstance(settings, dict) else {}
+    return str(settings.get("model_type", SENTENCE_CLASSES[0]))
+
+
+def python_code(
+    checkpoint: CheckpointFacts, repo_id: str | None, activation: str | None, gate: str = DEFAULT_GATE
+) -> dict[str, str]:
+    """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it.
+
+    The first is "" without `activation`, which is as in `without_hf_lgelu`.
+    """
+    where = repo_id or "FOLDER"
+    without = without_hf_lgelu(checkpoint, where, activation=activation, gate=gate) if activation else ""
+    return {"plain_code": without, "lgelu_code": with_hf_lgelu(checkpoint.model_class, where)}
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:

@@ -87,7 +87,7 @@ def push_to_hub(
         info = api.model_info(repo_id, revision=revision)
         if private and info.private is False:  # create_repo leaves what is there as it is
             raise ValueError(
-                f"{repo_id} is there and is public: a push would publish the model, and private=True was asked for. "
+                f"{repo_id} is there and is public: a push would publish the model, and a private one was asked for. "
                 "Give another name, or make that repository private first"
             )
         operations += _deletions(info, files)

@@ -195,18 +195,16 @@ def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """The example inputs by the names of the forward's arguments, on the CPU, without labels and None."""
     if isinstance(inputs, Mapping):
         given = dict(inputs)
-    elif not isinstance(inputs, Tensor | list | tuple):
-        raise TypeError(
-            f"inputs must be one call's tensors, alone, in a list or by name, got {type(inputs).__name__}; of a "
-            "DataLoader take one batch, next(iter(loader))"
-        )
     else:
-        values = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+        values = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
         given = inspect.signature(model.forward).bind_partial(*values).arguments
     given = {name: value for name, value in given.items() if value is not None and name != "labels"}
     for name, value in given.items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"inputs must be tensors, got {type(value).__name__} for {name!r}")
+            raise TypeError(
+                f"inputs must be one call's tensors, alone, in a list or by name, got {type(value).__name__} for "
+                f"{name!r}; of a DataLoader take one batch, next(iter(loader))"
+            )
         require_plain(value)
     return {name: value.cpu() for name, value in given.items()}
 

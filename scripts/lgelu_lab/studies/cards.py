@@ -1,21 +1,22 @@
 """The model card of a benchmark's run: its record as facts, and the cards of this repository."""
 
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_lgelu.export.hub.card import (
     CardFacts,
     CardScores,
-    draw_hardness,
     made_with,
     plain,
     render_card,
     save_card,
 )
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files import is_hub_id
+from hf_lgelu.files import is_hub_id, save_picture
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
 
@@ -135,6 +136,32 @@ def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
     )  # fmt: skip
 
 
+def draw_hardness(
+    path: str | os.PathLike,
+    earlier: Mapping[str, Mapping[str, float]],
+    final: Mapping[str, float],
+) -> Path:
+    """Write a PNG with a bar of λ for each gate, in the order of the mapping, on a logarithmic axis.
+
+    `earlier`, {stage: {gate: λ}}, is drawn as points over the bars; a stage may be empty, or lack some gates.
+    """
+    from matplotlib.figure import Figure  # half a second
+
+    figure = Figure(figsize=(6, 2.6), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(1, len(final) + 1)
+    axes.bar(places, list(final.values()), color="#a9c4de", label="trained")
+    for (label, stage), (marker, color) in zip(earlier.items(), (("o", "#ee6677"), ("D", "#1b4f7a")), strict=False):
+        if stage:
+            values = [stage.get(gate, math.nan) for gate in final]
+            axes.plot(places, values, marker, color=color, markersize=5, label=label)
+    axes.set(yscale="log", xlabel="gate, in the order of the network", ylabel="hardness λ")
+    axes.set_ylim(0.8, max(final.values()) * 1.6)
+    axes.set_xticks(list(places) if len(final) <= 20 else list(places)[:: len(final) // 10])
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    return save_picture(figure, path, 120)
+
+
 def write_record_card(
     record: RunRecord, path: str | os.PathLike, *, repo_id: str | None = None, license: str | None = None
 ) -> Path:
@@ -143,7 +170,7 @@ def write_record_card(
     model_class = record.model["class"]
     layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
     checkpoint = CheckpointFacts(model_class, layers=layers)
-    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness, {})
+    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness)
     card = render_card(facts, checkpoint, form="relu", figure=figure, repo_id=repo_id)
     return save_card(card, path.parent, path.name)
 
