@@ -59,37 +59,52 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
     Where the config's keys can say it, they do, and a record goes. Else the config gets a record, and the keys that
     decide about activations a guard. Raises UnsupportedConfigError for a gate without a name in transformers.
     """
-    config, plain = model.config, without_guard(model.config)
-    unguarded = apply_changes(config, plain)
+    unguarded = apply_changes(model.config, without_guard(model.config))
     record = describe_sites(model, planned, built_otherwise(model, unguarded, planned) | dict(planned))
-    names = {_said(entry) for entry in record}
-    places = {entry["site"] for entry in record}
-    if len(names) == 1 and None not in names:
-        there = {name: module for name, module in (modules_of(model) | dict(planned)).items() if name in places}
-        try:
-            keys = plan_config_changes(model, places, str(names.pop()))
-            shared = any(isinstance(module, LambdaGate) for module in there.values())
-            if not (shared and built_as_one(model, apply_changes(config, keys), there)):
-                return keys + forget_sites(config)
-        except UnsupportedConfigError:
-            pass  # then the config remembers the sites themselves
-    # The keys of these places, or without such keys those of another activation. A family with a table of its own knows
-    # ReLU, but not our names.
+    keys = _keys_that_say(model, planned, record)
+    if keys is not None:
+        return keys + forget_sites(model.config)
+    return _remembered(model, record, _guards(model, unguarded, {entry["site"] for entry in record}))
+
+
+def _keys_that_say(
+    model: PreTrainedModel, planned: Mapping[str, nn.Module], record: SiteRecord
+) -> list[ConfigChange] | None:
+    """The changes of keys that give all gates of a record; None where no key does, or where λ would be shared."""
+    names, places = {_said(entry) for entry in record}, {entry["site"] for entry in record}
+    if len(names) != 1 or None in names:
+        return None
+    try:
+        keys = plan_config_changes(model, places, str(names.pop()))
+    except UnsupportedConfigError:
+        return None
+    there = {name: module for name, module in (modules_of(model) | dict(planned)).items() if name in places}
+    has_hardness = any(isinstance(module, LambdaGate) for module in there.values())
+    is_shared = has_hardness and built_as_one(model, apply_changes(model.config, keys), there)
+    return None if is_shared else keys
+
+
+def _guards(model: PreTrainedModel, unguarded: PreTrainedConfig, places: set[str]) -> list[ConfigChange]:
+    """The changes that give the keys of these places, or else of any gate, a name that only this package knows."""
     every = {uncompiled_name(site.name) for site in find_sites(model)}
-    guards: list[ConfigChange] = []
+    # A family with a table of its own knows ReLU, but not our names.
     for sites, known in itertools.product((places, every), (DEFAULT_GATE, "relu")):
-        guards = guards or [
-            replace(change, new=NEEDS_THE_PACKAGE)
-            for change in changes_at(model, unguarded, sites, known)
-            if not isinstance(change.old, bool)
-        ]
-    inner = [change for change in forget_sites(config) if len(change.path) > 1]
+        changes = [each for each in changes_at(model, unguarded, sites, known) if not isinstance(each.old, bool)]
+        if changes:
+            return [replace(change, new=NEEDS_THE_PACKAGE) for change in changes]
+    return []
+
+
+def _remembered(model: PreTrainedModel, record: SiteRecord, guards: list[ConfigChange]) -> list[ConfigChange]:
+    """The changes that put a record into the config and guard its keys, and take records of inner configs away."""
+    config = model.config
     kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
-    remembered = [
+    inner = [change for change in forget_sites(config) if len(change.path) > 1]
+    own = [
         ConfigChange((key,), value_at(config, (key,)), new) for key, new in ((RECORD_KEY, record), (GUARDS_KEY, kept))
     ]
-    remembered = [change for change in remembered if change.old is not None or change.new is not None]
-    return [*combined(config, plain, guards), *inner, *remembered]
+    own = [change for change in own if change.old is not None or change.new is not None]
+    return [*combined(config, without_guard(config), guards), *inner, *own]
 
 
 def loads_elsewhere(config: PreTrainedConfig) -> bool:
