@@ -141,7 +141,7 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     if not found:
         raise ValueError(
             f"{type(model).__name__} has no ReLU module in a feed-forward block of linear maps in float32 on the CPU. "
-            "convert_to_relu(model, data) makes a ReLU network of a smooth one"
+            "model.float() makes float32 of another dtype, convert_to_relu(model, data) ReLU of smooth gates"
         )
     return found
 

@@ -126,6 +126,7 @@ def parse_command_line(arguments: Sequence[str] | None = None) -> tuple[RunArgum
     """Parse one run's command line; what it leaves open comes from the benchmark's recipe."""
     usage = "%(prog)s --benchmark NAME --output_dir FOLDER [options]"
     parser = OneLineParser((RunArguments, LambdaGELUTrainingArguments), allow_abbrev=False, usage=usage)
+    parser.set_defaults(**_RUN_DEFAULTS)
     # This one must leave --help to the parser that knows all options.
     first = HfArgumentParser(_Recipe, add_help=False, allow_abbrev=False)
     named, _ = first.parse_known_args(arguments)
