@@ -33,8 +33,7 @@ MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
 _WORTH_A_TRACE = 0.8
-"""The shorter half of the sequences gets a shape of its own if its longest is below this share of the longest of
-all."""
+"""The shorter half of the sequences gets its own shape if its longest is below this share of the longest of all."""
 
 
 def deal_folds(

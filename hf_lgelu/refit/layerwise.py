@@ -64,8 +64,7 @@ class Refit:
         """A further remark on a layer for the report, or None."""
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
-        """Write the changes that waited for the refit of layer `index`, or at first with None those that wait for no
-        layer."""
+        """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
 
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
