@@ -207,8 +207,7 @@ class ConversionConfig:
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """The rungs to try in turn, given enough samples. A tolerance, or an option of "distill", asks for all of
-        them."""
+        """The rungs to try in turn, given enough samples. A tolerance or an option of "distill" asks for all."""
         takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
         highest = "place" if (self.width > 1 or self.live) and highest == "refit" else highest
@@ -217,8 +216,7 @@ class ConversionConfig:
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON values: functions are names, and `checkpoint_dir`, a folder on this machine, is left
-        out."""
+        """The options as JSON values: functions by name, without `checkpoint_dir`, a folder on this machine."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "checkpoint_dir"}
         return {name: getattr(value, "__qualname__", None) or _plain(value) for name, value in values.items()}
 

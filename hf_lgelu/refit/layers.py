@@ -165,8 +165,7 @@ def _reached_maps(
 
 
 def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
-    """The maps in groups of one aim and one layout. Each group makes a layer. A grouped or shared map is a group by
-    itself."""
+    """The maps in groups of one aim and one layout, a group per layer; a grouped or shared map is a group by itself."""
     groups: dict[Any, list[_Map]] = defaultdict(list)
     for each in maps:
         operation, aim = each.uses[0].operation, each.uses[0].aim
@@ -212,8 +211,7 @@ def _uses(traced: TracedNetwork, operation: AffineOperation) -> list[AffineOpera
 
 
 def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation) -> LinearMap:
-    """A map with its aim and its bias, or the bias of a BatchNorm after it. The bias must be used as often as the
-    weight."""
+    """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
     flow, aim = traced.flow, finder.find(operation)
     behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
     times = len(flow.parameter_users(operation.weight_name))

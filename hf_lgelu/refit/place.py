@@ -249,9 +249,8 @@ def write_copies(
 ) -> None:
     """Write copies into the units from `start` on, before slopes and kinks are written into the copied units.
 
-    The size of a copy's slope goes into the rows before the gate, its sign into the column after it. `direction` is
-    that
-    of `add_constant`.
+    The size of a copy's slope goes into the rows before the gate, its sign into the column after it. `direction` is as
+    in `add_constant`.
     """
     new, columns = slice(start, start + len(copies.sources)), oriented(converted, block.down.operation)
     sources = copies.sources.to(columns.device)

@@ -179,8 +179,7 @@ class TracedNetworks:
         return self._traced[batch.shape]
 
     def _trace(self, inputs: Inputs, any_size: bool) -> TracedNetwork:
-        """A trace for the inputs: with `any_size` an earlier one that gives the model's outputs for them, else a new
-        one."""
+        """A trace for the inputs: with `any_size` an earlier one that gives the model's outputs, else a new one."""
         if any_size:
             wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
             for traced in dict.fromkeys(self._traced.values()):
