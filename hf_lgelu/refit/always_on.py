@@ -2,8 +2,9 @@
 
 With a single ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. The terms b and d are linear in the block's input x: in
 a gated unit W_down·diag(b)·W_up·x, in a plain unit W_down·diag(d)·W_gate·x. Units that are always on compute this
-linear part. In a gated block such a unit has gate weight 0 and gate bias 1; in a plain block, a bias so large that its
-ReLU never cuts. Their up and down weights are the best low-rank factors in the metric of the block's inputs.
+linear part. In a gated block, a unit that is always on has gate weight 0 and gate bias 1. In a plain block its bias is
+so large that its ReLU never cuts. The up and down weights of these units are the best low-rank factors in the metric of
+the block's inputs.
 
 Kinks and units that are always on need a constant before the gate. Many families have no bias there, and no key of
 their config adds one (Mistral, Qwen, Gemma). But the inputs x of the map come from a normalization. In a trained

@@ -96,7 +96,7 @@ class Carrier:
         """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
 
         Batches pass by the layers before, which may be refitted already. For a depthwise layer, the kinks of the gate
-        before it are chosen and written, and the sums are those with the chosen kinks.
+        before it are chosen and written, and the sums hold for the chosen kinks.
         """
         for passed in range(self._next, index):
             for fold in range(len(self._batches)):

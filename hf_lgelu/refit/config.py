@@ -107,7 +107,7 @@ class ConversionConfig:
     """The options of a conversion: of `convert_to_relu`, of `hf-lgelu convert`, and in the report.
 
     Args:
-        effort: The last rung that is tried. refit fits the maps behind the gates, place also each ReLU's kink and
+        effort: The last rung that is tried. refit fits the maps after the gates, place also each ReLU's kink and
             slope, distill the whole network. Lower rungs come first; each is kept only if it is nearer on held-out
             samples. Default: refit; with a tolerance, as far as needed.
         width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
@@ -124,7 +124,7 @@ class ConversionConfig:
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
             Default: none.
         tolerance: The mean KL to the original in nats (or the relative error) that held-out samples must reach. Rungs
-            are climbed until they do, up to the effort; else the conversion is refused. Default: no such bound.
+            are climbed until they do, up to the effort; else the conversion is refused. Default: no bound.
         metric: Your own score of a model in eval mode; higher is better. It decides which rung is kept (the KL where
             scores are equal). The tolerance is then the share of the original's score that may be lost. Default: the
             KL alone.
@@ -134,7 +134,8 @@ class ConversionConfig:
             card.
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
-            scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
+            scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
+                reads
             (logits, boxes, embeddings).
         max_samples: At most so many rows, sequences or images of the data. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
@@ -188,7 +189,7 @@ class ConversionConfig:
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")
         if not 1 <= self.width < math.inf or (self.live and self.width > 1):
             raise ValueError(
-                "width is a multiple of the units there are, 1 or more and finite, and 1 beside live, got "
+                "width is a multiple of the present units, finite and at least 1, and 1 together with live, got "
                 f"{self.width!r}"
             )
         for name in ("distill_steps", "bf16"):

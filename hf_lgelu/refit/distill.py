@@ -9,7 +9,7 @@ unchanged, however far the features are from zero. Units that are always on have
 step on plain W would mostly change the constant.
 
 Several processes take every step together. Each runs its part of the batch, and gradients and sums over rows are added
-up. So the steps are those of a single process, up to rounding.
+up. So the steps equal those of a single process, up to rounding.
 """
 
 import math
@@ -373,8 +373,8 @@ def output_loss(
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
     For a first output of class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the
-    mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances, by
-    default those of this batch. For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
+    mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances (by
+    default of this batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
     scores that a sigmoid reads have a KL for each class. A box's error counts with the original's certainty. Both are
     divided by the sum of the certainties. With several processes, the result is this process's part of the mean over
     all rows, and its rows count with its `weight`.

@@ -138,8 +138,8 @@ class _Above:
     def best_with(self, chosen: Tensor, basis: Basis) -> Tensor:
         """(C, 1) the kink that leaves the least error together with the (C, m) `chosen` kinks.
 
-        Kinks are indices into `knots`. A single ReLU must have a slope above 0. Where no kink has such a slope, the
-        index means nothing.
+        Kinks are indices into `knots`. A single ReLU must have a slope above 0. If no kink gives one, the index means
+        nothing.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
         uncounted = chosen[:, :, None].expand(-1, -1, len(self.kinks))

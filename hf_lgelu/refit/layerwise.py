@@ -18,7 +18,7 @@ from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 
 class Refit:
-    """The rung that fits the maps behind the gates, layer after layer."""
+    """The rung that fits the maps after the gates, layer by layer."""
 
     effort = "refit"
 

@@ -38,8 +38,7 @@ class LinearMap:
 
     @property
     def width(self) -> int:
-        """The number of features in a row: inputs of the map, in a convolution those of a group for each kernel
-        element."""
+        """The number of features in a row: the map's inputs, or a group's channels times the size of the kernel."""
         inputs = shape_of(self.operation.data)
         return inputs[-1] if self.geometry.kind == "linear" else self.geometry.width(inputs[1])
 

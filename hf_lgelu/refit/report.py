@@ -76,7 +76,7 @@ class LayerRefit:
 class Evaluation:
     """Original, plain swap and refitted network, compared on rows that were not fitted.
 
-    `rows` is the number of predictions, and `samples` the number of rows, sequences or images behind these predictions.
+    `rows` is the number of predictions, and `samples` the number of rows, sequences or images that they come from.
     `live_units` is {gate: the share of its outputs in the refitted network that are not exactly zero}.
     """
 
