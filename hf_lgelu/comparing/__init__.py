@@ -1,1 +1,1 @@
-"""Networks compared on the same inputs: how far their outputs are apart, their scores, and their zeros."""
+"""Comparison of networks on the same inputs: the distance of their outputs, their scores, and their zeros."""

@@ -1,4 +1,4 @@
-"""How far a network is from another, as numbers in a record."""
+"""The distance of a network from another, as numbers in a record."""
 
 import math
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from hf_lgelu.formats import (
 
 @dataclass(frozen=True)
 class NetChange:
-    """How far a network is from the original on the same rows.
+    """The distance of a network from the original on the same rows.
 
-    What counts of class scores are KL and agreement, of embeddings cosine and neighbours, of other values the relative
+    For class scores, KL and agreement count; for embeddings, cosine and neighbours; for other values, the relative
     error.
 
     Args:
         kl: mean KL(original ‖ network) in nats per prediction; None where the outputs are no logits.
-        agreement: share of predictions, 0 to 1, with the original's argmax. It means something only of logits.
+        agreement: share of predictions, 0 to 1, with the original's argmax. It has a meaning for logits only.
         max_logit_change: the largest |ŷ − y| of any output.
         relative_error: ‖ŷ − y‖² / ‖y − ȳ‖² of the outputs, a share of squares.
         metrics: "accuracy", or "perplexity" of causal language models; empty without labels.
-        relative_errors: the relative error of each output that counts, where there are several; all other fields are
-            of the first.
-        embedding: {"cosine", "least_cosine", "same_neighbour": number} of embeddings, one vector a sample
+        relative_errors: the relative error of each output that counts, if there are several; all other fields are about
+            the first output.
+        embedding: {"cosine", "least_cosine", "same_neighbour": number} for embeddings, one vector per sample
             (`hf_lgelu.comparing.output_comparison.OutputComparison`); else empty.
     """
 
@@ -42,16 +42,16 @@ class NetChange:
 
     @property
     def distance(self) -> float:
-        """KL to the original in nats; of outputs that are no class scores, relative error.
+        """KL to the original in nats, or the relative error where outputs are no class scores.
 
-        Infinite of outputs that are not finite, so that any others are nearer.
+        It is infinite where outputs are not finite, so that every finite network is nearer.
         """
         found = self.relative_error if self.kl is None else self.kl
         return math.inf if math.isnan(found) else found
 
     @property
     def in_words(self) -> str:
-        """ "KL 0.0025 nat", or the relative error of outputs that are no class scores; "infinitely far"."""
+        """ "KL 0.0025 nat", the relative error where outputs are no class scores, or "infinitely far"."""
         if not math.isfinite(self.distance):
             return "infinitely far"
         shown = significant(self.distance)
@@ -59,18 +59,18 @@ class NetChange:
 
     @property
     def measures(self) -> dict[str, str]:
-        """{measure: value} of those that fit the outputs, as tables and sentences show them."""
+        """{measure: value} of the measures that fit the outputs, as tables and sentences show them."""
         change = {"largest change" if self.kl is None else "largest logit change": significant(self.max_logit_change)}
         error = {RELATIVE_ERROR: significant(self.relative_error)}
         return self.main_measures | ({} if self.embedding else change) | error
 
     @property
     def main_measures(self) -> dict[str, str]:
-        """Of these the ones that decide."""
+        """{measure: value} of the measures that decide."""
         return main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
 
     def beside(self, original_metrics: Mapping[str, float], before: "NetChange | None" = None) -> str:
-        """All measures in words, first the scores beside the original's; each behind that of `before`."""
+        """All measures in words, first the scores with the original's. Each value follows the value of `before`."""
         parts = []
         for name, value in original_metrics.items():
             was = "" if before is None else f"{score(name, before.metrics.get(name))} → "

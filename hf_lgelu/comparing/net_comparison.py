@@ -1,4 +1,4 @@
-"""Networks beside an original over batches: the score of each, and its distance from the original."""
+"""Comparison of networks with an original over batches: the score of each, and its distance from the original."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ from hf_lgelu.networks.outputs import IGNORED_LABEL, Compared, OutputReader, in_
 from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.processes import each_has
 
-_SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison or a loss holds several copies
+_SCORES_AT_ONCE = 2**26  # values of the outputs, 256 MiB; a comparison or a loss holds several copies of these
 
 
 def compare_networks_on(
@@ -31,9 +31,9 @@ def compare_networks_on(
     *,
     over_processes: bool = False,
 ) -> tuple["Score", dict[str, "NetComparison"]]:
-    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs.
+    """(the original's score, {name: a network's distance from the original}). `others` are functions of the inputs.
 
-    `over_processes` adds up what all processes find, each on batches of its own; then every process must call.
+    `over_processes` adds up the results of all processes, each on batches of its own. Then every process must call.
     """
     read, score, found, causal = (
         OutputReader(original, outputs),
@@ -44,7 +44,7 @@ def compare_networks_on(
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
-        if of_batch != sizes:  # the longest come last
+        if of_batch != sizes:  # the longest batches come last
             sizes, most = of_batch, samples_at_once(read, batch)
         for piece in cut_batches([batch], most):
             reference = read(piece.inputs)
@@ -60,14 +60,14 @@ def compare_networks_on(
 
 
 class NetComparison:
-    """How far a network is from the original in each output that counts, with its score, added up over batches."""
+    """The distance of a network from the original in each output that counts, and its score, added up over batches."""
 
     def __init__(self) -> None:
         self._score = Score()
-        self._outputs: dict[str, OutputComparison] = {}  # the one that is compared closest first
+        self._outputs: dict[str, OutputComparison] = {}  # first the output that is compared closest
 
     def add(self, batch: Batch, reference: Compared, other: Compared, is_causal: bool = False) -> None:
-        """Add what the original and the network give for one batch."""
+        """Add the outputs of the original and the network for one batch."""
         other = in_order_of(reference, other)
         for number, (name, value) in enumerate(reference.tensors.items()):
             counted = batch.counted(value, name, channels_last=True)
@@ -83,7 +83,7 @@ class NetComparison:
         self._score += Score.of(other, batch, is_causal)
 
     def merge(self, other: "NetComparison") -> None:
-        """Add what another process has compared."""
+        """Add the comparison of another process."""
         self._score += other._score
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
@@ -95,7 +95,7 @@ class NetComparison:
 
     @property
     def change(self) -> NetChange:
-        """What is reported of the network."""
+        """The numbers that are reported about the network."""
         first, scores = self.first, self._score.values
         errors = {name: change.relative_error for name, change in self._outputs.items()}
         return NetChange(
@@ -111,7 +111,7 @@ class NetComparison:
 
 @torch.no_grad()
 def samples_at_once(read: OutputReader, batch: Batch) -> int:
-    """The number of samples like these whose outputs are held at once: a large vocabulary needs much memory."""
+    """The number of samples like these whose outputs are in memory at once: a large vocabulary needs much memory."""
     few = batch[:TRIED]
     scores = sum(value.numel() for value in read(few.inputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
@@ -119,7 +119,7 @@ def samples_at_once(read: OutputReader, batch: Batch) -> int:
 
 @dataclass(frozen=True)
 class Score:
-    """What the accuracy or the perplexity of a network is made of; all zero without labels."""
+    """The sums that make a network's accuracy or perplexity; all are zero without labels."""
 
     correct: int = 0
     labelled: int = 0
@@ -131,7 +131,7 @@ class Score:
 
     @classmethod
     def of(cls, network: Compared, batch: Batch, is_causal: bool) -> "Score":
-        """The score on one batch by its labels, integers of any width, of which −100 does not count.
+        """The score on one batch by its labels, which are integers of any width; −100 does not count.
 
         The labels of a causal language model (`is_causal`) are the tokens, not shifted. Labels of another shape or kind
         give no score, nor does an output of one column.
@@ -177,7 +177,7 @@ class LiveUnits:
     def __init__(self, gates: Mapping[str, nn.Module]) -> None:
         """`gates` are modules by their names."""
         self._gates = gates
-        self.live, self.outputs = Counter[str](), Counter[str]()  # {gate: those that are not zero}, {gate: all}
+        self.live, self.outputs = Counter[str](), Counter[str]()  # {gate: outputs not zero}, {gate: all outputs}
 
     @contextmanager
     def counting(self, inputs: Any) -> Iterator[None]:
@@ -196,7 +196,7 @@ class LiveUnits:
 
     @property
     def share(self) -> float | None:
-        """The share of all outputs together; None where no gate ran."""
+        """The live share of all outputs together; None if no gate ran."""
         return self.live.total() / self.outputs.total() if self.outputs.total() else None
 
     @property

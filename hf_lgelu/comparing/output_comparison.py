@@ -1,4 +1,4 @@
-"""How far the outputs of one network are from those of another on the same samples."""
+"""The distance of one network's outputs from another's on the same samples."""
 
 import math
 from collections.abc import Mapping
@@ -15,18 +15,18 @@ from hf_lgelu.networks.run import Inputs
 
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
 _NUMBERS_AT_ONCE = 2**21  # compared in float64
-_TIE = 1e-7  # of cosines, by which rounding parts samples that are equally near
+_TIE = 1e-7  # of cosines: rounding may part equally near samples by this much
 MOST_NEIGHBOURS = 2048
-"""Samples among which nearest neighbours are looked for: the products of all pairs are held."""
+"""The most samples among which nearest neighbours are searched: the products of all pairs are in memory."""
 
 
 @dataclass(frozen=True)
 class OutputChange:
-    """How far the first output of one model (not the loss) is from another's: what `OutputComparison` has found.
+    """The distance of one model's first output (not the loss) from another's, as `OutputComparison` has found it.
 
     `max_change` is the largest absolute difference, `largest_output` the largest finite absolute value of the first
-    model. `unchanged_predictions` is the share of predictions, `rows` in number, whose largest score stays at its
-    class; None where a prediction is a single score, and of embeddings.
+    model. `rows` is the number of predictions. `unchanged_predictions` is the share of predictions whose largest score
+    stays at its class; None for embeddings, and where a prediction is a single score.
     """
 
     max_change: float
@@ -47,22 +47,22 @@ class OutputChange:
 
 
 class OutputComparison:
-    """How far one network's output is from another's on the same samples, added up over predictions.
+    """The distance of one network's output from another's on the same samples, added up over predictions.
 
-    A prediction is a row of numbers along the last axis (`classes_last`). Numbers are compared in float64, of large
+    A prediction is a row of numbers along the last axis (`classes_last`). Numbers are compared in float64, in large
     outputs a few rows at a time. An infinity that both networks give at one place is no change.
 
-    Of class scores there is a `kl`, of embeddings the `embedding`, and of all values the `relative_error`.
+    Class scores have a `kl`, embeddings an `embedding`, and all values a `relative_error`.
     """
 
     def __init__(self) -> None:
         self.rows = self._unchanged = self._rows_of_scores = 0
         self.largest_change = self.largest_output = self._squares = 0.0
         self._columns: dict[int, tuple[int, Tensor]] = {}  # {columns: (rows with as many, sum of each column)}
-        self._kls: list[float] = []  # of each sample, and so the errors
+        self._kls: list[float] = []  # of each sample, like the errors
         self._errors: list[float] = []
         self._cosines: list[float] = []
-        self._vectors: list[Tensor] = []  # (2, samples, columns) of the original and the other, for the neighbours
+        self._vectors: list[Tensor] = []  # (2, samples, columns) of both networks, for the neighbours
 
     def add(
         self,
@@ -76,8 +76,8 @@ class OutputComparison:
         """This comparison, with a batch of outputs added, (samples, ..., columns).
 
         `counted` (samples, ...) says which predictions count; None for all. `are_scores` says that the columns are
-        scores of classes of which one is right: then there is a KL. Of embeddings with several positions a sample's is
-        the mean of those that count, as sentence-transformers pools by default.
+        scores of classes of which one is right: then there is a KL. If a sample's embedding has several positions, it
+        is the mean of the positions that count, as sentence-transformers pools by default.
         """
         samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
         if counted is None:
@@ -110,7 +110,7 @@ class OutputComparison:
         return self
 
     def merge(self, other: "OutputComparison") -> None:
-        """Add what another comparison holds: of the same networks in another process, or of another output."""
+        """Add the sums of another comparison: of the same networks in another process, or of another output."""
         for sums in ("rows", "_unchanged", "_rows_of_scores", "_squares", "_kls", "_errors", "_cosines", "_vectors"):
             setattr(self, sums, getattr(self, sums) + getattr(other, sums))
         self.largest_change = float(np.maximum(self.largest_change, other.largest_change))  # with NaN, not as max
@@ -137,11 +137,11 @@ class OutputComparison:
 
     @property
     def embedding(self) -> dict[str, float]:
-        """How near embeddings are, by samples; empty of other outputs.
+        """Measures of the distance of embeddings, by samples; empty for other outputs.
 
         "cosine" is the mean cosine of a sample's two embeddings, "least_cosine" the least. "same_neighbour" is the
-        share of samples whose nearest other sample by cosine stays the nearest, among the first `MOST_NEIGHBOURS`; it
-        is left out of fewer than three. Of equally near samples any is the nearest.
+        share of samples whose nearest other sample by cosine stays the nearest, among the first `MOST_NEIGHBOURS`. With
+        fewer than three samples it is left out. Of equally near samples any is the nearest.
         """
         if not self._cosines:
             return {}
@@ -163,18 +163,18 @@ class OutputComparison:
     def relative_error(self) -> float:
         """Σ(changed − original)² / Σ(original − its mean)²: a share of squares, with a mean for each column.
 
-        The error of an output that does not vary, as of a single row, is relative to Σ original².
+        If an output does not vary, as with a single row, its error is relative to Σ original².
         """
         error = sum(self._errors)
         varying = self._squares - sum((total.square().sum() / count).item() for count, total in self._columns.values())
         scale = varying if varying > _VARIES * self._squares else self._squares
-        if not scale:  # of an original that is 0 everywhere, or NaN
+        if not scale:  # the original is 0 everywhere, or NaN
             return error if math.isnan(error) else float(error > 0)
         return error / scale
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """How far each sample is: what the KL is the mean of, or without scores of classes the error the sum."""
+        """The distance of each sample: the terms of the mean KL, or without class scores the terms of the error."""
         return tuple(self._kls if self._are_scores else self._errors)
 
     @property
@@ -211,9 +211,9 @@ def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
-    """The change from the first output of `model` that counts to that of `other`.
+    """The change from the first counted output of `model` to the first counted output of `other`.
 
-    Raises ValueError for outputs of different shapes, none or empty ones, and for NaN of `model`.
+    Raises ValueError for outputs of different shapes, for no or empty outputs, and for NaN of `model`.
     """
     before, after = (compared_outputs(network, inputs) for network in (model, other))
     first, second = (next(iter(found.tensors.values())).cpu() for found in (before, after))

@@ -1,4 +1,4 @@
-"""Batches on the CPU, as a model takes them, read from whatever a user may pass as data."""
+"""Batches on the CPU, in the form that a model takes, read from all forms of user data."""
 
 import inspect
 import io
@@ -23,13 +23,13 @@ LABELS = "labels"
 """The name of the labels in `Batch.with_labels`; no input has it."""
 
 TRIED = 2
-"""Samples that a model is tried on: of one alone it may drop the axis, or a BatchNorm refuse it."""
+"""The number of samples that a model is tried on: with one alone it may drop the axis, or a BatchNorm may refuse it."""
 
 
 _ROWS_AT_ONCE = 1024
 _TOKENS_AT_ONCE = 2048
 _IMAGES_AT_ONCE = 32
-_LONGEST_FEATURE_ROW = 4096  # a longer row of floats is a waveform, to be run as an image is
+_LONGEST_FEATURE_ROW = 4096  # a longer row of floats is a waveform, which runs in batches of image size
 _READ_AT_ONCE = 256
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _CONSTANTS = (bool, int, float, str, type(None))
@@ -42,10 +42,10 @@ _WHAT_TO_PASS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of a call of the model, on the CPU: a tensor, what the model takes by name, or positional arguments.
+    """Inputs of one call of the model, on the CPU: a tensor, named arguments, or positional arguments.
 
     The leading axis of every tensor counts samples, and labels have an entry for each. `is_sample` says that the batch
-    is one sample instead (a graph, a list of graphs), with tensors of any axes.
+    is a single sample instead (a graph, a list of graphs), with tensors of any axes.
     """
 
     inputs: Tensor | dict[str, Any] | tuple[Any, ...]
@@ -59,7 +59,7 @@ class Batch:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The other inputs, e.g. {"use_cache": False}."""
+        """The inputs that are no tensors, e.g. {"use_cache": False}."""
         return {name: value for name, value in _leaves(self.inputs).items() if not isinstance(value, Tensor)}
 
     def with_tensors(self, tensors: Mapping[str, Tensor], labels: Tensor | None) -> "Batch":
@@ -73,7 +73,7 @@ class Batch:
         return self.tensors if self.labels is None else self.tensors | {LABELS: self.labels}
 
     def mask_of(self, name: str) -> Tensor | None:
-        """The attention mask (B, T) over a tensor of its shape; None where nothing says which entries are padding."""
+        """The attention mask (B, T) over the tensor `name` of the same shape; None if there is no such mask."""
         decodes = any(given.startswith("decoder_") for given in self.tensors)
         is_decoded = name.startswith("decoder_") or (name == LABELS and decodes)
         mask = self.tensors.get(MASKS[is_decoded])
@@ -81,10 +81,10 @@ class Batch:
 
     @cached_property
     def spans(self) -> dict[str, Tensor]:
-        """{name of a sequence: (2, B), where each of its rows begins and ends without padding in front and behind}.
+        """{name of a sequence: (2, B), the begin and the end of each row without padding on its sides}.
 
-        Rows keep all of their width where something without the mask's shape is as long: boxes (B, T, 4) or embeddings
-        (B, T, C) go with the tokens.
+        Rows keep their whole width if a tensor without the mask's shape is as long: boxes (B, T, 4) or embeddings (B,
+        T, C) belong to the tokens.
         """
         if self.is_sample:
             return {}
@@ -103,7 +103,7 @@ class Batch:
         return found
 
     def at_once(self, *, is_cropped: bool = False) -> int:
-        """How many samples like these run together by default; `is_cropped` without the padding that they have."""
+        """The number of samples that run together by default; `is_cropped` leaves out the padding in the batch."""
         if self.is_sample:
             return 1
         tensors = self.tensors
@@ -111,7 +111,7 @@ class Batch:
         if name in tensors:
             longest = tensors[name][0].numel()
             if is_cropped and name in self.spans:
-                begins, ends = self.spans[name][:, tensors["attention_mask"].any(1)]  # the rest is left out
+                begins, ends = self.spans[name][:, tensors["attention_mask"].any(1)]  # rows of padding are left out
                 longest = max((ends - begins).tolist(), default=1)
             most = max(1, _TOKENS_AT_ONCE // max(1, longest))
             others = [value for given, value in tensors.items() if given != "input_ids"]
@@ -125,7 +125,7 @@ class Batch:
         return counted_rows(self.tensors, values, part, channels_last=channels_last)
 
     def without_padding(self, values: Tensor, part: str, channel_axis: int | None = None) -> Tensor:
-        """The `counted` rows of `values`, (n, channels); the last axis is that of the channels where none is given."""
+        """The `counted` rows of `values`, (n, channels); without `channel_axis`, channels are on the last axis."""
         values = values if channel_axis is None else values.movedim(channel_axis, -1)
         counted = self.counted(values, part, channels_last=channel_axis is not None)
         return values.reshape(-1, values.shape[-1]) if counted is None else values[counted]
@@ -134,7 +134,7 @@ class Batch:
         return 1 if self.is_sample else len(next(iter(self.tensors.values())))
 
     def __getitem__(self, numbers: slice | Tensor) -> "Batch":
-        """Some of its samples; a slice makes views."""
+        """Some samples of the batch; a slice makes views."""
         if self.is_sample:
             return self
         labels = None if self.labels is None else self.labels[numbers]
@@ -145,7 +145,7 @@ def _leaves(inputs: Any) -> dict[str, Any]:
     """{name: leaf} of inputs, in their order."""
     try:
         leaves, _ = pytree.tree_flatten_with_path(inputs)
-    except ValueError:  # a class that was registered without names of its parts
+    except ValueError:  # a class that is registered without names for its parts
         return {str(number): leaf for number, leaf in enumerate(pytree.tree_leaves(inputs))}
     return {".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf for path, leaf in leaves}
 
@@ -161,9 +161,9 @@ def read_batches(
 ) -> Iterator[Batch]:
     """The data as batches, each read once; none of them is empty.
 
-    A batch is a call of the model: a tensor, or best a mapping by the names of the arguments. Two tensors with one
+    A batch is one call of the model: a tensor, or best a mapping by the names of the arguments. Two tensors with one
     leading axis, in a tuple or list, are `(inputs, labels)`. Any other tuple holds positional arguments, and any other
-    list is one argument. What the model does not take so is tried in the other of these forms.
+    list is one argument. If the model does not take a batch in this form, the other forms are tried.
 
     Where all tensors have one leading axis and the model takes a part of it, that axis counts samples. Any other batch
     is one sample: a graph, a list of graphs, images of different sizes.
@@ -171,19 +171,20 @@ def read_batches(
     Args:
         data: a tensor or a mapping of tensors with all samples; a DataLoader or any other iterable of batches; a
             dataset, whose items are collated.
-        model: takes the batches, and says of the first what it is; without a model, shapes alone say that. An
-            encoder-decoder gets the decoder's inputs that it makes of labels.
+        model: takes the batches, and decides the form of the first; without a model, shapes alone decide. An
+            encoder-decoder gets the decoder's inputs that it makes from labels.
         what: names the data in messages, "data" or "evaluation_data".
         batch_size: samples read at a time from a dataset (256 by default); nothing else depends on it.
-        data_collator: makes a batch of a list of a dataset's items; by default numbers, tensors and lists of equal
+        data_collator: makes a batch from a list of a dataset's items; by default numbers, tensors and lists of equal
             length become tensors.
-        max_samples: at most so many: evenly spaced ones of a tensor or a dataset with a length, because files are often
-            sorted by class, and the first ones of an iterable. No batch is asked for beyond these.
+        max_samples: the most samples to read. A tensor or a dataset with a length gives evenly spaced samples, because
+            files are often sorted by class; an iterable gives its first samples, and no batch beyond these is asked
+            for.
 
-    Raises TypeError for what is neither a tensor nor a plain constant, nor an object that holds tensors, and ValueError
-    for a first batch that the model does not take, with what the model said, and for batches of several forms.
+    Raises TypeError for a value that is no tensor, no plain constant and no object with tensors. Raises ValueError for
+    a first batch that the model does not take, with the model's message, and for batches of several forms.
     """
-    if hasattr(data, "iloc"):  # of pandas: its items are columns
+    if hasattr(data, "iloc"):  # a table of pandas: its items are columns
         raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")
     is_all = isinstance(data, Tensor | np.ndarray | Mapping)
     # A generator of its own keeps the DataLoader from drawing from torch's global one.
@@ -234,9 +235,9 @@ def _forms(raw: Any) -> list[str]:
 
 
 def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
-    """The likeliest form in which the model takes a batch, and whether the batch is one sample in this form."""
+    """(the likeliest form in which the model takes a batch, whether the batch is one sample in this form)."""
     tries = [(form, is_sample) for form in _forms(raw) for is_sample in (False, True)]
-    tries.sort(key=lambda tried: tried == (_PAIR, True))  # the least likely comes last
+    tries.sort(key=lambda tried: tried == (_PAIR, True))  # the least likely form comes last
     refusals = []
     for form, is_sample in tries:
         batch = _batch(raw, form, model)
@@ -256,7 +257,7 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
 
 
 def _counts_samples(model: nn.Module, batch: Batch) -> bool:
-    """Whether more samples make the leading axis of an output longer. True for a model that takes one number alone."""
+    """Whether more samples make an output's leading axis longer; True for a model that takes one batch size alone."""
     sizes = []
     with suppress(*NOT_TAKEN):
         for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
@@ -266,7 +267,7 @@ def _counts_samples(model: nn.Module, batch: Batch) -> bool:
 
 
 def nothing_given(what: str) -> ValueError:
-    """The error of data that hold no batch."""
+    """The error for data without a batch."""
     return ValueError(
         f"{what} holds no inputs; an iterator gives its batches once, so one that was read before is empty. Pass "
         "a dataset or a DataLoader" + ("" if what == "data" else ", or leave it out")
@@ -280,7 +281,7 @@ def _evenly_spaced(available: int, wanted: int | None) -> range | list[int]:
 
 
 def _collate(items: Any) -> Any:
-    """`default_collate`, with lists of numbers as tensors; a dataset with `__getitems__` may give a whole batch."""
+    """A batch by `default_collate`, with lists of numbers as tensors; items that are already a batch are returned."""
     if isinstance(items, Mapping | Tensor):
         return items
     try:
@@ -294,7 +295,7 @@ def _collate(items: Any) -> Any:
 
 
 def _with_tensors(value: Any) -> Any:
-    """An item whose lists of numbers, however deep, are tensors: `default_collate` would take them for columns."""
+    """The item with all lists of numbers, however deep, as tensors: `default_collate` would take them for columns."""
     if isinstance(value, Mapping):
         return {name: _with_tensors(entry) for name, entry in value.items()}
     if isinstance(value, tuple):
@@ -306,7 +307,7 @@ def _with_tensors(value: Any) -> Any:
 
 
 def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
-    """One batch as the user gave it, in one of its forms, checked and on the CPU."""
+    """A batch from the user, in one of its forms, checked and on the CPU."""
     inputs, labels = (*raw, None)[:2] if form == _PAIR else (raw, None)
     if isinstance(inputs, Mapping):
         inputs = dict(inputs)
@@ -347,12 +348,12 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
         or "decoder_input_ids" in tensors
     ):
         return Batch(inputs, labels, is_sample)
-    # An encoder-decoder makes the decoder's inputs of labels.
+    # An encoder-decoder makes the decoder's inputs from labels.
     inputs = dict(inputs) if isinstance(inputs, dict) else {model.main_input_name: inputs}
     inputs["decoder_input_ids"] = make(labels=labels).cpu()
     if "decoder_attention_mask" in inspect.signature(model.forward).parameters:
         mask = labels.ne(IGNORED_LABEL).long()
-        mask[:, 0] = 1  # the token that starts them
+        mask[:, 0] = 1  # the start token counts
         inputs.setdefault("decoder_attention_mask", mask)
     return Batch(inputs, labels, is_sample)
 
@@ -376,7 +377,7 @@ def _prepared(name: str, value: Any) -> Any:
 
 
 def _look_into(kind: type) -> None:
-    """Let torch find the tensors in objects of a class, such as graphs, and put others in their place."""
+    """Teach torch to find and replace the tensors in objects of a class, such as graphs."""
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> int | None:

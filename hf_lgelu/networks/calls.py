@@ -1,7 +1,7 @@
 """Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
 
-One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, and that
-method calls the module (`rewrite`). Whatever exchanges, traces or refits gates then sees modules alone.
+One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, and the
+method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then sees modules alone.
 """
 
 import inspect
@@ -25,18 +25,18 @@ from hf_lgelu.networks.rewrite import GATES, Call, call_in, calls_of, method_in,
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, run_example
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
-"""The kinds of calls that are gates unless others are asked for: softplus makes a scale or a step positive where it is
-called, and clamp(x, min=0.01) bends, too."""
+"""The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
+called. "other" is none: clamp(x, min=0.01) bends, too."""
 
 
 @contextmanager
 def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = CALLED_KINDS) -> Iterator[None]:
     """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
 
-    A copy made inside keeps these modules for good; `model` has them no more after the block. Functions that are kept
-    in attributes are to be modules already. A formula is found where it is a function, `def swish(x)`. Only what one
-    forward pass on `inputs` calls is found. Raises ValueError where a call stands in no method whose text is known,
-    and where the model computes something else with these modules, or goes on calling activations.
+    A copy made inside keeps these modules for good; `model` has them no more after the block. Functions in attributes
+    must be modules already. A formula is found if it is a function, `def swish(x)`. The search finds only calls in one
+    forward pass on `inputs`. Raises ValueError where a call stands in no method whose text is known. Raises it also
+    where the model with these modules computes other values, or still calls activations.
     """
     search = _Search(model, kinds)
     with search:
@@ -70,7 +70,7 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
 
 
 def lines_of_old_gates(model: nn.Module) -> list[str]:
-    """Where the text of the model's code calls an activation in whose place another gate runs, as `Call.where`."""
+    """The places in the model's code that call an activation where another gate runs now: `Call.where` and function."""
     lines = [
         f"{call.where}: {call.function}"
         for module in model.modules()
@@ -81,7 +81,7 @@ def lines_of_old_gates(model: nn.Module) -> list[str]:
 
 
 def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """{name of a gate in the place of a call: that call in plain values}, from which `restore_calls` makes it again."""
+    """{name of a gate in the place of a call: the call in plain values}; `restore_calls` restores gates from these."""
     return {
         f"{name}.{GATES}.{place}".removeprefix("."): call._asdict()
         for name, module in model.named_modules()
@@ -92,8 +92,8 @@ def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
 class _Search(TorchFunctionMode):
     """Finds the calls of activations while a model runs.
 
-    `found` is {object: {call in a method of its class: the gate that computes the same}}, `refused` the lines of calls
-    that stand elsewhere.
+    `found` is {object: {call in a method of its class: the gate that computes the same}}. `refused` are the lines of
+    calls in other places.
     """
 
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
@@ -120,7 +120,7 @@ class _Search(TorchFunctionMode):
             return
         below, owner, name, method = place
         called = seen
-        if any(is_theirs[:below]):  # the method calls a function that calls this
+        if any(is_theirs[:below]):  # the method calls a function that makes this call
             own = _call_in_progress(frames[below - 1], owner)
             called, is_inside = seen if own is None else own, is_gate
             is_gate = own is not None and self._takes(*own)
@@ -136,7 +136,7 @@ class _Search(TorchFunctionMode):
         self.found[owner].setdefault(call, gate)
 
     def _place(self, frames: list[FrameType]) -> tuple[int, nn.Module, str, FunctionType] | None:
-        """(number of the frame that calls, object, name and function of the method that the frame is of or inside of).
+        """(number of the frame that calls, object, name and function of the method around the frame).
 
         The method is the innermost one of a module of the model.
         """
@@ -151,7 +151,7 @@ class _Search(TorchFunctionMode):
         return None
 
     def _takes(self, x: Any, gate: FunctionModule) -> bool:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # a scale
+        if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
             return False
         if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves((gate.args, gate.kwargs)))):
             return False
@@ -160,14 +160,14 @@ class _Search(TorchFunctionMode):
 
 
 def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, FunctionModule]:
-    """(the input of a call, the module that computes the same)."""
+    """(the input of a call, the module that computes the same as the call)."""
     rest = {name: value for name, value in named.items() if name != "inplace"}
     x = args[0] if args else rest.pop("input" if "input" in rest else next(iter(rest), ""), None)
     return x, FunctionModule(function, args[1:], rest)
 
 
 def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, FunctionModule] | None:
-    """`_call_of` for the function that runs in a frame: one of its file, or a static method of the caller's class."""
+    """`_call_of` for the function that runs in a frame: one of its file, or a static method of `owner`'s class."""
     name = frame.f_code.co_name
     for held in (frame.f_globals.get(name), inspect.getattr_static(type(owner), name, None)):
         function = getattr(held, "__func__", held)
@@ -188,21 +188,21 @@ def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, Function
 
 _CALL = nn.Module._call_impl.__code__
 LIBRARIES = ("torch.", "hf_lgelu.", "transformers.activations", "timm.layers.activations")
-"""The starts of the names of modules whose frames are no code of a network's own."""
+"""The first parts of module names whose frames are not a network's own code."""
 
 
 def line_of(frame: FrameType) -> str:
-    """The place that a frame is at, for a reader: "net.py:12 (Net.forward)"."""
+    """The place of a frame, for a reader: "net.py:12 (Net.forward)"."""
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
 
 
 def ids_of(modules: Iterable[nn.Module]) -> set[int]:
-    """What tells these modules from others: torch.export runs them as other objects with the same attributes."""
+    """The ids by which modules are known: torch.export runs them as other objects with the same attributes."""
     return {id(vars(module)) for module in modules}
 
 
 def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
-    """(the innermost module that is called now, or of these `ids_of`; the frames inside, from the innermost on)."""
+    """(the innermost module that runs now, if given one of `modules` (`ids_of`); its frames, innermost first)."""
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:

@@ -1,6 +1,6 @@
-"""The axis of a tensor that counts channels, and the shape of each activation's input, seen in one forward pass.
+"""The channel axis of tensors, and the shape of each activation's input, observed in one forward pass.
 
-The channels of a linear layer's output lie on the last axis, those of a convolution's or batch norm's on axis 1.
+The channels of a linear layer's output lie on the last axis, the channels of a convolution's or batch norm's on axis 1.
 """
 
 import copy
@@ -30,22 +30,23 @@ class ChannelAxes:
         self._last: dict[int, tuple[tuple[int, ...], int]] = {}  # rank → (shape, axis) of the layer that ran last
 
     def of(self, tensor: Tensor) -> int | None:
-        """The axis of `tensor` that counts channels, from 0: that of `followed`; without it the last of one or two."""
+        """The channel axis of `tensor`, counted from 0: the axis of `followed`, else the last of one or two axes."""
         found = self.followed(tensor)
         return tensor.dim() - 1 if found is None and 0 < tensor.dim() <= 2 else found
 
     def followed(self, tensor: Tensor) -> int | None:
-        """The axis of the layer whose output, or a slice of it, `tensor` is; else of the last layer with as many axes.
+        """The channel axis of the layer that gave `tensor`, in whole or as a slice; else of the last layer of its rank.
 
-        The last layer counts where its output has as many channels, and with three axes the same shape: sums, norms and
-        pooling may stand between. None where neither tells, as behind a transposition that leaves the shape unchanged.
+        The last layer counts if its output has as many channels, and with three axes the same shape: sums, norms and
+        pooling may stand between. None where neither layer tells, as after a transposition that leaves the shape
+        unchanged.
         """
         if (key := StorageWeakRef(tensor.untyped_storage())) in self._in_memory:
             strides, axis = self._in_memory[key]
             if strides == tensor.stride():
                 return axis
         shape, axis = self._last.get(tensor.dim(), ((), 0))
-        if tensor.dim() == 3:  # tokens and sounds: what is transposed has the same rank and size
+        if tensor.dim() == 3:  # tokens and sounds: a transposed tensor has the same rank and size
             return axis if shape == tensor.shape and shape[1] != shape[2] else None
         return axis if shape and shape[axis] == tensor.shape[axis] else None
 
@@ -59,7 +60,7 @@ class ChannelAxes:
             return
         axis = output.dim() - 1 if isinstance(module, _CHANNELS_LAST) else 1
         if isinstance(module, _ConvNd):
-            axis = output.dim() - len(module.kernel_size) - 1  # 0 of one picture without an axis of rows
+            axis = output.dim() - len(module.kernel_size) - 1  # 0 for one picture without a batch axis
         self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
         self._last[output.dim()] = tuple(output.shape), axis
 
@@ -91,7 +92,7 @@ def site_input_shapes(
 
 @contextmanager
 def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}, with a copy at each site whose module sits at several places, or is a function.
+    """{id(module): site name}; sites whose module sits at several places, or is a function, have a copy of it.
 
     Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
     """

@@ -1,7 +1,7 @@
 """The operations around each λ-GELU as a graph, read off one forward pass.
 
-Module names do not say which layer feeds an activation. So each λ-GELU is replaced for one trace by a marker, an
-operation of its own, and `torch.export` records the ATen operations and the parameters that each of them takes.
+Module names do not say which layer feeds an activation. So one trace has a marker, an operation of its own, in the
+place of each λ-GELU. `torch.export` then records the ATen operations and the parameters that each of them takes.
 """
 
 import inspect
@@ -24,16 +24,16 @@ from hf_lgelu.networks.run import NOT_TAKEN, Inputs, call_with, evaluation_mode,
 from hf_lgelu.networks.sites import ActivationSite, exchanged
 
 COPIES = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
-"""In eval mode they leave every value, but for rounding to another dtype, where it is."""
+"""In eval mode these operations keep every value in its place, except for rounding to another dtype."""
 
 RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"))
-"""They leave the order of the elements."""
+"""These operations keep the order of the elements."""
 
 CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
 
-# What reads a tensor's shape or dtype and does not use its values.
+# Operations that read a tensor's shape or dtype, and not its values.
 _BOOKKEEPING = frozenset(("_assert_tensor_metadata", "_assert_scalar", "sym_size", "sym_stride", "sym_numel"))
-# A weight behind one of these is still that parameter, turned or looked at otherwise.
+# The output of one of these on a weight is still the parameter, in another layout.
 _WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
 _MARK = "activation_site"
 _WRAPPED = "model."
@@ -41,11 +41,11 @@ _WRAPPED = "model."
 _UNKNOWN = 8191
 
 OutputsOf = Callable[[Any], list[Tensor]]
-"""What a model gave → the tensors of it that count."""
+"""A model's output → the tensors in it that count."""
 
 
 def all_tensors(output: Any) -> list[Tensor]:
-    """Every tensor in a model's output, codes and masks too, so that none of them counts as unused."""
+    """Every tensor in a model's output, also codes and masks, so that none counts as unused."""
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
@@ -62,10 +62,10 @@ def _activation_site_shape(x: Tensor, site: int) -> Tensor:
 class DataFlow:
     """One traced forward pass.
 
-    `calls` maps the index of a site to its calls, in order. A site that no output depends on is missing there, though
-    it may be among those `reached`. `stored` maps the graph's placeholders to names of `model.named_parameters()`; a
-    tied parameter has the first of its names. Several modules hold a parameter in `tied`, or hold its memory, and one
-    of these may not have run.
+    `calls` maps the index of a site to its calls, in order. A site that no output depends on is missing in `calls`, but
+    may be among the sites `reached`. `stored` maps the graph's placeholders to names of `model.named_parameters()`; a
+    tied parameter has the first of its names. A parameter is in `tied` if several modules hold it or its memory. One of
+    these modules may not have run.
     """
 
     def __init__(self, model: nn.Module, graph: Graph, names: Mapping[str, str], reached: frozenset[int]) -> None:
@@ -89,7 +89,7 @@ class DataFlow:
                 self.calls.setdefault(node.args[1], []).append(node)
 
     def parameter(self, node: Any) -> str | None:
-        """The name of the parameter that `node` is, or is a view of; None for anything else, buffers included."""
+        """The name of the parameter that `node` is or is a view of; None for all other nodes, also buffers."""
         while isinstance(node, Node) and node not in self.stored and operation_name(node) in _WEIGHT_VIEWS:
             node = node.args[0]
         return self.stored.get(node) if isinstance(node, Node) else None
@@ -111,7 +111,7 @@ class DataFlow:
 
 
 def trace_sites(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> DataFlow:
-    """One traced forward pass in eval mode, with a marker in the place of each site; ValueError where that fails."""
+    """The data flow of a forward pass in eval mode, with a marker at each site; ValueError where tracing fails."""
     return read_flow(model, *export_sites(model, sites, inputs))
 
 
@@ -128,7 +128,7 @@ def export_sites(
     `outputs` picks the tensors of the model's output that the program gives; by default all. With `any_size`, axes of
     the inputs stay open where the model does not fix them. Raises ValueError if the model cannot be traced.
     """
-    run_example(model, inputs)  # inputs that do not fit are told in the model's own words
+    run_example(model, inputs)  # inputs that do not fit raise the model's own error
     given = placed(inputs, model)
     args = () if isinstance(given, dict) else (given,) if isinstance(given, Tensor) else given
     kwargs = given if isinstance(given, dict) else {}
@@ -142,13 +142,13 @@ def export_sites(
         return _activation_site(x, site)
 
     markers = [FunctionModule(mark, (index,)) for index in range(len(sites))]
-    # torch's transformers apply a mask, and do not ask whether its values are a causal one's.
+    # torch's transformers then apply a mask without asking whether its values are causal.
     unread = patch.object(
         transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: is_causal is True
     )
     try:
         with exchanged(sites, markers), unread, torch.no_grad(), evaluation_mode(model), same_randomness():
-            reached.clear()  # an exchange may try what a module computes
+            reached.clear()  # an exchange may run a marker
             program = torch.export.export(network, args, kwargs, strict=False, dynamic_shapes=sizes)
     except NOT_TAKEN as error:
         raise ValueError(
@@ -177,7 +177,7 @@ class _OutputTensors(nn.Module):
         self.model, self._outputs = model, outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> list[Tensor]:
-        # A language model of transformers has a cache.
+        # A language model of transformers would make a cache.
         options = {"use_cache": False} if "use_cache" in inspect.signature(self.model.forward).parameters else {}
         return self._outputs(call_with(self.model, args or kwargs, **options))
 
@@ -195,7 +195,7 @@ def _any_size(value: Any) -> Any:
 
 
 def operation_name(node: Any) -> str:
-    """The ATen name of an operation without its overload and the underscore of in-place forms; "" for another node."""
+    """The ATen name of an operation, without overload and the underscore of in-place forms; "" for other nodes."""
     packet = getattr(getattr(node, "target", None), "overloadpacket", None)
     return "" if packet is None else packet.__name__.rstrip("_")
 
@@ -206,7 +206,7 @@ def is_site(node: Node) -> bool:
 
 
 def users(node: Node) -> list[Node]:
-    """The operations that use the values of a node, and the graph's output if it is one."""
+    """The operations that use the values of a node, including the graph's output."""
     return [user for user in node.users if operation_name(user) not in _BOOKKEEPING]
 
 
@@ -218,7 +218,7 @@ def uses_once(user: Node, node: Node) -> bool:
 def shape_of(node: Node) -> tuple[int, ...]:
     """The shape of the tensor that a node stands for, on the example inputs.
 
-    Sizes that values decide, such as the number of graphs, are unknown there and all given as one number.
+    Sizes that values decide, such as the number of graphs, are unknown and all given as one large number.
     """
     return tuple(_UNKNOWN if free_unbacked_symbols(size) else int(size) for size in node.meta["val"].shape)
 
@@ -254,8 +254,9 @@ class AffineOperation:
     `weight` and `bias` are names of parameters; a bias alone (`weight` None) is a sum with a parameter. `channel_axis`
     is the axis of data and output, from the right, along which the layer mixes (linear, convolution) or scales
     (normalization); None where every axis is scaled (weight aligned at the right). `output_axis` is the weight's axis
-    along the output's channels; None as above. `input_axis` is that along the data's channels; None for an operation
-    that mixes nothing. `is_direct` is False where the weight is used through a view, with other axes.
+    along the output's channels, and None in the same case. `input_axis` is the weight's axis along the data's channels,
+    and None for an operation that mixes nothing. `is_direct` is False where the weight is used through a view, with
+    other axes.
     """
 
     node: Node
@@ -270,7 +271,7 @@ class AffineOperation:
 
     @property
     def weight_name(self) -> str:
-        """`weight`, or a ValueError for a sum with a bias alone."""
+        """`weight`. Raises ValueError for a sum with a bias alone."""
         if self.weight is None:
             raise ValueError(f"{self.node.name} is a sum with a bias, and has no weight")
         return self.weight
@@ -282,7 +283,7 @@ class AffineOperation:
 
     @property
     def mixes(self) -> bool:
-        """Whether the operation is linear in the data with a weight of its own: a layer that can take 1/λ."""
+        """Whether the operation mixes channels by a weight of its own: a layer that can absorb 1/λ."""
         return self.input_axis is not None
 
 
@@ -325,7 +326,7 @@ def read_affine(node: Node, flow: DataFlow) -> AffineOperation | None:
         return _layer(node, flow, data, weight, bias, channel_axis=1 - len(shape_of(data)), output_axis=0)
     if name in ("layer_norm", "rms_norm"):
         data, _, weight, bias = _padded(node, 4)
-        return _layer(node, flow, data, weight, None if name == "rms_norm" else bias)  # an epsilon stands there
+        return _layer(node, flow, data, weight, None if name == "rms_norm" else bias)  # rms_norm has an epsilon there
     return None
 
 
@@ -345,7 +346,7 @@ def names_in_shared_memory(model: nn.Module) -> set[str]:
     """Names of the parameters that overlap another parameter or a buffer (`b.weight.data = a.weight.data.T`)."""
     held: dict[int, list[tuple[str, Tensor, range]]] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        # Other classes of tensors (quantized, sharded) may have no memory to ask for.
+        # Other classes of tensors (quantized, sharded) may have no memory of their own.
         if type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta and tensor.numel():
             first, bytes_each = tensor.storage_offset(), tensor.element_size()
             last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,6 +1,7 @@
-"""What an activation computes, read from its values: a function, or a module, is tried on a grid of inputs.
+"""The function that an activation computes, read from its values on a grid of inputs.
 
-No class is known here. Whatever looks at one element at a time is an activation, and its values say which.
+No class is known here. A function or module that looks at one element at a time is an activation, and its values tell
+its kind.
 """
 
 import copy
@@ -23,17 +24,17 @@ from hf_lgelu.networks.run import same_randomness
 
 _NEAR = torch.linspace(-8, 8, 129, device="cpu")
 _FAR = torch.tensor([16.0, 32.0, 64.0, 80.0, 1e3, 1e4], device="cpu")
-_GRID = torch.cat([_NEAR, _FAR, -_FAR])  # what is large comes last: the first half is without it
+_GRID = torch.cat([_NEAR, _FAR, -_FAR])  # large values come last, so that the first half has none
 _PLACES = {value: place for place, value in enumerate(_GRID.tolist())}
 _FINITE_UP_TO = 80.0  # exp overflows from 89 on in float32, in formulas that people spell out
-_CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # an own formula may compute in float32, whatever it is given
+_CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # a user's formula may compute in float32, whatever its input
 
 
 @dataclass(frozen=True)
 class Form:
-    """An elementwise function: its kind, its name in transformers, and its values, which may depend on some of them.
+    """An elementwise function: its kind, its name in transformers, and its values.
 
-    `values` takes the inputs and a function that gives the value at one of them.
+    `values` takes the inputs and a function that gives the value at one input: a slope or scale may be read there.
     """
 
     kind: str
@@ -64,18 +65,18 @@ _FORMS = (
 CONVERTED_KINDS: tuple[str, ...] = (
     *("gelu", "silu", "mish", "hardswish", "leaky_relu", "prelu", "elu", "selu", "celu", "softplus", "other"),
 )
-"""What ReLU can follow: linear far above zero, with another slope, 0 or more, far below. "other" is a function of no
-name that does so; "prelu" a leaky ReLU with slopes of its own."""
+"""The kinds that ReLU can replace: linear far above zero, and linear far below zero with a smaller slope, 0 or more.
+"other" is a function without a name that does so; "prelu" is a leaky ReLU with slopes of its own."""
 
 BOUNDED_KINDS: tuple[str, ...] = ("tanh", "sigmoid", "softsign")
-"""What ReLU follows only where the inputs are small: taken when it is named."""
+"""The kinds that ReLU can replace only where inputs are small; they are taken when they are named."""
 
 
 def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) -> Tensor | None:
-    """What a function gives for the values of a grid, in float64, or None if it is not elementwise.
+    """The values of a function on a grid, in float64, or None if it is not elementwise.
 
-    It gives the same for each element in another order and in a part of the tensor, of each shape that it takes.
-    `channels` is the size of axis 1 and of the last axis of what it takes.
+    An elementwise function gives the same for each element in another order, in a part of the tensor, and in each shape
+    that it takes. `channels` is the size of axis 1 and of the last axis of its inputs.
     """
     columns, values = channels if channels > 1 else 8, None
     for inner in ((), (2, 2)) if channels > 1 else ((),):
@@ -87,7 +88,7 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
         alike = partial(torch.allclose, rtol=1e-5, atol=1e-6, equal_nan=True)
         with _alone(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:  # copies: what works in place would change them
+            try:  # copies, because in-place operations would change them
                 whole = function(x.clone())
                 mixed = function(x.flatten()[order].view_as(x))
                 part = function(x[: rows // 2].clone())
@@ -99,19 +100,19 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
                 continue
         if values is None:
             places = torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))
-            values = whole.cpu().flatten()[places].double()  # of `x.to(device)` they are elsewhere
+            values = whole.cpu().flatten()[places].double()  # `x.to(device)` moves them
     return values
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """A block that draws no random numbers and that no mode of torch sees, such as one that records operations."""
+    """A block that draws no random numbers and that no mode of torch sees (for example a mode that records)."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad(), same_randomness():
         yield
 
 
 class FunctionModule(nn.Module):
-    """A module that computes what the call of a function does, with the other arguments of that call."""
+    """A module that computes the same as a call of a function, with the call's other arguments."""
 
     def __init__(self, function: Callable[..., Tensor], args: Sequence[Any] = (), kwargs: Any = None) -> None:
         super().__init__()
@@ -126,7 +127,7 @@ class FunctionModule(nn.Module):
 
 @_alone()
 def form_of(values: Tensor | None) -> Form | None:
-    """The row whose values these are, or the row "other".
+    """The row of _FORMS with these values, or the row "other".
 
     None for a function that is linear or constant, grows faster, or looks at more than one element at a time.
     """
@@ -167,7 +168,7 @@ def is_piecewise_linear(values: Tensor) -> bool:
 
 
 def functions_in(held: Any) -> Iterator[types.FunctionType]:
-    """A function, and below its decorators the functions that it wraps."""
+    """A function and the functions that it wraps as their decorator."""
     left, seen = [held], set[int]()
     while left:
         function = left.pop(0)
@@ -178,7 +179,7 @@ def functions_in(held: Any) -> Iterator[types.FunctionType]:
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code, and those of the functions that are defined inside."""
+    """A code, and the codes of the functions that are defined inside it."""
     yield code
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -186,12 +187,12 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def content_of(cell: types.CellType) -> Any:
-    """What a variable of a function holds."""
-    return None if cell == types.CellType() else cell.cell_contents  # it is empty until its variable has a value
+    """The content of a function's variable, or None."""
+    return None if cell == types.CellType() else cell.cell_contents  # a cell is empty until its variable has a value
 
 
 def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
-    """A copy of what code that is tried may write into: containers, and the variables of a function."""
+    """A copy of everything that tried code may write into: containers, and the variables of a function."""
     known = {} if known is None else known  # {id: copy}
     if id(held) in known:
         return known[id(held)]
@@ -217,7 +218,7 @@ def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
 def _as_key(value: Any) -> Any:
     if isinstance(value, tuple | list | dict) and len(value) < 8:  # arguments
         return type(value), *map(_as_key, value.items() if isinstance(value, dict) else value)
-    # Two bound methods are equal where they have the same object, which they also keep alive.
+    # Two bound methods are equal if their objects are the same; a method also keeps its object alive.
     return (type(value), value) if isinstance(value, _PLAIN) else types.MethodType(id, value)
 
 
@@ -228,15 +229,15 @@ _MOST_KNOWN = 2048
 
 
 def form_at(held: Any) -> Form | None:
-    """What a plain activation, a module or a function, computes, or None; of a λ-gate None."""
+    """The form of a plain activation (module or function), or None; for a λ-gate None."""
     return _read(held)[1]
 
 
 def values_at(held: Any) -> Tensor | None:
-    """`elementwise_values` of a function, or of a module without children in eval mode; None for another, and a λ-gate.
+    """`elementwise_values` of a function, or of a module without children in eval mode; None for λ-gates and others.
 
-    A copy is tried, with a constant for each of its weights: what is read is the form, whatever the weights are, and
-    wherever. What was read is remembered by the module's class, its attributes, and the shapes of its weights.
+    A copy is tried, with a constant for each of its weights, so that only the form is read, whatever and wherever the
+    weights are. The result is remembered by the module's class, its attributes, and the shapes of its weights.
     """
     return _read(held)[0]
 

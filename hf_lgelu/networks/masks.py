@@ -1,4 +1,4 @@
-"""Which rows of a network's values are no padding, by the masks among its inputs."""
+"""The rows of a network's values that are not padding, found from the masks among its inputs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 """The inputs of the decoder of an encoder-decoder, without the encoder's output."""
 
 
-_SOUND_INPUTS = ("input_values", "input_features")  # of audio networks, which make one frame of many steps
+_SOUND_INPUTS = ("input_values", "input_features")  # of audio networks, which make one frame from many steps
 MASKS = ("attention_mask", "decoder_attention_mask")
 
 
@@ -44,8 +44,8 @@ def mask_over(mask: Tensor, axes: Sequence[int], inputs: Mapping[str, Any]) -> T
         return mask.bool()
     if len(axes) != 2 or not is_of_sound(mask, inputs):
         return None
-    # A frame counts if the last of its steps does. Frames are taken to share the steps evenly; convolutions without
-    # padding may miss the last frame.
+    # A frame counts if the last of its steps does. The steps are assumed to be shared evenly among frames. Convolutions
+    # without padding may miss the last frame.
     last = (torch.arange(1, axes[1] + 1, device=mask.device) * mask.shape[1] - 1) // axes[1]
     return mask[:, last].bool()
 
@@ -57,8 +57,8 @@ def is_of_sound(mask: Tensor, inputs: Mapping[str, Any]) -> bool:
 
 
 def pad_tokens(model: nn.Module) -> dict[str, int]:
-    """{input: its padding token} by the model's config: a classifier on a decoder reads the last other token."""
-    configs = (getattr(module, "config", None) for module in model.modules())  # a network of one's own may hold one
+    """{input: its padding token} from the model's config; a classifier on a decoder reads the last other token."""
+    configs = (getattr(module, "config", None) for module in model.modules())  # a user's own network may hold a config
     config = next((found for found in configs if isinstance(found, PreTrainedConfig)), None)
     found: dict[str, int] = {}
     for name, part in (("input_ids", "encoder"), ("decoder_input_ids", "decoder")):
@@ -67,7 +67,7 @@ def pad_tokens(model: nn.Module) -> dict[str, int]:
                 continue
             try:
                 text = own.get_text_config()
-            except ValueError:  # it has several
+            except ValueError:  # the config has several
                 continue
             token = getattr(text, "pad_token_id", None)
             token = getattr(own, "pad_token_id", None) if token is None else token
@@ -82,6 +82,6 @@ def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):
-            # Some give what their convolutions make, and then what remains of it.
+            # Some give two numbers: what their convolutions make, and what remains of it.
             return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
     return None

@@ -1,4 +1,4 @@
-"""A model while it is looked at: the one block for all that changes it for a while."""
+"""A model under observation: one block for all temporary changes of it."""
 
 from collections.abc import Collection
 from contextlib import ExitStack
@@ -15,8 +15,7 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 class Network:
     """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
 
-    Threads look one after the other: other gates run in a model meanwhile, and torch.export changes what all threads
-    share.
+    Threads take turns: inside the block a model has other gates, and torch.export changes what all threads share.
 
     >>> import torch
     >>> from torch import nn
@@ -51,5 +50,5 @@ class Network:
         self._block.__exit__(*error)
 
     def take_calls(self, inputs: Inputs) -> None:
-        """Have the activations that a forward on `inputs` calls be modules, too (`gates_as_modules`)."""
+        """Turn the activations that a forward on `inputs` calls into modules, too (`gates_as_modules`)."""
         self._block.enter_context(gates_as_modules(self.model, inputs, self._kinds or CALLED_KINDS))

@@ -13,9 +13,9 @@ from hf_lgelu.networks.channels import ChannelAxes
 from hf_lgelu.networks.run import Inputs, run_example
 
 IGNORED_LABEL = -100
-"""The label of what nothing predicts, and what the labels of sequences are padded with: cross entropy ignores it."""
+"""The label of positions that nothing predicts, and of padding in sequences of labels: cross entropy ignores it."""
 
-# By the names that transformers and sentence-transformers give them. Class scores come first: the first is compared.
+# Names from transformers and sentence-transformers. Class scores come first, because the first output is compared.
 _CLASS_SCORES = ("logits", "start_logits", "end_logits", "class_queries_logits", "prediction_logits")
 _READ = (
     *_CLASS_SCORES,
@@ -33,17 +33,17 @@ _NOT_READ = frozenset(
 _EMBEDDINGS = frozenset(
     ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
-QUERIES = ("logits", "pred_boxes")  # of a detector: the scores and the box of each place
-_OFF_ONE = 0.01  # by which the sum of probabilities may miss 1: they may be rounded to bfloat16
-_TOO_MANY_BY_CHANCE = 32  # scores do not all lie between 0 and 1 if there are so many
+QUERIES = ("logits", "pred_boxes")  # outputs of a detector: the scores and the box of each place
+_OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
+_TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by chance
 
 
 def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
     """The floating-point tensors of an output that count, by name; the first is the one that is compared closest.
 
-    Of an output with names, those that a task reads; where there is none of these, all but hidden states, attentions,
-    caches and losses. Of a tensor that tensor, named ""; of a tuple or list all, named "0", "1" and so on. A tensor
-    deeper inside is "name.0". `names` are outputs that count instead; ValueError where one is not there.
+    From an output with names, the outputs that a task reads; if it has none of these, all but hidden states,
+    attentions, caches and losses. A tensor is named "", the tensors of a tuple or list "0", "1" and so on; a tensor
+    deeper inside is "name.0". `names` are outputs that count instead; raises ValueError where one is missing.
     """
     found = _floating(output)
     if names is not None:
@@ -62,7 +62,7 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
 
 
 def uncounted_outputs(output: Any) -> dict[str, Tensor]:
-    """The outputs that `task_outputs` leaves out although a task may read them; none of transformers' own classes."""
+    """The outputs that `task_outputs` leaves out although a task may read them; {} for classes of transformers."""
     if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
         return {}
     counted = task_outputs(output)
@@ -82,7 +82,7 @@ def _floating(output: Any) -> dict[str, Tensor]:
 
 
 def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of an output with its name, in order: "logits", or "0.1" of tuples in tuples."""
+    """(name, tensor) of every tensor in an output, in order: "logits", or "0.1" in tuples of tuples."""
     entries: Iterable[tuple[Any, Any]] = ()
     if isinstance(output, Tensor):
         yield name, output
@@ -97,10 +97,10 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 class Compared(NamedTuple):
-    """The outputs that count by name, and whether the first, which is compared closest, is class scores or embeddings.
+    """The outputs that count, by name, and the kind of the first: class scores, embeddings or values.
 
-    `queries_are_chosen` is true of a detector that ranks places of a picture and gives the boxes of the best places in
-    the order of their rank: the n-th box of another network may be at another place.
+    `queries_are_chosen` is true for a detector that ranks places of a picture and gives the boxes of the best places in
+    the order of their rank. The n-th box of another network may then be at another place.
     """
 
     tensors: dict[str, Tensor]
@@ -109,9 +109,9 @@ class Compared(NamedTuple):
     are_embeddings: bool = False
 
     def certainty(self) -> Tensor | None:
-        """(samples, boxes) how sure a detector is that something is in each box, from 0 to 1; None of another network.
+        """(samples, boxes) the detector's certainty from 0 to 1 that a box holds something; None for other networks.
 
-        A softmax has its last score for a place where nothing is; scores without one are read by a sigmoid each.
+        A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each.
         """
         if next(iter(self.tensors)) != "logits" or not {*QUERIES} <= self.tensors.keys():
             return None
@@ -122,9 +122,10 @@ class Compared(NamedTuple):
 class OutputReader:
     """Reads the outputs of a model that are compared: its `task_outputs`, each with its classes on the last axis.
 
-    The classes of maps are moved there from the axis on which the layer before has them: 1 behind a convolution, as in
-    torch's losses, the last behind a linear layer. They are followed once, in a run of their own. Named outputs of
-    three axes have them last. One number a sample (N,) becomes (N, 1). Probabilities are no class scores.
+    The classes of maps (N, C, H, W) are moved there from the class axis of the layer before: axis 1 after a
+    convolution, as in torch's losses, the last axis after a linear layer. This axis is followed once, in a run of its
+    own. Named outputs of three axes have classes last. One number per sample (N,) becomes (N, 1). Probabilities are no
+    class scores.
     """
 
     def __init__(self, model: nn.Module, names: Sequence[str] | None = None) -> None:
@@ -182,12 +183,12 @@ def compared_outputs(
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
-    """Whether the columns of an output are scores that a softmax reads: a sigmoid of each sees more than a KL does."""
+    """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
     if config is None or name != "logits":
         return are_class_scores(name)
     labels = getattr(config, "num_labels", None)
     if {*QUERIES} <= found.keys() and labels is not None:
-        return found[name].shape[-1] == labels + 1  # a softmax has one more for a place where nothing is
+        return found[name].shape[-1] == labels + 1  # a softmax has one more score, for an empty place
     one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
     return not one_each and labels != 1
 
@@ -195,7 +196,7 @@ def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> 
 def in_order_of(reference: Compared, other: Compared) -> Compared:
     """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
 
-    Near are queries of like scores and a like box.
+    Queries with similar scores and a similar box are near.
     """
     if not reference.queries_are_chosen:
         return other
@@ -212,13 +213,13 @@ def in_order_of(reference: Compared, other: Compared) -> Compared:
 
 
 def are_class_scores(name: str) -> bool:
-    """Whether an output of this name holds a score for each class along its last axis; a bare tensor counts as such."""
+    """Whether an output of this name holds a score for each class along its last axis; a bare tensor does."""
     return name in ("", *_CLASS_SCORES)
 
 
 def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
-    """Whether an output of this name is embeddings, or the states that they are the mean of; no scores, no values."""
-    # Of timm it is what a network without classes gives.
+    """Whether an output of this name is embeddings, or the states whose mean is an embedding."""
+    # A timm network without classes gives embeddings.
     without_classes = name == "" and getattr(model, "num_classes", None) == 0
     return output.ndim > 1 and (without_classes or name in _EMBEDDINGS)
 
@@ -248,10 +249,10 @@ def has_classes(output: Tensor) -> bool:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a model predicts, at each token, the next one.
+    """Whether a model predicts the next token at each token.
 
-    So does a causal language model of transformers or what inherits from one, and what generates without an encoder
-    (Llava and the like).
+    This holds for a causal language model of transformers, a class that inherits from one, and a model that generates
+    without an encoder (Llava and others).
     """
     if hasattr(model, "get_base_model"):  # an adapter of PEFT around it
         model = model.get_base_model()
@@ -263,14 +264,17 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def labels_of_predictions(labels: Any, model: nn.Module) -> Any:
-    """The labels, each at the position that predicts it: of a causal language model one position earlier, where the
-    last position predicts nothing. What is no tensor of token labels comes back unchanged."""
+    """The labels, each at the position that predicts it.
+
+    In a causal language model that is one position earlier, and the last position predicts nothing. Labels that are no
+    tensor of tokens are returned unchanged.
+    """
     if not isinstance(labels, Tensor) or labels.ndim != 2 or labels.is_floating_point() or not is_causal(model):
         return labels
     return torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORED_LABEL)], dim=1)
 
 
-# What rounding may change in an output, relative to the largest.
+# The largest change by rounding in an output, relative to its largest number.
 _ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
@@ -278,7 +282,7 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """The floating-point tensors that a model gives in eval mode, without the loss."""
     found = _floating(run_example(model, inputs))
     kept = [tensor for name, tensor in found.items() if not _is_in(name, "loss")]
-    return [tensor for tensor in kept if tensor.ndim] or kept  # of a tuple the loss has no name
+    return [tensor for tensor in kept if tensor.ndim] or kept  # in a tuple the loss has no name
 
 
 def allowed_rounding(output: Tensor) -> float:

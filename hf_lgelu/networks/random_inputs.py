@@ -1,4 +1,4 @@
-"""Random inputs in the shapes that a model's config says, for want of real ones."""
+"""Random inputs in the shapes that a model's config gives, where no real inputs are available."""
 
 import inspect
 
@@ -10,21 +10,21 @@ from hf_lgelu.networks.run import require_taken
 
 _TOKENS = 16
 _SAMPLES = 16_000  # a second of speech
-_PIXELS = 224  # a side, where neither the config nor the architecture says
+_PIXELS = 224  # pixels of a side, where neither the config nor the architecture gives a size
 
 
 def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Keyword arguments for a forward pass of two samples, on the CPU: tokens, images, audio, time series or features.
 
-    Numbers are standard normal, in the model's dtype, tokens uniform over the vocabulary. Raises ValueError for a model
-    whose main input is of another kind, or that does not take these.
+    Numbers are standard normal, in the model's dtype; tokens are uniform over the vocabulary. Raises ValueError for a
+    model whose main input is of another kind, or that does not take these inputs.
     """
     generator = torch.Generator().manual_seed(0)
     config = model.config
     accepted = inspect.signature(model.forward).parameters
     kinds = [model.main_input_name]
     if "pixel_values" in accepted and hasattr(config, "vision_config") and not model.can_generate():
-        kinds.append("pixel_values")  # CLIP and its like; LLaVA and its like run on text alone
+        kinds.append("pixel_values")  # models like CLIP; models like LLaVA run on text alone
     if config.is_encoder_decoder and "decoder_input_ids" in accepted:
         kinds.append("decoder_input_ids")
     inputs: dict[str, Tensor] = {}
@@ -68,7 +68,7 @@ def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
         channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
         size = getattr(getattr(model.timm_model, "patch_embed", None), "img_size", None) or size
     if size is None:
-        size = _PIXELS  # a convolutional network takes any
+        size = _PIXELS  # a convolutional network takes any size
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    frames = getattr(config, "num_frames", None)  # VideoMAE and its like
+    frames = getattr(config, "num_frames", None)  # models like VideoMAE
     return (channels, height, width) if frames is None else (frames, channels, height, width)

@@ -1,6 +1,6 @@
-"""Methods that call modules in the place of functions, made from the text of a class's own methods.
+"""Methods that call modules in the place of functions, made from the source text of a class's methods.
 
-Whatever runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
+Everything that runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
 torch.export.
 """
 
@@ -31,9 +31,9 @@ _CALLS = "_hf_lgelu_calls"
 class Call(NamedTuple):
     """A call in the text of a method.
 
-    `number` counts the calls of the method in the order in which they end. `digest` is that of the method's text
-    without comments and white space. `where` is for a reader, "net.py:12 (Net.forward)", as is `function`, what is
-    called there.
+    `number` counts the calls of the method in the order in which they end. `digest` is the digest of the method's text
+    without comments and white space. `where`, "net.py:12 (Net.forward)", and `function`, the name of the called
+    function, are for a reader.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
 
 class _Text(NamedTuple):
-    """The text of the file that has a method, and in it the method's definition and its calls."""
+    """The text of the file with a method, and the method's definition and calls in it."""
 
     file: bytes
     definition: ast.FunctionDef
@@ -53,7 +53,7 @@ class _Text(NamedTuple):
 
 
 def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] | None:
-    """(name, function) of the method of `module` that runs in a frame, without decorators; None for another frame."""
+    """(name, function) of the method of `module` that runs in a frame, without decorators; None for other frames."""
     name = frame.f_code.co_name
     private = [f"_{cls.__name__.lstrip('_')}{name}" for cls in type(module).__mro__ if name.startswith("__")]
     for attribute in (name, *private):
@@ -64,9 +64,9 @@ def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] |
 
 
 def call_in(name: str, method: FunctionType, frame: FrameType, where: str, function: str) -> Call:
-    """The call at which a frame stands: a method's own frame, or that of a function inside the method.
+    """The call at which a frame stands: the frame of a method, or of a function inside the method.
 
-    Raises ValueError where the text of the method, or the place in it, is not known.
+    Raises ValueError where the method's text, or the call's place in it, is not known.
     """
     text = _text(method)
     _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
@@ -78,7 +78,7 @@ def call_in(name: str, method: FunctionType, frame: FrameType, where: str, funct
 
 
 def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module]) -> Callable[[], None]:
-    """Have an object call these modules, `called.K`, in the place of its calls; gives the function that undoes it.
+    """Make an object call these modules, `called.K`, in the place of its calls. Returns the function that undoes it.
 
     The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
     not have these calls.
@@ -86,7 +86,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     if hasattr(owner, GATES):
         raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
     cls: Any = type(owner)
-    # A method in an attribute, `self.run = self.fast` or accelerate's for its hooks, is bound to the text of then.
+    # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old text.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
     bound = {
         name: held
@@ -111,7 +111,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
 
 
 def calls_of(module: nn.Module) -> tuple[Call, ...]:
-    """The calls in whose place `put_gates` has put modules, in the order of these; none of a GraphModule."""
+    """The calls that `put_gates` has replaced, in the order of their modules; () for a GraphModule."""
     return getattr(type(module), _CALLS, ())
 
 
@@ -121,7 +121,7 @@ def own_class(module: nn.Module) -> Any:
 
 
 def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
-    """The function of a call, and its other arguments, where the text alone tells them: `F.elu(self.a(x), 0.5)`."""
+    """(function, other arguments, other named ones) of a call if the text alone tells them: `F.elu(self.a(x), 0.5)`."""
     called = _text(method).calls[call.number]
     x = _argument(called)
     first, *steps = ast.unparse(called.func).split(".")
@@ -136,7 +136,7 @@ def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[st
 
 @functools.lru_cache(128)
 def _text(method: FunctionType) -> _Text:
-    code = method.__code__  # equal codes may be those of several files
+    code = method.__code__  # equal codes may come from several files
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
     tree = ast.parse(file)
@@ -169,7 +169,7 @@ def _argument(call: ast.Call) -> ast.expr:
 
 
 def method_of(cls: type, call: Call) -> FunctionType | None:
-    """The method of a class that has a call; None where its text is another."""
+    """The method of a class that has a call; None where its text has changed."""
     for function in functions_in(inspect.getattr_static(cls, call.method, None)):
         with contextlib.suppress(ValueError):  # a decorator's text may not be known
             text = _text(function)
@@ -199,23 +199,23 @@ def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
         return _new, (cls, calls), *state
 
     made: Any = type(cls)(cls.__name__, (nn.Module,), body | {"__reduce_ex__": reduced, _CALLS: calls})
-    made.__bases__ = (cls,)  # later, so that no `__init_subclass__` puts it into a register of the user's
+    made.__bases__ = (cls,)  # set late, so that no `__init_subclass__` registers it
     return made
 
 
 def _new(cls: type, calls: tuple[Call, ...]) -> Any:
-    """An object without attributes, as copy and pickle begin with."""
+    """An object without attributes, from which copy and pickle begin."""
     made: Any = _class_with_gates(cls, calls)
     return made.__new__(made)
 
 
 def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> FunctionType:
-    """A copy of a function in which `method`, the function itself or one below its decorators, has another code."""
+    """A copy of a function in which `method` has another code: the function itself, or one below its decorators."""
     copies: dict[FunctionType, FunctionType] = {}
 
     def copied(function: FunctionType) -> FunctionType:
         if function in copies:
-            return copies[function]  # a decorator's function may know itself
+            return copies[function]  # a decorator's function may refer to itself
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         inside = {name: cell.cell_contents for name, cell in cells.items() if method in functions_in(content_of(cell))}
         cells |= {name: CellType() for name in inside}
@@ -227,7 +227,7 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
         made.__kwdefaults__ = copy.copy(function.__kwdefaults__)
         for name, held in inside.items():
             cells[name].cell_contents = copied(held)
-        vars(made).pop("__wrapped__")  # of update_wrapper
+        vars(made).pop("__wrapped__")  # set by update_wrapper
         # `inspect`, torch.jit and torch.compile look for the text in attributes, as in `__wrapped__`.
         vars(made).update({name: copied(held) for name, held in vars(function).items() if method in functions_in(held)})
         return made
@@ -238,7 +238,7 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
 def _code_with_gates(method: FunctionType, places: Mapping[int, int]) -> CodeType:
     """The code of a method in which the calls of these numbers are calls of `self.called[place]`.
 
-    Each line stays where it was. The file's text, so changed, is in `linecache`, where `inspect` and torch.jit read it.
+    Each line stays where it was. The changed text is in `linecache`, where `inspect` and torch.jit read it.
     """
     text, code = _text(method), method.__code__
     starts = [0, *itertools.accumulate(map(len, text.file.splitlines(keepends=True)))]

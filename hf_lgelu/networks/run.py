@@ -1,6 +1,6 @@
-"""A model run on example inputs: what really happens inside, and nothing of the model changed behind it.
+"""Runs of a model on example inputs, with its modes, buffers and hooks as before afterwards.
 
-Inputs of the shapes that a config says are drawn for want of real ones."""
+`random_inputs.py` draws inputs where no real inputs are available."""
 
 import functools
 import inspect
@@ -18,18 +18,18 @@ from transformers import PreTrainedModel
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_KEPT_FORWARD = "_original_forward"  # where accelerate keeps what it puts its own around
+_KEPT_FORWARD = "_original_forward"  # where accelerate keeps the forward that it wraps
 
 Inputs: TypeAlias = Tensor | Mapping[str, Any] | Sequence[Any]
 """One tensor, keyword arguments as a mapping (a batch of the Trainer), or positional arguments."""
 
 NOT_TAKEN = (ValueError, TypeError, RuntimeError, LookupError, AttributeError, AssertionError)
-"""The errors of a model that does not take its inputs or its config: timm asserts the size of images, and an input that
-is missing is looked up, or None."""
+"""The errors of a model that does not take its inputs or its config. timm asserts the size of images; a missing input
+is looked up, or is None."""
 
 
 def run_example(model: nn.Module, inputs: Inputs) -> Any:
-    """The output of `model` in eval mode, without gradients, as by `call_alike`."""
+    """The output of `model` in eval mode, without gradients, otherwise as from `call_alike`."""
     with torch.no_grad(), evaluation_mode(model):
         return call_alike(model, inputs)
 
@@ -48,7 +48,7 @@ def placed(inputs: Inputs, model: nn.Module) -> Tensor | dict[str, Any] | tuple[
     """
     parameter = next(model.parameters(), None)
     device = torch.device("cpu") if parameter is None else parameter.device
-    # Where accelerate keeps that parameter elsewhere, its hook takes the inputs to where it brings the values.
+    # If accelerate keeps that parameter elsewhere, its hook moves the inputs to the device of the values.
     stays = device.type == "meta" and any(has_offloaded_params(module) for module in model.modules())
 
     def place(value: Any) -> Any:
@@ -105,7 +105,7 @@ def in_words(value: Any) -> str:
 def call_with(model: nn.Module, inputs: Tensor | dict[str, Any] | tuple[Any, ...], **options: Any) -> Any:
     """The output of `model` for arguments by position or name, or for a mapping as the one argument that it needs.
 
-    A network of transformers names its outputs, though its config wants a tuple.
+    A network of transformers names its outputs, even if its config asks for a tuple.
     """
     is_unnamed = isinstance(model, PreTrainedModel) and not getattr(model.config, "return_dict", True)
     needs_names = is_unnamed or isinstance(inputs, dict)
@@ -136,7 +136,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, mode in modes:  # an adapter merged for evaluation; from the outside in, as train goes
+        for module, mode in modes:  # an adapter merged for evaluation; outer modules first, as in `train`
             if module.training != mode and type(module).train is not nn.Module.train:
                 module.train(mode)
         for module, mode in modes:
@@ -145,12 +145,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Every buffer as before, after the block, whatever the forwards inside wrote into it, such as a count of calls."""
+    """A block after which every buffer is as before, whatever forwards inside write into it (a count of calls)."""
     kept = [
         (module, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and not buffer.is_inference()  # those nobody can write outside inference mode
+        if buffer is not None and not buffer.is_inference()  # others cannot be written here
     ]
     try:
         yield
@@ -164,7 +164,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
-    """The modules of a model and their text attributes as before, after the block; gives a test for a change.
+    """A block after which a model's modules and their text attributes are as before; it gives a test for changes.
 
     BigBird puts another attention into all of its layers at its first short text, and leaves it there.
     """
@@ -188,10 +188,11 @@ def structure_kept(model: nn.Module) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def own_forward(model: nn.Module) -> Iterator[None]:
-    """The model without accelerate's autocast inside the block; with it again after, also after an error.
+    """A block in which the model runs without accelerate's autocast; afterwards, or after an error, with it again.
 
-    accelerate leaves autocast around the forward of a model that it prepared (Trainer with bf16 or fp16), which then
-    computes otherwise than its weights do when they are loaded again. A `model` that is no module is left alone.
+    accelerate leaves autocast around the forward of a model that it prepared (Trainer with bf16 or fp16). The model
+    then computes other values than its weights do when they are loaded again. A `model` that is no module is left
+    alone.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
     held = [
@@ -245,10 +246,12 @@ def in_own_forward(function: Function) -> Function:
 
 @contextmanager
 def same_randomness() -> Iterator[None]:
-    """torch's generators (not Apple's) as after `torch.manual_seed(0)` in the block, as before behind: ViTMAE draws."""
+    """A block in which torch is seeded with 0 (not on Apple's GPUs); afterwards torch's random state is as before.
+
+    Some models (ViTMAE) draw random numbers in eval mode."""
     kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
-        # torch.manual_seed has every kind of device that is not there remember the call, each with a stack trace.
+        # torch.manual_seed would leave a call with a stack trace for each kind of device that is absent.
         torch.default_generator.manual_seed(0)
         if count:
             torch.get_device_module(kind).manual_seed_all(0)
@@ -257,7 +260,7 @@ def same_randomness() -> Iterator[None]:
 
 @functools.cache
 def _accelerators() -> tuple[str, int]:
-    """The device type that is seeded beside the CPU and that `fork_rng` can keep ("cuda" without one), and how many."""
+    """(the device type that is seeded with the CPU and that `fork_rng` can keep, or "cuda"; its number of devices)."""
     found = torch.accelerator.current_accelerator()
     kind = "cuda" if found is None or found.type == "mps" else found.type
     return kind, torch.get_device_module(kind).device_count()
@@ -268,8 +271,8 @@ def forward_hooks(
 ) -> AbstractContextManager[None]:
     """A block in which `hook(module, arguments, output)` is called after each forward of `modules`.
 
-    The arguments are those given by position or, where there are none, those given by name. A result of the hook other
-    than None takes the output's place.
+    The hook gets the arguments given by position, or without these the arguments given by name. If the hook returns
+    something other than None, this replaces the output.
     """
 
     def call(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
@@ -293,7 +296,7 @@ def forward_pre_hooks(
 def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor, Tensor], Any]) -> Iterator[None]:
     """A block in which `see(module, input, output)` is called after each forward of `modules`, all of one argument."""
     given: list[Tensor] = []
-    # A copy: what works in place leaves its output there.
+    # A copy, because an in-place operation leaves its output there.
     before = forward_pre_hooks(modules, lambda module, inputs: given.append(inputs[0].detach().clone()))
     with before, forward_hooks(modules, lambda module, inputs, output: see(module, given.pop(), output.detach())):
         yield
@@ -301,11 +304,11 @@ def calls_seen(modules: Collection[nn.Module], see: Callable[[nn.Module, Tensor,
 
 @contextmanager
 def _removed_behind(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    # torch's encoder layers run their own modules inside: the fused path gives these nested tensors without a shape.
+    # The fused path of torch's encoder layers would give the modules inside nested tensors without a shape.
     is_fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        # Code that was compiled before (`model.compile()`) looks at no hook.
+        # Code that was compiled before (`model.compile()`) runs no hook.
         with torch.compiler.set_stance("force_eager"):
             yield
     finally:

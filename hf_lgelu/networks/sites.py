@@ -1,4 +1,4 @@
-"""Activation sites: where in a module tree an activation sits, and of what kind it is."""
+"""Activation sites: the places of activations in a module tree, and their kinds."""
 
 import copy
 import inspect
@@ -35,16 +35,16 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, partial, torch.jit.
 _HOOKS = tuple(name for name in vars(nn.Module()) if "hook" in name and "state_dict" not in name)
 
 LEARNED_KINDS: tuple[str, ...] = tuple(GATES)
-"""The λ-gates, with a hardness of their own: what a substitution exchanges unless other kinds are asked for."""
+"""The λ-gates, with a hardness of their own; a substitution exchanges these kinds by default."""
 
 SELF_GATE_KINDS: tuple[str, ...] = ("gelu", "silu")
-"""What λ = 1 of a row of GATES is: what `replace_activations` takes unless other kinds are asked for."""
+"""The kinds that a row of GATES is at λ = 1; `replace_activations` takes these kinds by default."""
 
 SMOOTH_KINDS: tuple[str, ...] = (*LEARNED_KINDS, *CONVERTED_KINDS)
-"""The kinds of gates that become ReLU unless others are asked for: smooth, or with a slope below zero."""
+"""The kinds of gates that become ReLU by default: smooth gates, and gates with a slope below zero."""
 
 KINDS: tuple[str, ...] = (*SMOOTH_KINDS, *BOUNDED_KINDS)
-"""Every kind that can be asked for."""
+"""Every kind that a user can name."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,17 @@ class ActivationSite:
     module: nn.Module
     kind: str
     fused_kernel: int | None = None
-    """The parent's code of its fused kernel when the site was found (`place`); None without such a kernel."""
+    """The parent's code of its fused kernel when the site was found (`place`); None without a fused kernel."""
     function: Callable[..., Any] | None = None
-    """What the attribute holds where that is no module, as `F.gelu`; `module` then computes the same."""
+    """The function that the attribute holds in the place of a module, as `F.gelu`; `module` then computes the same."""
 
     def put(self, module: nn.Module) -> None:
-        """Place `module` at this site, in the training mode of the site's own module; `self.module` puts all back."""
+        """Place `module` at this site, in the training mode of the site's own; `self.module` restores everything."""
         if module is self.module and self.function is not None:
             place(self.parent, self.attribute, self.function)
         else:
             place(self.parent, self.attribute, module.train(self.module.training))
-            for name in _HOOKS:  # they run at the new gate; their handles remove them from both
+            for name in _HOOKS:  # hooks run at the new gate; their handles remove them from both gates
                 if (hooks := getattr(self.module, name)) and not getattr(module, name):
                     setattr(module, name, hooks)
         if module is self.module and self.fused_kernel is not None:
@@ -75,18 +75,18 @@ class ActivationSite:
 
 
 def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..., Any]) -> None:
-    """Set `parent.<attribute>` to an activation, and have the parent run it."""
+    """Set `parent.<attribute>` to an activation, and make the parent run it."""
     if not isinstance(activation, nn.Module) and attribute in parent._modules:
         delattr(parent, attribute)  # torch lets no function take a module's place
     setattr(parent, attribute, activation)
-    # The fused kernel of torch's encoder layer runs in eval mode and looks at its code alone; 0 keeps it off.
+    # The fused kernel of torch's encoder layer runs in eval mode and reads its code alone; 0 keeps the kernel off.
     if hasattr(parent, _FUSED_KERNEL):
         form = form_at(activation)
         setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))
 
 
 def kind_of(module: nn.Module) -> str | None:
-    """The row of `KINDS` that `module` is, or None; a λ-gate's is its row of GATES."""
+    """The row of `KINDS` that `module` is, or None; for a λ-gate, its row of GATES."""
     if isinstance(module, LambdaGate):
         return module.gate
     form = form_at(module)
@@ -94,13 +94,13 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def is_activation(held: Any) -> bool:
-    """Whether a module or function is elementwise and not linear, as λ-gates and ReLU are."""
+    """Whether a module or function is elementwise and not linear, like a λ-gate or ReLU."""
     values = values_at(held)
     return isinstance(held, LambdaGate) or (values is not None and not is_linear(values))
 
 
 def computes_same(one: Any, other: Any) -> bool:
-    """Whether two activations, modules or functions, compute the same; λ-gates and other modules of one class do."""
+    """Whether two activations, modules or functions, compute the same; without values their classes are compared."""
     mine, others = values_at(one), values_at(other)
     if mine is None or others is None:
         return type(one) is type(other)
@@ -108,7 +108,7 @@ def computes_same(one: Any, other: Any) -> bool:
 
 
 def gate_of(module: nn.Module) -> str:
-    """The row of GATES that takes the place of `module`: a λ-gate's own, that whose λ = 1 it is, else λ-GELU."""
+    """The row of GATES to replace `module`: a λ-gate's own row, the row that `module` is at λ = 1, else λ-GELU."""
     if isinstance(module, LambdaGate):
         return module.gate
     form = form_at(module)
@@ -116,7 +116,7 @@ def gate_of(module: nn.Module) -> str:
 
 
 def checked_module(model: nn.Module) -> nn.Module:
-    """The model, or a TypeError for another object, and for what torch.export gives back."""
+    """The model. Raises TypeError for an object that is no module, and for a module from torch.export."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; load it, or take pipeline.model")
     if isinstance(model, GraphModule) and "eval" in vars(model):
@@ -150,7 +150,7 @@ def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str
 
 @contextmanager
 def exchanged(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """A block in which each site has its module of `modules`; after it, also after an error, all is as before."""
+    """A block in which each site has its module of `modules`. After the block, or an error, the sites are as before."""
     try:
         for site, module in zip(sites, modules, strict=True):
             site.put(module)
@@ -161,7 +161,7 @@ def exchanged(sites: Sequence[ActivationSite], modules: Sequence[nn.Module]) -> 
 
 
 def functions_as_modules(model: nn.Module, kinds: Iterable[str]) -> AbstractContextManager[None]:
-    """A block in which the gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps these."""
+    """A block in which gates that are functions in attributes, as `F.gelu`, are modules; a copy keeps the modules."""
     sites = [site for site in find_sites(model, kinds) if site.function is not None]
     return exchanged(sites, [copy.copy(site.module) for site in sites])
 
@@ -183,9 +183,9 @@ def _walk(
     seen.add(id(module))
     fused, cls = getattr(module, _FUSED_KERNEL, None), cast(Any, type(module))
     for attribute, value in list(vars(module).items()):
-        if attribute == "forward" or attribute.startswith("_"):  # nearly all: a training looks at them in each step
+        if attribute == "forward" or attribute.startswith("_"):  # nearly all of them: training runs this in each step
             continue
-        # A function that can be tried: no method of an object, none of Python's, and one that a forward reads.
+        # A function that can be tried: it is no method of an object, not Python's own, and a forward reads it.
         is_function = isinstance(value, _FUNCTIONS) or isinstance(getattr(value, "__self__", None), type)
         if is_function and getattr(value, "__module__", None) != "builtins" and attribute in _names_read(cls):
             called = FunctionModule(value).train(module.training)
@@ -194,7 +194,7 @@ def _walk(
                 yield ActivationSite(f"{prefix}{attribute}", module, attribute, called, kind, fused, value)
     children = [(name, module, name, child) for name, child in module._modules.items() if child is not None]
     copies, original = module._modules.get("modules_to_save"), module._modules.get("original_module")
-    if original is not None and isinstance(copies, nn.ModuleDict):  # of a module that PEFT saves, the copy that runs
+    if original is not None and isinstance(copies, nn.ModuleDict):  # PEFT saves this module: take the copy that runs
         active = () if module.disable_adapters else module.active_adapters
         if active and active[0] in copies:
             children = [(f"modules_to_save.{active[0]}", copies, active[0], copies[active[0]])]
@@ -211,7 +211,7 @@ def _walk(
 
 @lru_cache(1024)
 def _names_read(cls: Any) -> frozenset[str]:
-    """The names in the code of `forward`, and in that of the methods which it names: "act" for `self.act(x)`."""
+    """The names in the code of `forward` and of the methods that it names: "act" for `self.act(x)`."""
     names, left = set[str](), ["forward"]
     while left:
         for function in functions_in(inspect.getattr_static(cls, left.pop(), None)):
@@ -252,5 +252,5 @@ def require_lambda_gelu(model: nn.Module) -> list[tuple[str, LambdaGate]]:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile, which hides operations, or `model` itself. TypeError for no module."""
+    """The module inside torch.compile, which hides operations, or `model` itself. Raises TypeError for no module."""
     return getattr(checked_module(model), "_orig_mod", model)

@@ -1,7 +1,7 @@
 """The smooth activations that one forward pass of a model executes.
 
-Surgery sees modules. An `F.gelu` inside a forward, an activation built anew at each call and a formula spelled out with
-tanh are no modules, so the operations themselves are watched here.
+Surgery sees modules. An `F.gelu` in a forward, an activation that each call builds anew, and a formula written with
+tanh are no modules. So the operations themselves are watched here.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, is_activation, kind_of, uncompiled
 
-# erf, tanh and sigmoid catch the formulas that are spelled out; hardswish is quadratic between its corners.
+# erf, tanh and sigmoid catch written-out formulas; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
     (
         *("gelu", "silu", "mish", "elu", "celu", "selu", "softplus", "log_sigmoid_forward", "glu", "hardswish"),
@@ -29,7 +29,7 @@ _SMOOTH_OPERATIONS = frozenset(
         *("_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"),
     )
 )
-_FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; one argument says GELU or ReLU
+_FUSED_ENCODER_LAYER = "_transformer_encoder_layer_fwd"  # torch's, in eval mode; an argument says GELU or ReLU
 _USE_GELU = 7
 
 _OWN_FORMULA = "a formula of its own"
@@ -46,11 +46,11 @@ _ROLES = {
 class SmoothCall:
     """A smooth elementwise operation that ran.
 
-    `module` is the dotted name of the innermost module running it: "" is the model itself, None a module that is not
-    registered in the model. `module_class` is that module's class. `role` is what the module is to surgery: "gate", an
-    activation module of a kind that surgery exchanges; "activation", a module of another kind, such as `nn.Tanh`;
-    "function", a module in whose code the operation stands, or a module that is built anew at each call; "call", the
-    same where `gates_as_modules` has a module run in the call's place. `line` is then where the call stands.
+    `module` is the dotted name of the innermost module that runs it: "" is the model itself, None a module that is not
+    registered in the model. `module_class` is the class of this module. `role` is the module's role in surgery. "gate"
+    is an activation module of a kind that surgery exchanges, "activation" a module of another kind, such as `nn.Tanh`.
+    "function" is a module with the operation in its own code, or a module that each call builds anew. "call" is the
+    same where `gates_as_modules` runs a module in the place of the call; `line` is then the place of the call.
     """
 
     module: str | None
@@ -69,11 +69,11 @@ class SmoothCall:
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """The smooth activations that one run of the model executes, in the order of their first call.
 
-    These are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused recurrent cells,
-    in modules and in functional calls. The activation modules of torch, transformers and timm that are not piecewise
-    linear count whatever their formula (softsign, squared ReLU). An empty list means that no gate on this path is one
-    of these. Softmax, normalization and products of activations (attention) are no gates and not listed. Not seen are
-    a formula from other operations (x², x/(1+|x|), exp) in a forward, and code outside torch.
+    Found are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused recurrent cells,
+    in modules and in functional calls. Activation modules of torch, transformers and timm that are not piecewise linear
+    are found whatever their formula (softsign, squared ReLU). An empty list means that no gate on this path is one of
+    these. Softmax, normalization and products of activations (attention) are no gates and are not listed. A formula
+    from other operations (x², x/(1+|x|), exp) in a forward is not seen, and neither is code outside torch.
 
     Raises TypeError for example inputs of another kind than `Inputs`.
 
@@ -84,12 +84,12 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     0 (GELU): gelu × 1, activation module
     2 (Tanh): tanh × 1, activation module of a kind that stays
     """
-    model = uncompiled(model)  # it would run eagerly here all the same
+    model = uncompiled(model)  # a compiled model would run eagerly here as well
     names = {id(module): name for name, module in model.named_modules()}
     watch, own = _Watch(model), get_ident()
 
     def note_formula(module: nn.Module, args: Any) -> None:
-        # The hook is of the whole process.
+        # The hook is called in the whole process.
         if get_ident() == own and id(vars(module)) in watch.registered:
             values = values_at(module)
             if values is not None and not is_piecewise_linear(values):
@@ -97,7 +97,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 
     handle = nn.modules.module.register_module_forward_pre_hook(note_formula)
     try:
-        with torch.inference_mode(False), watch:  # in it fused cells pass as they are, unseen
+        with torch.inference_mode(False), watch:  # in inference mode fused cells pass unseen
             run_example(model, inputs)
     finally:
         handle.remove()
@@ -116,9 +116,9 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 def unused_modules(
     model: nn.Module, inputs: Inputs, names: Collection[str], outputs: Sequence[str] | None = None
 ) -> set[str]:
-    """Those of the modules on whose outputs no output that counts depends, such as the pooler of an encoder.
+    """The names of the modules that no counted output depends on, for example the pooler of an encoder.
 
-    Gradients tell. Where there are none, every module counts as used.
+    Gradients show it. Without gradients every module counts as used.
     """
     modules = {module: name for name, module in model.named_modules() if name in names}
     seen: list[tuple[str, Tensor]] = []
@@ -142,7 +142,7 @@ def unused_modules(
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the smooth operations that run, by module, operation, whether in the place of a call, and line."""
+    """Counts the smooth operations that run, by module, operation, being in the place of a call, and line."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Watch(TorchDispatchMode):
         self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
 
     def note(self, module: nn.Module, operation: str, is_called: bool = False, line: str | None = None) -> None:
-        """One more call."""
+        """Count one more call."""
         self.modules[id(module)] = module
         self.counts[id(module), operation, is_called, line] += 1
 

@@ -1,1 +1,1 @@
-"""ReLU without training: gates exchanged, the linear maps behind them refitted on unlabelled inputs."""
+"""ReLU without training: gates exchanged, the linear maps after them refitted on unlabelled inputs."""

@@ -2,13 +2,14 @@
 
 With a single ReLU per channel, φ(z) ≈ a·ReLU(z - c) + b + d·z. The terms b and d are linear in the block's input x: in
 a gated unit W_down·diag(b)·W_up·x, in a plain unit W_down·diag(d)·W_gate·x. Units that are always on compute this
-linear part. In a gated block such a unit has gate weight 0 and gate bias 1; in a plain block, a bias so large that its
-ReLU never cuts. Their up and down weights are the best low-rank factors in the metric of the block's inputs.
+linear part. In a gated block, a unit that is always on has gate weight 0 and gate bias 1. In a plain block its bias is
+so large that its ReLU never cuts. The up and down weights of these units are the best low-rank factors in the metric of
+the block's inputs.
 
 Kinks and units that are always on need a constant before the gate. Many families have no bias there, and no key of
 their config adds one (Mistral, Qwen, Gemma). But the inputs x of the map come from a normalization. In a trained
 network they have a direction v with v·x ≈ 1 for every x, and W + b·vᵀ then acts as W with the bias b. In SmolLM2's 30
-layers, v·x of held-out tokens is 1 within 0.02 to 0.08 (root mean square). The maps behind the gates are refitted
+layers, v·x of held-out tokens is 1 within 0.02 to 0.08 (root mean square). The maps after the gates are refitted
 afterwards, and correct the rest.
 """
 
@@ -44,7 +45,7 @@ _ROWS_PER_INPUT = 8
 
 @torch.no_grad()
 def gather_inputs(model: nn.Module, fed_gates: Sequence[FedGate], batches: Sequence[FoldBatch]) -> dict[int, Moments]:
-    """The sums over the inputs of each unit's maps in the original, over the batches, by site."""
+    """{site: sums over the inputs of the map before the gate, in the original, over the batches}."""
     weights = {fed.site: oriented(model, fed.before) for fed in fed_gates}
     sums = {site: Moments.zeros(1, weight.shape[1], 1, weight.device) for site, weight in weights.items()}
     batch: Batch
@@ -77,19 +78,19 @@ def low_rank(matrix: Tensor, second_moments: Tensor, rank: int) -> tuple[Tensor,
 def _root(second_moments: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(second_moments)
     least = _LEAST_VARIANCE * second_moments.diagonal().mean().clamp(min=1e-12)
-    # Of fewer rows than inputs, rounding leaves values below 0.
+    # With fewer rows than inputs, rounding leaves values below 0.
     return vectors * (values.clamp(min=0) + least).sqrt()
 
 
 class LinearPart(NamedTuple):
-    """The linear part of a block, and what its inputs are."""
+    """The linear part of a block, and the moments of its inputs."""
 
     matrix: Tensor  # (outputs, inputs)
     mean: Tensor  # of the inputs x
     second_moments: Tensor  # mean xxᵀ; of a plain block around the mean, since the intercept supplies a constant
 
     def best_gains(self) -> Tensor:
-        """The part of the outputs' mean square that each further unit takes away, in falling order."""
+        """The part of the outputs' mean square that each further unit supplies, in falling order."""
         return torch.linalg.svdvals(self.matrix @ _root(self.second_moments)).square()
 
 
@@ -117,8 +118,8 @@ def write_always_on(
 ) -> None:
     """Write a block's linear part into `count` units from `width` on, before slopes and kinks are written.
 
-    `size` is the root mean square of the varying part of such a unit. It does not change the block's function. A size
-    near that of the other units keeps the range small that int8 spreads over all units.
+    `size` is the root mean square of the varying part of a unit that is always on. It does not change the block's
+    function. A size near that of the other units keeps the range small that int8 spreads over all units.
     """
     fed, down, carrier = block.fed, block.down.operation, block.carrier
     linear = linear_part(converted, block, placement, inputs, width)
@@ -137,7 +138,7 @@ def write_always_on(
 
 @torch.no_grad()
 def find_directions(model: nn.Module, fed_gates: Sequence[FedGate], folds: Folds) -> dict[int, Tensor]:
-    """Directions v (inputs,), float64, by site, of the units that lack a bias before the gate and have a direction."""
+    """{site: direction v (inputs,), float64} of the gates that have a direction and lack a bias before them."""
     lacking = [fed for fed in fed_gates if fed.before.bias is None and fed.before.channel_axis == -1]
     if not lacking:
         return {}

@@ -2,8 +2,8 @@
 
 Both networks stop at every layer and go on from there, so one forward pass of each serves all layers. At each layer:
 
-1. The converted network runs once more behind the layer before, whose weights are refitted by now.
-2. Both networks run up to the layer's aim, and what later layers use is kept.
+1. The converted network runs the maps of the layer before again, with their refitted weights, up to that layer's aim.
+2. Both networks run up to the layer's aim, and the values that later layers use are kept.
 3. The rows of the layer, on which the ridge is fitted, are read off and summed up, fold by fold.
 """
 
@@ -63,17 +63,17 @@ class _Network(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The values of a batch in both networks; those of the original have the masks among its inputs."""
+    """The values of a batch in both networks; the original's values also hold the masks among its inputs."""
 
     original: dict[Node, Any]
     converted: dict[Node, Any]
 
 
 class Carrier:
-    """Both networks with every batch of the folds; layers are visited in order, and `close` ends it."""
+    """Both networks with every batch of the folds; layers are visited in order, and `close` frees all values."""
 
     def __init__(self, traces: TracedNetworks, converted: nn.Module, folds: Folds) -> None:
-        """`converted`, a copy of the programs' model with other gates at their sites, is refitted meanwhile."""
+        """`converted` is a copy of the traced model with other gates at its sites. It is refitted meanwhile."""
         self._programs, self._converted = traces, converted
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
@@ -95,8 +95,8 @@ class Carrier:
     def moments(self, index: int) -> list[Moments]:
         """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
 
-        Batches pass by the layers before, which may be refitted already. Of a depthwise layer, the kinks of the gate
-        before it are chosen and written, and the sums are behind these.
+        Batches pass by the layers before, which may be refitted already. For a depthwise layer, the kinks of the gate
+        before it are chosen and written, and the sums hold for the chosen kinks.
         """
         for passed in range(self._next, index):
             for fold in range(len(self._batches)):
@@ -162,9 +162,9 @@ class Carrier:
         values: Values,
         kinks: Sequence[float],
     ) -> list[Rows]:
-        """Rows of one use of a layer: inputs of its `maps`, and what the converted network lacks at the aim.
+        """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the converted's.
 
-        They come once for each kink of the gate before, zero first. Of a convolution: at some positions of each image.
+        The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """
         layer = pair.layers.layers[index]
         first, aim, positions = maps[0], maps[0].aim.node, None
@@ -213,12 +213,12 @@ class Carrier:
         return None
 
     def _pair(self, batch: FoldBatch) -> TracedPair:
-        """The trace of the batch's shape, made where there is none."""
+        """Both networks for the batch's shape, traced on the first call."""
         traced = self._programs.of(batch)
         if traced not in self._pairs:
             model, sites = self._programs.model, self._programs.sites
             found = find_layers(traced, model, sites)
-            # A gated unit is placed behind the later of its two maps, and both are run again.
+            # A gated unit is placed after the later of its two maps, and both maps are run again.
             halves = {}
             for fed in found.fed_gates:
                 if fed.other is not None:
@@ -254,10 +254,10 @@ class Carrier:
 
 
 def _of_original(pair: TracedPair, use: LinearMap, values: Values) -> Values:
-    """Values with what the original computes up to the gates before a map, and the new gates from there on.
+    """The original's values up to the gates before a map, and values with the new gates from there on.
 
-    Where one use reads what another has written, a fit on the student's values would correct each use for the drift of
-    those before: that drift is gone once they are refitted, too.
+    Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the
+    earlier uses. That drift is gone once these are refitted, too.
     """
     traced, converted = pair.traced, dict(values.original)
     nodes = traced.downstream(gates_before(traced, use), upstream(use.aim.node))
@@ -272,5 +272,5 @@ def _mask_of(traced: TracedNetwork, layer: Layer) -> Node | None:
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]
-    # The image tower of a model with two has as many rows as the text's mask only by chance.
+    # An image tower next to a text tower has as many rows as the text's mask only by chance.
     return inputs.get("attention_mask") if not text or any(node in sources for node in text) else None

@@ -12,19 +12,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TargetGate:
-    """A gate by its name in transformers.
+    """A gate by its name in transformers, as a conversion takes it for a target.
 
-    It `can_be_placed` if slope and kink of each channel can be fitted, and units be added that are always on: it must
-    be ReLU up to what is linear, and have no upper end.
+    `can_be_placed` says that the fits of slopes and kinks and the added units are made for this gate: for ReLU alone.
     """
 
     name: str  # a key of ACT2FN
     title: str
-    tag: str  # of a model card
+    tag: str  # on a model card
     torch_module: str = ""  # the call of torch.nn that builds it; "" where torch has none
     can_be_placed: bool = False
-    has_zeros: bool = False  # what is below 0 becomes 0
-    slope: float | None = None  # below 0, of a LeakyReLU that is another than transformers' own
+    has_zeros: bool = False  # inputs below 0 become 0
+    slope: float | None = None  # below 0, of a LeakyReLU with another slope than transformers' default
 
 
 TARGETS = {
@@ -42,7 +41,7 @@ TARGETS = {
 def read_target(name: str) -> TargetGate:
     """The row of TARGETS, or LeakyReLU with another slope: "leaky_relu:0.1".
 
-    Raises ValueError where there is none of that name.
+    Raises ValueError for an unknown name.
     """
     if name in TARGETS:
         return TARGETS[name]
@@ -63,9 +62,9 @@ def read_target(name: str) -> TargetGate:
 class Rung:
     """A step of the ladder that a conversion climbs.
 
-    A rung that `takes_steps` of Adam, which are not finite in float16, goes on from the nearest network so far; others
-    make all layers anew. To be kept, its network must be nearer on the samples held out, by so many `standard_errors`:
-    0 where these samples had no part in making it.
+    A rung that `takes_steps` of Adam goes on from the nearest network so far, and is not possible in float16. Other
+    rungs make all layers anew. A rung is kept if its network is nearer on the held-out samples, by more than
+    `standard_errors`. They are 0 where the held-out samples had no part in making the network.
     """
 
     effort: str  # its word among the options
@@ -100,7 +99,7 @@ FAR_KL = 0.1
 """Nats of mean KL to the original beyond which a result is called far from the original."""
 
 SAMPLES_TO_RANK = 64
-"""Samples, about, on which gates are ranked by what they cost."""
+"""The approximate number of samples on which gates are ranked by their costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,24 +107,24 @@ class ConversionConfig:
     """The options of a conversion: of `convert_to_relu`, of `hf-lgelu convert`, and in the report.
 
     Args:
-        effort: The last rung that is tried. refit fits the maps behind the gates, place also each ReLU's kink and
+        effort: The last rung that is tried. refit fits the maps after the gates, place also each ReLU's kink and
             slope, distill the whole network. Lower rungs come first; each is kept only if it is nearer on held-out
             samples. Default: refit; with a tolerance, as far as needed.
         width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
             in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times
             the units, and one more unit for each input. Blocks that cannot take more stay as they are; refused
             where none can, or the config has no key of the width. Default: 1.
-        live: The most of each layer's units that may be live (not zero) at one token, as a share: 0.2. Kinks are chosen
-            so before the maps behind the gates are fitted, which make up for what is cut. It implies effort place, and
-            takes the place of width. Default: what the fit alone leaves.
-        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope,
-            which else is 0.01. effort place and width need relu. Default: relu.
+        live: The largest share of each layer's units that may be live (not zero) at one token, for example 0.2. Kinks
+            are chosen for this share. Then the maps after the gates are fitted, which makes up for the units that are
+            cut. It implies effort place, and cannot be combined with width. Default: no bound.
+        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope
+            (default 0.01). effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
             alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
             Default: none.
         tolerance: The mean KL to the original in nats (or the relative error) that held-out samples must reach. Rungs
-            are climbed until they do, up to the effort; else the conversion is refused. Default: no such bound.
+            are climbed until they do, up to the effort; else the conversion is refused. Default: no bound.
         metric: Your own score of a model in eval mode; higher is better. It decides which rung is kept (the KL where
             scores are equal). The tolerance is then the share of the original's score that may be lost. Default: the
             KL alone.
@@ -135,7 +134,8 @@ class ConversionConfig:
             card.
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
-            scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
+            scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
+                reads
             (logits, boxes, embeddings).
         max_samples: At most so many rows, sequences or images of the data. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
@@ -143,8 +143,8 @@ class ConversionConfig:
             length become tensors.
         max_seconds: Seconds that the call may take. Above refit, nothing begins that would not end by then; the nearest
             network so far is taken. Default: no bound.
-        distill_steps: Steps of effort distill, which it implies, of one batch each. More steps come nearer, if there
-            are samples enough. Default: 200, and 600 if the first few take a tenth of the distance away.
+        distill_steps: Steps of effort distill, which it implies, of one batch each. With enough samples, more steps
+            bring the network nearer. Default: 200, and 600 if the first eighth takes a tenth of the distance away.
         bf16: Compute the steps of effort distill, which it implies, in bfloat16: quicker if the processor or GPU has
             it. The result is judged and saved in the model's own precision. Default: that precision throughout.
         checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
@@ -185,7 +185,7 @@ class ConversionConfig:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
         if not 1 <= self.width < math.inf or (self.live and self.width > 1):
             raise ValueError(
-                "width is a multiple of the units there are, 1 or more and finite, and 1 beside live, got "
+                "width is a multiple of the present units, finite and at least 1, and 1 together with live, got "
                 f"{self.width!r}"
             )
         for name in ("distill_steps", "bf16"):
@@ -199,12 +199,12 @@ class ConversionConfig:
 
     @property
     def gate(self) -> TargetGate:
-        """What the gates become."""
+        """The target gate."""
         return read_target(self.target)
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """The rungs tried in turn where there are samples enough; up to the last for a tolerance or options of it."""
+        """The rungs to try in turn, given enough samples. A tolerance or an option of "distill" asks for all."""
         takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
         highest = "place" if (self.width > 1 or self.live) and highest == "refit" else highest
@@ -213,7 +213,7 @@ class ConversionConfig:
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON has them, functions by their names; a folder on this machine is left out."""
+        """The options as JSON values: functions by name, without `checkpoint_dir`, a folder on this machine."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "checkpoint_dir"}
         return {name: getattr(value, "__qualname__", None) or _plain(value) for name, value in values.items()}
 

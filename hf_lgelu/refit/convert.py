@@ -1,7 +1,8 @@
 """A trained smooth network as a ReLU network, in seconds and without training.
 
-Every smooth gate becomes ReLU. The linear maps behind the gates are refitted, layer by layer (`Refit.make` in
-`layerwise.py`), by ridge regression on unlabelled samples: features of the network under way, aims of the original.
+Every smooth gate becomes ReLU. The linear maps after the gates are refitted, layer by layer (`Refit.make` in
+`layerwise.py`), by ridge regression on unlabelled samples. Features come from the network under conversion, aims from
+the original.
 """
 
 import sys
@@ -37,7 +38,7 @@ from hf_lgelu.refit.verdict import (
 
 
 class Conversion(NamedTuple):
-    """What `convert_to_relu` gives: the new model, and what was done."""
+    """The result of `convert_to_relu`: the new model, and the report."""
 
     model: nn.Module
     report: ConversionReport
@@ -58,42 +59,42 @@ def convert_to_relu(
 ) -> Conversion:
     """The same architecture with ReLU gates and refitted weights, in eval mode; `model` stays as it is.
 
-    From 64 distinct rows (16 images or graphs) on, a part is held out, and the refit must be nearer to the original
-    there than the plain swap. That can still be far: the report says how far, in the network's own measure where there
-    are labels, and warns beyond `max_kl`. Whether samples come from where the model will be used cannot be seen from
-    them: give a second set as `evaluation_data`. In a process group (`accelerate launch`) every process must call, the
-    work is shared, and each gets the same model.
+    With 64 distinct rows or more (16 images or graphs), a part is held out, and there the refit must be nearer to the
+    original than the plain swap. The network can still be far from the original. The report shows the distance, with
+    labels in the network's own measure, and warns beyond `max_kl`. Samples do not show whether they are like the inputs
+    in use: give a second set as `evaluation_data`. In a process group (`accelerate launch`) every process must call.
+    The work is shared, and each process gets the same model.
 
     Args:
-        model: trained, any module: families of transformers, timm, your own, a SentenceTransformer (compared on its
-            embeddings). Its gates are modules or calls in a forward (`F.gelu(x)`): in the place of a call, the copy
-            runs the new gate in memory, and the report names the line to write it in. Refitted are the first linear
-            maps behind each gate: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a
-            downsampling block, the second half of a gated unit.
+        model: a trained module: from transformers or timm, your own, or a SentenceTransformer (compared on its
+            embeddings). Gates are modules or calls in a forward (`F.gelu(x)`). In the place of a call, the copy runs
+            the new gate in memory, and the report names the line to write it in. The first linear maps after each gate
+            are refitted: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling
+            block, the second half of a gated unit.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
-            `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Of several
-            processes each has all of it. Sequences of different lengths need an attention mask; they
-            are padded as the config says, where the model's outputs bear it, else no further than the others of their
-            batch. None for a causal language model: it samples 8,192 tokens of text itself.
-        effort: how hard it tries: "refit" (the default), "place" or "distill"; more in `ConversionConfig`.
-        width: so many times the hidden units in every block; the larger, the nearer. 1 by default.
-        target: what the gates become, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
+            `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Each of several
+            processes gets all data. Sequences of different lengths need an attention mask. They are padded with the
+            config's token, on a side where padding changes no output. None for a causal language model: it samples
+            8,192 tokens of text itself.
+        effort: the last rung to try: "refit" (the default), "place" or "distill"; see `ConversionConfig`.
+        width: how many times the hidden units every block gets; a larger width brings the network nearer. 1 by default.
+        target: the new gate, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
         keep: names of gates that stay smooth, or how many. None by default.
-        tolerance: distance to the original that is to be reached: rungs are climbed until it is.
+        tolerance: the distance to the original to reach: rungs are climbed until it is reached.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
-            What it has in common with `data` is counted in a warning.
-        options: the other options, and those above where they are not given.
-        progress: print a line a layer on stderr. By default where that is a terminal; elsewhere they go to the logger
-            "hf_lgelu.progress", at level INFO.
+            A warning counts the samples that are also in `data`.
+        options: the other options, and defaults of the options above.
+        progress: print a line per layer on stderr. By default only where stderr is a terminal; elsewhere the lines go
+            to the logger "hf_lgelu.progress", at level INFO.
 
     Raises:
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of
-            different lengths of a model that gives something else where they are padded, no output of a name in
-            `outputs`, or a model that torch.export cannot trace.
+        different lengths whose padding changes the model's outputs, no output of a name in `outputs`, or a model that
+        torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: weights are quantized, numbers are not finite, a gate works in place on what is used
-            again, the refit is no nearer to the original than the plain swap, with `strict` further than `max_kl`, or
-            `tolerance` is not reached; `report` then says what was tried, and `model` is the best that was reached.
+        ConversionRefusedError: weights are quantized, numbers are not finite, a gate works in place on an input that is
+        used again, the refit is no nearer to the original than the plain swap, the distance is above `max_kl` with
+        `strict`, or `tolerance` is not reached. `report` then says what was tried, and `model` is the best network.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
@@ -130,7 +131,7 @@ def convert_to_relu(
             is_choice=len(config.rungs) > 1,
         )
         first = folds.first.load()
-        outputs, warnings = require_comparable(model, first, "data", config)  # before the work
+        outputs, warnings = require_comparable(model, first, "data", config)  # raises before the work begins
         few = first[:TRIED].inputs
         network.take_calls(few)
         require_gates(model, few, config)
@@ -164,7 +165,7 @@ def convert_to_relu(
 
 
 def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None) -> ConversionReport:
-    """The report on the data, the gates, the nearest network and the way to it."""
+    """The report on the data, the gates, the nearest network and the rungs."""
     folds, exchange = task.folds, task.exchange
     is_apart = folds.choosing != folds.held_out  # other samples chose the network
     held_out = task.evaluate(best.model, folds.held_out)[0] if is_apart else best.held_out

@@ -1,15 +1,15 @@
 """The rung "distill": the whole converted network is moved towards the original's outputs, all layers together.
 
-All parameters move but those of embeddings. The loss needs no labels: the KL to the original, or, for outputs that are
-not class scores, the squared error of each column over its variance, and of embeddings the cosine, too. The result is
-the best state on the inputs that choose. Where no state is better than the start, a lower rate is tried.
+All parameters move except those of embeddings. The loss needs no labels. It is the KL to the original, or, for outputs
+that are not class scores, the squared error of each column over its variance. For embeddings the cosine is added. The
+result is the best state on the inputs that choose. Where no state is better than the start, a lower rate is tried.
 
 A map is y = W(x - x̄) + b' with x̄ the mean of its inputs and b' = b + W·x̄. Adam's steps on W then leave the mean output
 unchanged, however far the features are from zero. Units that are always on have a mean of several times their spread; a
 step on plain W would mostly change the constant.
 
-Several processes take every step together: each runs its part of the batch, and gradients and sums over rows are added
-up. So the steps are those of a single process, up to rounding.
+Several processes take every step together. Each runs its part of the batch, and gradients and sums over rows are added
+up. So the steps equal those of a single process, up to rounding.
 """
 
 import math
@@ -37,19 +37,19 @@ from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 
 _STEPS = 200
-_LOOKS = 8  # how often the held-out inputs are looked at
-_RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
-_FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
-_KEPT_VALUES = 2**26  # of the original's outputs
+_LOOKS = 8  # number of comparisons on the held-out inputs
+_RATES = (0.003, 0.0003)  # the second is for cases where the first finds nothing nearer
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, so many times the steps
+_KEPT_VALUES = 2**26  # the most values of the original's outputs that are kept
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
-_MOST_WATCHED = 16  # batches of them, as large as those of the steps
+_MOST_WATCHED = 16  # the most batches that judge a state
 _WARMUP = 10
 _FEW_INPUTS = 32
 _LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
 
 
 class Distill:
-    """The rung that moves the whole nearest student, all but its embeddings."""
+    """The rung that moves the whole nearest student, except its embeddings."""
 
     effort = "distill"
 
@@ -57,7 +57,7 @@ class Distill:
         self.task = task
 
     def make(self, best: Student | None, deadline: float) -> Student:
-        """The nearest student, moved until time.perf_counter() is at `deadline` at the latest."""
+        """A copy of the nearest student, moved until `deadline` (of time.perf_counter()) at the latest."""
         best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
         student = independent_copy(best.model)
@@ -107,7 +107,7 @@ def distill(
     bf16: bool = False,
     max_seconds: float | None = None,
 ) -> tuple[float, float]:
-    """The mean losses on what chooses, before and at its least, of Adam on some parameters of `converted`.
+    """(the mean loss before, the least mean loss) of Adam on parameters of `converted`, on the samples that choose.
 
     Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps, unless
     the time runs out.
@@ -115,13 +115,13 @@ def distill(
     Args:
         original: the network whose outputs are the aim.
         converted: the network that is moved, in eval mode throughout.
-        folds: the data; steps use every fold, the held-out part only judges.
+        folds: the data; steps use every fold, and the samples that choose only judge.
         outputs: names of the outputs that count.
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
             tenth of the loss away.
-        bf16: run the steps under autocast, with products in bfloat16, and judge without it. A bfloat16 network is both
-            moved and judged under autocast.
+        bf16: run the steps under autocast, with products in bfloat16, and judge without autocast. A bfloat16 network is
+            both moved and judged under autocast.
         max_seconds: a limit on the time.
     """
     started = time.perf_counter()
@@ -149,7 +149,7 @@ def distill(
 
 @contextmanager
 def _learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """The parameters of these names; inside the block only they need gradients, and behind it no gradient is left."""
+    """The parameters of these names; only they need gradients inside the block, and no gradient is left after it."""
     wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     for parameter, _ in wanted:
         parameter.requires_grad_(False)
@@ -171,7 +171,7 @@ class _Seen(NamedTuple):
 class Share(NamedTuple):
     """This process's part of a batch with `samples` samples that all processes run.
 
-    A process for which no sample is left runs one with weight 0: every process must take part in the sums.
+    A process without a sample of its own runs one with weight 0, because every process must take part in the sums.
     """
 
     part: FoldBatch
@@ -226,10 +226,10 @@ class _Descent:
             parameter.copy_(value)
 
     def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
-        """The best state of so many steps from the start, the start included; `steps` as in `distill`.
+        """The best state on the way of `steps` (as in `distill`) from the start, the start included.
 
-        The steps end where a quarter of them led to nothing nearer, and when `time_share`, the share of the time limit
-        that has passed, is 1.
+        The steps end early where a quarter of them led to nothing nearer, or where `time_share`, the passed share of
+        the time limit, is 1.
         """
         self.put(self.start)
         optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
@@ -269,7 +269,7 @@ class _Descent:
 
     @torch.no_grad()
     def _reference(self, batch: Share, loaded: Batch) -> Compared:
-        """The outputs of the original, which runs once a batch, while its outputs fit."""
+        """The outputs of the original for a batch; they are kept while the room lasts."""
         reference = self._known.get(id(batch))
         if reference is None:
             reference = self._original(loaded.inputs)
@@ -281,7 +281,7 @@ class _Descent:
 
 
 def _order(count: int) -> Iterator[int]:
-    """An endless stream of batch numbers, every number once a turn; the n-th number depends on n alone."""
+    """An endless stream of batch numbers, with every number once per turn; it is always the same stream."""
     generator = torch.Generator().manual_seed(0)
     while True:
         yield from reversed(torch.randperm(count, generator=generator).tolist())
@@ -298,7 +298,7 @@ class CentredMap:
 
 
 class CentredAdam:
-    """Adam whose steps on a map's weight and bias are those on W and b'.
+    """Adam on W and b' (see above), with the steps written into each map's weight and bias.
 
     The rates rise over the first steps, and fall to zero as a cosine.
     """
@@ -306,8 +306,8 @@ class CentredAdam:
     def __init__(self, parameters: Sequence[Tensor], rate: float, maps: Sequence[CentredMap]) -> None:
         """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value.
 
-        Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is √(32/n) times that;
-        of a convolution its channels count, whatever the kernel.
+        Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is multiplied by
+        √(32/n). For a convolution n is the number of channels, whatever the kernel.
         """
         transposed = {id(centred.weight) for centred in maps if centred.transposed}
         self._rates = []
@@ -320,7 +320,7 @@ class CentredAdam:
 
     @torch.no_grad()
     def step(self, done: int, progress: float) -> None:
-        """Take a step, and forget the gradients; `done` steps were before, `progress` of the descent has passed."""
+        """Take a step and clear the gradients. `done` counts earlier steps; `progress` is the share of the descent."""
         share = min(1.0, (done + 1) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
         for group, rate in zip(self._adam.param_groups, self._rates, strict=True):
             group["lr"] = rate * share
@@ -372,11 +372,12 @@ def output_loss(
 ) -> Tensor:
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
-    For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
-    columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings, 1 −
-    cos of each sample's mean over positions is added. A detector's scores that a sigmoid reads have a KL for each
-    class. A box's error counts with the original's certainty. Both are divided by the sum of the certainties. With
-    several processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
+    For a first output of class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the
+    mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances (by
+    default of this batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
+    scores that a sigmoid reads have a KL for each class. A box's error counts with the original's certainty. Both are
+    divided by the sum of the certainties. With several processes, the result is this process's part of the mean over
+    all rows, and its rows count with its `weight`.
     """
     given = in_order_of(reference, converted(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
@@ -405,7 +406,7 @@ def output_loss(
 
 
 def column_variances(batches: Iterable[tuple[Compared, Batch, float]]) -> dict[str, Tensor]:
-    """{output: variance of each column over the rows of all batches and processes}, 0 of a column that does not vary.
+    """{output: variance of each column over the rows of all batches and processes}, 0 for a column that does not vary.
 
     `batches` are (outputs of the original, batch, weight of its rows). Class scores have no variance here.
     """

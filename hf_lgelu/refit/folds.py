@@ -1,7 +1,7 @@
 """The distinct samples of the data, dealt into four folds to fit on and a part that is held out.
 
-Each fold is cut into batches, short sequences first. The same inputs always make the same folds, in any order and on
-any number of processes: `Samples` are in the order of their keys. Each process runs a part of the batches.
+Each fold is cut into batches, short sequences first. The same inputs always give the same folds, in any order and on
+any number of processes, because `Samples` are sorted by their keys. Each process runs a part of the batches.
 """
 
 import itertools
@@ -27,13 +27,13 @@ LEAST_ROWS = 16
 
 LEAST_ROWS_TO_HOLD_OUT = 64
 LEAST_SAMPLES_TO_HOLD_OUT = 16
-"""Of fewer samples, all of whose rows come from one forward pass, none is held out; sequences have tokens."""
+"""With fewer samples, none is held out. Sequences are exempt, because their tokens are rows."""
 
 MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
 _WORTH_A_TRACE = 0.8
-"""If the shorter half of the sequences is shorter than this share of the longest, it gets a shape of its own."""
+"""The shorter half of the sequences gets its own shape if its longest is below this share of the longest of all."""
 
 
 def deal_folds(
@@ -46,9 +46,9 @@ def deal_folds(
 ) -> "Folds":
     """The distinct samples in four folds and a part that is held out.
 
-    `model` takes the batches, and says how sequences of different lengths are padded. `is_choice` says that one of
-    several networks will be taken by the samples held out. Where there are enough, half of them choose, and the other
-    half measure the network taken.
+    `model` takes the batches, and its outputs decide how sequences of different lengths are padded. `is_choice` says
+    that the held-out samples will choose one of several networks. If enough samples are held out, one half of them
+    chooses a network, and the other half measures it.
 
     Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
     """
@@ -68,7 +68,7 @@ def deal_folds(
     size = 1 if samples.are_batches else batch_size or samples.at_once
     held_out, dealt, size = _deal(samples.rows, size, is_few)
 
-    # Every shape costs a trace of the model: the shorter half of each fold has one length, the longer half another.
+    # Every shape costs a trace, so each fold has two lengths: one of its shorter half, one of its longer half.
     dealt = [samples.short_first(fold) for fold in dealt]
     middle = len(dealt[0]) // size // 2 * size
     short, long = (
@@ -89,7 +89,7 @@ def deal_folds(
 
 
 def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
-    """The rows of each sample at the gate that has most, and so at the map behind: nodes, edges, pixels."""
+    """The number of rows of each sample (nodes, edges, pixels) at the gate with the most rows."""
     axes, found = ChannelAxes(model), []
 
     def see(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -98,10 +98,10 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
 
     numbers = range(len(samples.keys))
     rows: dict[int, int] = {}
-    # Samples that run together have one shape, and so as many rows.
+    # Samples that run together have one shape, and therefore equally many rows.
     parts = [[number] for number in numbers] if samples.are_batches else [list(numbers[:TRIED])]
     with ExitStack() as stack:
-        # What the forward calls as functions are gates, too.
+        # Functions that the forward calls are gates, too.
         stack.enter_context(gates_as_modules(model, samples.alone(0).inputs))
         sites = find_sites(model) or find_sites(model, KINDS)
         stack.enter_context(forward_hooks({site.module for site in sites}, see))
@@ -120,7 +120,7 @@ def _deal(rows: Sequence[int], at_once: int, is_few: bool) -> tuple[list[int], l
     rest = [number for number in range(len(rows)) if number not in apart]
     if not held_out or len(rest) < FOLDS:
         return held_out, [rest], -(-len(rest) // -(-len(rest) // at_once))
-    # Whole batches only: every distinct size of a batch costs a trace of the model. What is left over is held out.
+    # Folds hold whole batches, because every size of a batch costs a trace. Left-over samples are held out.
     size = len(rest) // FOLDS
     together = size // -(-size // at_once)
     size -= size % together
@@ -129,7 +129,7 @@ def _deal(rows: Sequence[int], at_once: int, is_few: bool) -> tuple[list[int], l
 
 
 def _hold_out(rows: Sequence[int]) -> list[int]:
-    """Samples with an eighth of all rows, at least 16, spread over the samples; [] where too few rows remain."""
+    """Numbers of samples with an eighth of all rows, at least 16, evenly spread; [] where too few rows remain."""
     total = sum(rows)
     if total < LEAST_ROWS_TO_HOLD_OUT:
         return []
@@ -137,7 +137,7 @@ def _hold_out(rows: Sequence[int]) -> list[int]:
     held_out, held_rows, seen_rows = [], 0, 0
     for number, count in enumerate(rows):
         seen_rows += count
-        # One sample may have most of the rows: it is for fitting.
+        # A sample that has most of the rows is kept for fitting.
         if held_rows < share * seen_rows and 2 * (held_rows + count) <= total:
             held_out.append(number)
             held_rows += count
@@ -167,7 +167,7 @@ class FoldBatch:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """A key of the tensors' shapes: equal for batches of equal shapes; of its own where the batch is one sample."""
+        """A key of the tensors' shapes, equal for equal shapes. A batch that is one sample has a key of its own."""
         return self.numbers if self.samples.are_batches else (len(self), *sorted(self.lengths.items()))
 
     @property
@@ -187,14 +187,14 @@ class FoldBatch:
     def not_square(self) -> "list[FoldBatch]":
         """The samples in the fewest batches whose number of samples differs from their number of tokens.
 
-        So the shape of a layer's values tells which axis counts samples. For a single sample it does not matter.
+        Then the shape of a layer's values tells which axis counts samples. For a single sample it does not matter.
         """
         cuts = (list(self.pieces(most)) for most in range(len(self), 0, -1))
         return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
 
 
 def evenly(batches: Sequence[FoldBatch], most: int, begin: float = 0.5) -> list[FoldBatch]:
-    """At most `most` of the batches, at even distances: short sequences come first, long sequences count as well."""
+    """At most `most` of the batches, evenly spaced. They are sorted by length, and long sequences count as well."""
     count = min(len(batches), most)
     return [batches[int((place + begin) * len(batches) / count)] for place in range(count)]
 
@@ -204,9 +204,9 @@ class Folds:
     """The samples in batches: folds for the fit, and a part that is held out. They are the same on every process."""
 
     samples: Samples
-    folds: tuple[tuple[FoldBatch, ...], ...]  # a single one without cross-validation
+    folds: tuple[tuple[FoldBatch, ...], ...]  # a single fold without cross-validation
     held_out: tuple[FoldBatch, ...]  # for the distance that is reported; () under 64 rows
-    choosing: tuple[FoldBatch, ...]  # by which one of several networks is taken; the same where few are held out
+    choosing: tuple[FoldBatch, ...]  # for the choice of a network; equal to `held_out` where few are held out
 
     @property
     def fitted(self) -> tuple[FoldBatch, ...]:
@@ -245,7 +245,7 @@ class SecondSet:
     """This process's batches of `evaluation_data`, read once; `first` is the first batch of all processes."""
 
     def __init__(self, model: nn.Module, data: Any, folds: Folds, **read: Any) -> None:
-        """`data` and options as for `read_batches`. Raises ValueError where the model does not take it."""
+        """`data` and `read` are as for `read_batches`. Raises ValueError where the model does not take the data."""
         batches = read_batches(data, model=model, what="evaluation_data", **read)
         first = next(batches, None)
         if first is None:
@@ -257,7 +257,7 @@ class SecondSet:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:
-            # Samples of several shapes are known as batches of their own.
+            # Among samples of several shapes, the folds know each as a batch of its own.
             pieces = cut_batches([batch], 1) if self._are_batches else [batch]
             known = (replace(piece, is_sample=piece.is_sample or self._are_batches) for piece in pieces)
             self._repeated += sum(key in self._known for piece in known for key in sample_keys(piece))

@@ -1,4 +1,4 @@
-"""What each gate costs when it alone becomes ReLU: which ones to keep, if some may stay smooth."""
+"""The cost of each gate when it alone becomes ReLU, to choose the gates that stay smooth."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ def gate_costs(
 ) -> dict[str, float]:
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
 
-    Of outputs that are no class scores, the relative error; infinite where they are not finite. No weight changes, so a
-    conversion costs less: the order is what counts. `keep=3` of `convert_to_relu` leaves the first three as they are.
-    A forward pass a gate and one more; `model` stays as it is. `model` and `data` are as for `convert_to_relu`, and the
-    options as in `ConversionConfig`.
+    If outputs are no class scores, the cost is the relative error. It is infinite where outputs are not finite. No
+    weight is refitted, so a conversion costs less, and only the order counts. `keep=3` of `convert_to_relu` keeps the
+    first three gates. The function takes one forward pass per gate and one more; `model` stays as it is. `model` and
+    `data` are as for `convert_to_relu`, and the options as in `ConversionConfig`.
 
-    Raises ValueError where there is no gate, or no input that the model takes, or no outputs are finite.
+    Raises ValueError where there is no gate, no input that the model takes, or no finite output.
 
     >>> import torch
     >>> from hf_lgelu.refit.gate_costs import gate_costs
@@ -58,7 +58,7 @@ def swap_costs(
     outputs: Sequence[str] | None,
     make: Callable[[], nn.Module] = nn.ReLU,
 ) -> dict[str, float]:
-    """`gate_costs` of a model in eval mode, on batches of this process; `make` gives another gate than ReLU."""
+    """`gate_costs` of a model in eval mode, on this process's batches; `make` builds the new gate, by default ReLU."""
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     swaps = {name: TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names}
 

@@ -29,7 +29,7 @@ class PlacementSums:
 
     sums: Tensor  # (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz; the outermost bins reach to infinity
     square: Tensor  # (channels,) Σwφ²
-    rows: Tensor  # a scalar, their number
+    rows: Tensor  # a scalar, the number of rows
     counts: Tensor  # (channels, bins) rows, without weights
 
     @classmethod
@@ -100,8 +100,9 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
 def kinks_of_share(sums: PlacementSums, columns: Tensor, basis: Basis, live: float) -> Kinks:
     """One ReLU a channel, so that on average at most the share `live` of the channels is above its kink.
 
-    Every channel takes the kink with the least error + μ · its share of rows above. The error is that of the fit, times
-    the square of its column in the map behind (channels,), and μ the least that keeps the share.
+    Every channel takes the kink with the least error + μ · its share of rows above. The error is that of the fit times
+    `columns` (channels,), the squares of the channels' columns in the map after the gate. μ is the least number that
+    keeps the share.
     """
     above = _Above(sums.sums, sums.square)
     every = torch.arange(len(above.kinks), device=columns.device).expand(len(columns), 1, -1)
@@ -124,10 +125,10 @@ def kinks_of_share(sums: PlacementSums, columns: Tensor, basis: Basis, live: flo
 
 
 class _Above:
-    """Sums over the rows above every kink, and least squares made of them."""
+    """Sums over the rows above every kink, and least squares from these sums."""
 
     def __init__(self, sums: Tensor, square: Tensor) -> None:
-        """As in PlacementSums, of some channels."""
+        """`sums` and `square` are as in PlacementSums, for some channels."""
         self.kinks, self.square = knots().to(sums.device), square
         self._totals = sums.sum(-1)
         self._sums = sums.flip(-1).cumsum(-1).flip(-1)[..., 1:]  # (5, C, kinks)
@@ -137,7 +138,7 @@ class _Above:
     def best_with(self, chosen: Tensor, basis: Basis) -> Tensor:
         """(C, 1) the kink that leaves the least error together with the (C, m) `chosen` kinks.
 
-        Kinks are indices into `knots`. A single ReLU must have a slope above 0; where no kink has, the index means
+        Kinks are indices into `knots`. A single ReLU must have a slope above 0. If no kink gives one, the index means
         nothing.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
@@ -159,7 +160,7 @@ class _Above:
         gram = both[2] - (first + second) * both[1] + first * second * both[0]
         one_one, one_z, z_z, one_v, z_v = (total[:, None].expand(-1, at.shape[2]) for total in self._totals)
         uncounted = {"relu": 0, "constant": 1, "line": 2}[basis]
-        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :uncounted]  # (C, beside, m, n)
+        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :uncounted]  # (C, uncounted, m, n)
         corner = torch.stack([torch.stack([one_one, one_z], 1), torch.stack([one_z, z_z], 1)], 1)[
             :, :uncounted, :uncounted
         ]
@@ -188,7 +189,7 @@ class _Above:
 def first_of(fits: Sequence[Kinks], counts: Tensor | None = None) -> Kinks:
     """The first ReLU, constant and line of each channel, from the fit with (channels,) `counts` ReLUs, 1 by default.
 
-    A channel without a fit keeps slope 1 at 0.
+    A channel without a fit keeps slope 1 and kink 0.
     """
     fitted = torch.isfinite(fits[0].unexplained)
     at = torch.zeros_like(fitted, dtype=torch.long) if counts is None else counts.to(fitted.device) - 1
@@ -206,7 +207,7 @@ def first_of(fits: Sequence[Kinks], counts: Tensor | None = None) -> Kinks:
 
 
 class Copies(NamedTuple):
-    """Added units that copy others: for each, the unit that it copies, its slope and its kink."""
+    """Added units that copy others: the copied unit, the slope and the kink of each."""
 
     sources: Tensor
     slopes: Tensor
@@ -214,11 +215,11 @@ class Copies(NamedTuple):
 
 
 def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: int) -> tuple[int, Tensor, Copies]:
-    """The work of the added units that leaves the least error, summed over channels and the linear part.
+    """(number of units that are always on, number of ReLUs of each channel (channels,), copies) with the least error.
 
-    It is how many are always on, the number of ReLUs of each channel (channels,), and the copies. `fits` have 1, 2, ...
-    ReLUs a channel, and `energies` (channels,) are the squares of which `unexplained` is a share. `linear` is the error
-    that each further unit that is always on takes away, in falling order. There may be more `units` than can be used.
+    The error is summed over channels and the linear part. `fits` have 1, 2, ... ReLUs a channel, and `unexplained` is a
+    share of `energies` (channels,). `linear` is the error that each further unit that is always on takes away, in
+    falling order. Not all `units` need be of use.
     """
     left = torch.stack([fit.unexplained * energies for fit in fits])  # (K, channels)
     # A gain counts at most as much as the gain before, so that no channel gets its third ReLU before its second.
@@ -247,8 +248,8 @@ def rows_with_kinks(
 ) -> list[Rows]:
     """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
 
-    `windows` (n, g, d) are the gate's input where the features of `rows` are its output, and `gate` gives the features
-    of such windows. `scale` is ∂aim/∂output of the map with this `weight`, per channel.
+    `windows` (n, g, d) are the gate's inputs that give the features of `rows`, and `gate` makes features of windows.
+    `scale` is ∂aim/∂output of the map with this `weight`, per channel.
     """
     weight = weight.reshape(rows.residuals.shape[1], -1, windows.shape[-1])
     weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)
@@ -262,7 +263,7 @@ def rows_with_kinks(
 
 @torch.no_grad()
 def nearest_kinks(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> tuple[list[Moments], Tensor]:
-    """The folds with the kink of least error held out in each group, and (g,) these kinks.
+    """(the folds with the kink of least held-out error in each group, these kinks (g,)).
 
     `sums` are the folds for each of the KINKS. The ridge has the weakest strength.
     """

@@ -1,8 +1,9 @@
-"""Up the rungs of RUNGS: one after the other, each kept only where samples held out are nearer for it.
+"""The climb over the rungs of RUNGS: a rung is kept only where held-out samples are nearer for it.
 
-The mean of the differences on the samples held out decides. Where the network was chosen on these samples (of
-distillation, the nearest of eight looks), the mean falls without any effect, too: in 80 % of 4,000 random walks (19 to
-256 samples, normal or lognormal steps), by one standard error in 34 to 40 %, by two in 4 to 8 %. So two are asked.
+The mean of the differences on the held-out samples decides. Distillation has chosen its network, the nearest of eight
+looks, on these samples, so its mean falls even without any effect. In 4,000 random walks (19 to 256 samples, normal or
+lognormal steps) it fell in 80 %. It fell by one standard error in 34 to 40 %, and by two in 4 to 8 %. So two standard
+errors are required.
 """
 
 import math
@@ -27,11 +28,11 @@ from hf_lgelu.refit.task import OutOfTimeError, Student, Task
 from hf_lgelu.refit.widen import can_be_wider
 
 RUNG_CLASSES: dict[str, type[Refit] | type[Distill]] = {cls.effort: cls for cls in (Refit, Place, Distill)}
-"""What makes the network of each row of RUNGS."""
+"""The class that makes the network of each row of RUNGS."""
 
 
 def possible_rungs(task: Task) -> list[str]:
-    """All rungs that the model can take and there are samples for."""
+    """All rungs that the model can take and that there are enough samples for."""
     if not task.folds.held_out_samples or len(task.folds.folds) == 1:
         return [EFFORTS[0]]
     every = replace(task.config, effort=EFFORTS[-1]).rungs
@@ -39,7 +40,7 @@ def possible_rungs(task: Task) -> list[str]:
 
 
 def build_rungs(task: Task) -> list[Any]:
-    """The rungs that were asked for. Raises ValueError where there are no samples for them."""
+    """The rungs that the options ask for. Raises ValueError where no samples are held out for them."""
     asked = task.config.rungs
     if len(asked) > 1 and len(possible_rungs(task)) == 1:
         raise ValueError(
@@ -52,12 +53,12 @@ def build_rungs(task: Task) -> list[Any]:
 def climb(
     rungs: Sequence[Any], config: ConversionConfig, original: nn.Module, started: float | None = None
 ) -> tuple[Student, tuple[StepTaken, ...]]:
-    """The nearest student, and what each rung came to.
+    """(the nearest student, a record of each rung).
 
-    A rung (a row of RUNGS) has an `effort` and `make(best, deadline)`, which gives a new student from the nearest so
-    far, None on the first rung, or raises OutOfTimeError. Rungs are tried in turn until the tolerance is reached or the
-    time is up: none is begun `max_seconds` after `started`, nor one that makes all layers anew when less is left than
-    the first rung took. The first takes what it takes.
+    A rung has an `effort`, a key of RUNGS, and a method `make(best, deadline)`. `make` gives a new student, or raises
+    OutOfTimeError; `best` is the nearest student so far, None on the first rung. Rungs are tried in turn until the
+    tolerance is reached or the time is up. No rung begins later than `max_seconds` after `started`. A rung that makes
+    all layers anew is skipped if less time is left than the first rung took. The first rung has no limit.
     """
     metric = None if config.metric is None else Metric(config.metric, original)
     started = time.perf_counter() if started is None else started
@@ -96,7 +97,7 @@ def climb(
 
 
 def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bool]:
-    """The first possible rung above those taken (None at the top), and whether `width` may still make blocks wider."""
+    """(the first possible rung above the last one, or None at the top; whether `width` may still make blocks wider)."""
     possible, higher = possible_rungs(task), EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
     following = next((effort for effort in possible if effort in higher), None)
     if "place" not in possible or task.config.width > 1 or task.config.live:
@@ -109,14 +110,14 @@ class Metric:
     """The caller's measure of a model, as a share of the original's score that is lost."""
 
     def __init__(self, measure: Callable[[nn.Module], float], original: nn.Module) -> None:
-        """Higher is better. Raises ValueError where the original's score is no finite number."""
+        """Higher scores are better. Raises ValueError where the original's score is not finite."""
         self._measure = measure
         self._original = self._score(original)
         if not math.isfinite(self._original):
             raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
 
     def lost(self, model: nn.Module) -> float:
-        """(original - score) / |original|, below 0 for a better one; infinite for a score that is none."""
+        """(original - score) / |original|: below 0 for a better score, infinite for a score that is not finite."""
         score = self._score(model)
         return (self._original - score) / (abs(self._original) or 1.0) if math.isfinite(score) else math.inf
 
@@ -125,11 +126,11 @@ class Metric:
 
 
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:
-    """Whether the mean difference is below zero, by more than so many of its standard errors.
+    """Whether the mean difference is below zero by more than `standard_errors` of its standard errors.
 
-    `gaps` say how far a network is from the original, one number a sample, `than` how far another network is on the
-    same samples. A network whose outputs are finite is nearer than one whose outputs are not. A single sample has no
-    standard error, and is not enough where some are asked.
+    `gaps` are a network's distances from the original, one per sample; `than` are another network's on the same
+    samples. A network whose outputs are finite is nearer than one whose outputs are not. A single sample has no
+    standard error, and is not enough where standard errors are required.
 
     >>> is_nearer([1.0, 1.1, 0.9, 1.0, 0.0], than=[1.0, 1.1, 0.9, 1.0, 99.0])
     True

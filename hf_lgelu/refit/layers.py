@@ -1,4 +1,4 @@
-"""The linear maps behind a model's gates, found in the graph of one forward pass, and why a map cannot be refitted.
+"""The linear maps that read the gates' outputs, found in the graph of a forward pass, and reasons against their refit.
 
 A gate's consumers are the first linear maps on every path from its output. Operations between gate and map (dropout,
 pooling, a product with the other half of a gated unit, a normalization) run unchanged. Where a path enters a residual
@@ -54,7 +54,7 @@ _MIXERS = frozenset(
 )
 
 Refused = dict[tuple[str, str], set[int]]
-"""{(name, reason): gates before} of maps, and ends of paths, that cannot be refitted."""
+"""{(name, reason): gates before it} of each map, or end of a path, that cannot be refitted."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class Layer:
     its weights.
     """
 
-    sites: tuple[int, ...]  # the gates; a layer without gates reads what gated units have written (`_readers`)
+    sites: tuple[int, ...]  # the gates; a layer without gates reads the outputs of gated units (`_readers`)
     uses: tuple[tuple[LinearMap, ...], ...]
-    is_used_in_turn: bool  # whether one use reads what another has written
+    is_used_in_turn: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:
-        """The maps, where they are used first."""
+        """The maps at their first use."""
         return self.uses[0]
 
     @property
@@ -111,7 +111,7 @@ class _Map:
 
 
 def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
-    """The layers behind `sites`, by index, in a trace of `model`."""
+    """The layers that read the outputs of `sites` in a trace of `model`. They name sites by index."""
     finder = AimFinder(traced.downstream(traced.inputs), traced.constants(model))
     order = {node: position for position, node in enumerate(traced.operations)}
     refused = cast(Refused, defaultdict(set))
@@ -143,7 +143,7 @@ def _reached_maps(
 ) -> tuple[dict[Node, set[int]], list[int]]:
     """({operation of a map: the gates before it}, the gates that no compared output depends on)."""
     flow = traced.flow
-    # A map whose aim is behind a sum can correct the drift of the sum's other term.
+    # A map whose aim is after a sum can correct the drift of the sum's other term.
     correcting: dict[Node, list[Node]] = defaultdict(list)
     for node in traced.operations:
         operation = read_affine(node, flow)
@@ -165,7 +165,7 @@ def _reached_maps(
 
 
 def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
-    """The maps in groups of one aim and one layout, which make a layer; a grouped or a shared map is one alone."""
+    """The maps in groups of one aim and one layout, a group per layer; a grouped or shared map is a group by itself."""
     groups: dict[Any, list[_Map]] = defaultdict(list)
     for each in maps:
         operation, aim = each.uses[0].operation, each.uses[0].aim
@@ -211,7 +211,7 @@ def _uses(traced: TracedNetwork, operation: AffineOperation) -> list[AffineOpera
 
 
 def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation) -> LinearMap:
-    """A map with its aim, and with its bias or that of a BatchNorm behind it, if it is used as often as the weight."""
+    """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
     flow, aim = traced.flow, finder.find(operation)
     behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
     times = len(flow.parameter_users(operation.weight_name))
@@ -224,7 +224,7 @@ def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation
 
 
 def _fed_gate_before(consumer: LinearMap, fed_gates: Mapping[Node, "FedGate"]) -> "FedGate | None":
-    """The plain gate right before a depthwise map, if the map alone takes its output, and the map before has a bias."""
+    """The plain gate before a depthwise map that alone reads it, if the map before the gate has a bias; else None."""
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
         return None
     path = [*views_back(consumer.operation.data)]
@@ -268,10 +268,10 @@ def _consumers(
 
 
 def _readers(traced: TracedNetwork, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
-    """The linear maps that read what gated units have written, and stand behind no gate themselves.
+    """The linear maps that read the outputs of gated units, and of no gate directly.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
-    linear in what the block has read, and so partly linear in what later maps read.
+    linear in the block's input, and so partly linear in the inputs of later maps.
     """
     calls = [call for site in traced.flow.calls.values() for call in site]
     products = [product for product in map(product_behind, calls) if product is not None]
@@ -287,7 +287,7 @@ def _readers(traced: TracedNetwork, finder: AimFinder, behind: Collection[Node])
 def _holds_weights(traced: TracedNetwork, finder: AimFinder, node: Node) -> bool:
     """Whether an operation that mixes channels takes a parameter, or a value computed from one (weight norm)."""
     name = operation_name(node)
-    # An operation of a library's own (the experts of transformers) with weights can be anything.
+    # A library's own operation with weights (the experts of transformers) can compute anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
     if not (foreign or name in _MIXERS or name.startswith("conv")):
         return False
@@ -359,8 +359,8 @@ def find_fed_gates(traced: TracedNetwork) -> list[FedGate]:
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
         other = _other_half(traced, calls[0])
-        # Of a module, which computes no more: its hooks then see the values. A block that multiplies by parameters of
-        # its own does not call them "weight".
+        # The weight must be that of a module that computes nothing else: hooks then see the values. A block that
+        # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
         found.append(FedGate(site, before, other, other is not None and used_once(*other.parameters)))
@@ -415,7 +415,7 @@ def product_behind(call: Node) -> Node | None:
 
 
 def views_back(node: Node, source: Node | None = None) -> Iterator[Node]:
-    """A node, and those that it is a view or a copy of, back to `source` at most."""
+    """A node and the nodes that it is a view or a copy of, back to `source` at most."""
     yield node
     while node is not source and operation_name(node) in COPIES | RESHAPES:
         node = node.args[0]

@@ -1,4 +1,4 @@
-"""The rungs that go through a network layer after layer: the refit, and with it placed kinks and added units."""
+"""The rung "refit", which goes through a network layer by layer; the rung "place" builds on it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,14 +18,14 @@ from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 
 class Refit:
-    """The rung that fits the maps behind the gates, layer after layer."""
+    """The rung that fits the maps after the gates, layer by layer."""
 
     effort = "refit"
 
     def make(self, best: Student | None, deadline: float) -> Student:
         """A new student, made from the original; `best` is the nearest one so far.
 
-        Raises OutOfTimeError where a layer that takes as long as the longest before would not end by `deadline`.
+        Raises OutOfTimeError if the next layer would not end by `deadline`, with the time of the longest layer so far.
         """
         task, original = self.task, self.original
         student = independent_copy(original.model)
@@ -40,8 +40,8 @@ class Refit:
             self.write_behind(student, None)
             done = [*_without_refit(found, names)]
             for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
-                folds = carrier.moments(index)  # sums over what reaches the layer, and what the original computes there
-                fit = _solved(layer, folds)  # the ridge regression between the two
+                folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
+                fit = _solved(layer, folds)  # the ridge regression between them
                 write_refit(student, traced, layer, fit)
                 self.write_behind(student, index)
                 saves = _saved_weights(student, found, layer)
@@ -54,21 +54,21 @@ class Refit:
 
     @property
     def original(self) -> WiderOriginal:
-        """The original with the units and biases that the student is to have besides."""
+        """The original with the student's extra units and biases; here without any."""
         return WiderOriginal(self.task.model)
 
     def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
-        """Find what the rung writes into the student beside the refits: here nothing."""
+        """Prepare what the rung writes into the student in addition to the refits; here nothing."""
 
     def note(self, layer: Layer) -> str | None:
-        """What the report is to say of a layer beside its fit; None for nothing."""
+        """A further remark on a layer for the report, or None."""
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
-        """Write what waited for the refit of a layer; what waits for none comes first, with None."""
+        """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
 
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
-    """Gates that are exchanged with no refit behind them."""
+    """The entries of gates that are exchanged without a refit of the maps after them."""
     for (name, reason), before in found.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
         yield LayerRefit((name,), gates, "kept", note=f"not refitted: {reason}", is_unfit=True)
@@ -88,7 +88,7 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit:
 
 
 def _saved_weights(student: nn.Module, found: Layers, layer: Layer) -> int:
-    """The weights that a token need not read of units that are zero: of the layer, and of other halves of its gates."""
+    """The number of weights that a token skips if all units are zero: of the layer and of its gates' other halves."""
     halves = [fed.other for fed in found.fed_gates if fed.site in layer.sites and fed.other is not None]
     operations = [*(consumer.operation for consumer in layer.maps), *halves]
     return sum(oriented(student, operation).numel() for operation in operations)

@@ -1,7 +1,7 @@
-"""A linear map behind gates: the rows of its least-squares problem, and the value that it has to reproduce.
+"""A linear map after gates: the rows of its least-squares problem, and the value that it has to reproduce.
 
 A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. The refit
-aims at the value behind these operations, and so corrects the drift on the skip path, too.
+aims at the value after these operations, and so corrects the drift on the skip path, too.
 """
 
 import math
@@ -24,7 +24,7 @@ Sizes = Callable[[Node], Sequence[int]]
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A linear map behind gates: its operation, how its features are read off its input, its aim and its constant."""
+    """A linear map after gates: its operation, the geometry of its features, its aim, and the bias that can change."""
 
     operation: AffineOperation
     geometry: "Geometry"
@@ -38,7 +38,7 @@ class LinearMap:
 
     @property
     def width(self) -> int:
-        """The number of features in a row: inputs of the map, of a convolution one group's times the kernel's size."""
+        """The number of features in a row: the map's inputs, or a group's channels times the size of the kernel."""
         inputs = shape_of(self.operation.data)
         return inputs[-1] if self.geometry.kind == "linear" else self.geometry.width(inputs[1])
 
@@ -81,7 +81,7 @@ class Geometry:
         return channels // self.groups * math.prod(self.kernel)
 
     def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), row for row those of `feature_rows`."""
+        """The outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), in the row order of `feature_rows`."""
         if self.kind == "linear":
             return y.reshape(-1, 1, y.shape[-1])
         rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
@@ -89,7 +89,7 @@ class Geometry:
 
     def _windows(self, x: Tensor) -> Tensor:
         """A view (B, *output sizes, C, *kernel) of the padded input."""
-        if self.padding == "same":  # an odd zero goes behind, as in torch
+        if self.padding == "same":  # an odd zero goes to the end, as in torch
             totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
             sides = [(total // 2, total - total // 2) for total in totals]
         else:
@@ -122,9 +122,9 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
 
 
 def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
-    """(B, wanted) output positions of images in ascending order, on the CPU; None where there are no more.
+    """(B, wanted) output positions of images in ascending order, on the CPU; None where no more are there.
 
-    They are drawn without replacement from each image's own seed: the same in every batch and on every process.
+    Positions are drawn without replacement from each image's own seed, so they are the same in every batch and process.
     """
     if wanted >= available:
         return None
@@ -153,7 +153,7 @@ class Aim:
     channels: int  # the axis of the map's output along which its channels lie, from the left
     scale: Tensor  # ∂aim/∂output, per channel
     scale_behind_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
-    path: list[Node] = field(default_factory=list)  # the operations from behind the map up to the aim
+    path: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
     layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
     undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
     norm: Node | None = None  # the first BatchNorm on the path
@@ -206,7 +206,7 @@ class AimFinder:
         return aim
 
     def _keeps_apart(self, aim: Aim, user: Node) -> bool:
-        """Whether `user` keeps the channels of an aim apart; if so, its scale and layout are those behind `user`."""
+        """Whether `user` keeps the channels of an aim apart; if so, the aim's scale and layout now include `user`."""
         name = operation_name(user)
         if name == "batch_norm":
             return self._normalizes(aim, user)
@@ -249,7 +249,7 @@ class AimFinder:
 
 
 def _back(before: Node, move: Node, name: str) -> Callable[[Tensor, Sizes], Tensor]:
-    """The reverse of a move, as a function of a value behind it."""
+    """The reverse of a move, as a function of the moved value."""
     if name in RESHAPES:
         return lambda value, sizes: value.reshape(sizes(before))
     if name == "permute":

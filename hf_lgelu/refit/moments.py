@@ -37,7 +37,7 @@ class Moments:
 
     @torch.no_grad()
     def add(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Adds rows: features (n, g, d), residuals and targets (n, g, m); where `weights` (n,) is False, none.
+        """Add rows: features (n, g, d), residuals and targets (n, g, m), or the rows where `weights` (n,) is True.
 
         Products are taken in the features' dtype, half precision as float32, and never with TF32 or under autocast.
         """
@@ -50,7 +50,7 @@ class Moments:
                 self._add(*map(widened, rows))
 
     def _add(self, features: Tensor, residuals: Tensor, targets: Tensor) -> None:
-        # Centred before the product: a mean that is large beside the spread would drown it in float32.
+        # Centred before the product: in float32 a mean much larger than the spread would drown the spread.
         # Around a shift c = x̄ - δ, Σxrᵀ = Σ(x - c)(r - c')ᵀ + n(x̄r̄ᵀ - δδ'ᵀ).
         n, device = len(features), self.gram.device
         self.residual_square += _square(residuals.to(device))
@@ -70,7 +70,7 @@ class Moments:
         self.target_sum += n * of_targets[:, 0]
 
     def _centred(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows around almost their mean, and (g, 2, d) in float64: the mean, and how much of it is still in them."""
+        """(rows minus almost their mean, (g, 2, d) float64: the mean, and the part of it that is still in the rows)."""
         shift = rows.mean(0)
         rows = rows - shift
         shift, left = (mean.to(self.gram.device, torch.float64) for mean in (shift, rows.mean(0)))
@@ -143,7 +143,7 @@ def widened(value: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """The rows of a layer on one batch, and which of them count; None means all."""
+    """The rows of a layer on one batch, and a mask of the rows that count; None means that all rows count."""
 
     features: Tensor  # (n, g, d)
     residuals: Tensor  # (n, g, m), targets minus the converted network's values

@@ -6,14 +6,14 @@ For each gate, on the inputs that it has in the original:
 2. The added units of a wider block are shared out. Each goes where it reduces the block's mean square error most: to
    one more ReLU of some channel (a copy of its unit, with a kink of its own), or to the linear part that b and d make
    (a unit that is always on, see always_on.py). The gain of a copy is that of the least squares times the square of the
-   unit's column in the map behind, as if the errors of channels were independent.
+   unit's column in the map after the gate, as if the errors of channels were independent.
 3. Units and copies are written into the student. Slope and kink of each channel's first ReLU then go into the map
    before the gate, or the BatchNorm there, since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0.
 
-The map behind the gates mixes all channels and has an intercept, so it supplies b + d·z by itself: both are fitted and
-dropped. In a gated unit, φ(z)·u, they would be linear in the block's input, which the map behind cannot supply. So the
-fit there has no d, and has b only where units that are always on can supply it. Its rows are weighted by u² where the
-unit owns its other half.
+The map after the gates mixes all channels and has an intercept, so it supplies b + d·z by itself: both are fitted and
+dropped. In a gated unit, φ(z)·u, these terms would be linear in the block's input, and the map after the gates cannot
+supply them. So the fit there has no d, and has b only where units that are always on can supply it. Its rows are
+weighted by u² where the unit owns its other half.
 """
 
 import math
@@ -55,11 +55,11 @@ from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
-"""The approximate number of rows that a placement is fitted on: three numbers a channel need no more."""
+"""The approximate number of rows that a placement is fitted on: three numbers per channel need no more."""
 
 
 class Place(Refit):
-    """The rung that refits behind ReLUs with fitted slopes and kinks, in blocks that may have more units.
+    """The rung that fits each ReLU's slope and kink before the refit, in blocks that may have more units.
 
     A map before a gate that is itself refitted gets slopes and kinks after its refit; all other maps get them first.
     """
@@ -70,7 +70,7 @@ class Place(Refit):
         """Raises ConversionRefusedError where the blocks cannot be widened as asked for."""
         super().__init__(task)
         if task.config.width > 1:
-            _ = self.original  # refused before the work
+            _ = self.original  # raises before the work begins
 
     @cached_property
     def original(self) -> WiderOriginal:
@@ -100,7 +100,7 @@ class Place(Refit):
     def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
         """Fit the kinks and slopes of all gates, and share out the added units of each block."""
         original, sites, folds, extra = traces.model, traces.sites, self.task.folds, self.original.extra
-        directions = find_directions(original, found.fed_gates, folds)  # in the place of biases
+        directions = find_directions(original, found.fed_gates, folds)  # which take the place of biases
         fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
         blocks = {
             block.fed.site: block for block in find_blocks(traced, found.layers, fed_gates) if extra.get(block.fed.site)
@@ -119,7 +119,7 @@ class Place(Refit):
         for fed in fed_gates:
             direction, block = directions.get(fed.site), blocks.get(fed.site)
             if block is None:
-                # Where a map is refitted behind, it supplies a constant and a line.
+                # A refitted map after the gate supplies a constant and a line.
                 basis: Basis = "line" if fed.other is None and fed.site in fitted else "relu"
                 if (live := self.task.config.live) is None:
                     placement = first_of(fit_kinks(sums[fed.site], basis, 1))
@@ -132,14 +132,14 @@ class Place(Refit):
             self._writes[waits_for.get(fed.site)].append(written)
 
     def write_behind(self, student: nn.Module, index: int | None) -> None:
-        """Write the gates that waited for the refit of a layer, or for None."""
+        """Write the gates that waited for the refit of layer `index`, or with None the gates that wait for no layer."""
         for written in self._writes[index]:
             written.into(student)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What the student gets at one gate: slopes and kinks, and in a wider block before them the added units."""
+    """The changes of the student at one gate: first the added units of a wider block, then slopes and kinks."""
 
     fed: FedGate
     placement: Kinks
@@ -152,7 +152,7 @@ class _Written:
     size: float = 0.0  # of a unit that is always on
 
     def into(self, student: nn.Module) -> None:
-        """Write all of it. Added units are made of the weights as they are before slopes and kinks."""
+        """Write all changes. Added units are made from the weights before slopes and kinks change these."""
         if self.block is not None and self.inputs is not None:
             write_always_on(
                 student, self.block, self.placement, self.inputs, self.width, self.always_on, self.size, self.direction
@@ -163,7 +163,7 @@ class _Written:
 
 
 def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[int, int]:
-    """{site of a gate: the last layer whose maps make its input, or the other half of a gated block}."""
+    """{site of a gate: index of the last layer whose maps make its input, or the other half of its gated block}."""
     found: dict[int, int] = {}
     for index, layer in enumerate(layers):
         nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
@@ -174,7 +174,7 @@ def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[in
 
 
 def _columns(original: nn.Module, found: Layers, fed: FedGate) -> Tensor:
-    """(channels,) the squares of what the maps behind a gate make of its channels; ones where they cannot be told."""
+    """(channels,) the sum of each channel's squared weights in the maps after a gate; ones where they are unknown."""
     behind = [consumer for layer in found.layers if fed.site in layer.sites for consumer in layer.maps]
     weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in behind]
     channels = len(oriented(original, fed.before))
@@ -195,7 +195,7 @@ def gather_placements(
     halves: dict[int, list[Tensor]] = {}
 
     def some(values: Tensor, fed: FedGate) -> Tensor:
-        """Evenly spaced rows without padding, in their dtype: those of all gates are in memory at once."""
+        """Evenly spaced rows without padding, in their own dtype: the rows of all gates are in memory at once."""
         rows = batch.without_padding(values.detach(), fed.before.weight_name, fed.before.channel_axis)
         return rows[:: max(1, len(rows) // most)].clone()  # later operations may work in place
 
@@ -209,7 +209,7 @@ def gather_placements(
         gates = {getattr(sites[fed.site].parent, sites[fed.site].attribute): fed for fed in fed_gates}
         hooks.enter_context(calls_seen(gates, see))
         for fed in fed_gates:
-            for other in fed.maps[1:]:  # not one that others use too, whose calls nothing tells apart
+            for other in fed.maps[1:]:  # a half with other uses is left out: its calls cannot be told apart
                 hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, fed)))
         for batch in (part.load() for part in own_part(folds.spread)):
             run_example(model, batch.inputs)
@@ -226,9 +226,9 @@ def _fit_block(
     inputs: Moments | None,
     direction: Tensor | None,
 ) -> _Written:
-    """The first ReLU of each channel of a block that had `width` units, and what its added units are."""
+    """The first ReLU of each channel and the added units of a block that had `width` units."""
     extra, is_gated = block.width - width, block.fed.other is not None
-    # Twice as many copies as an even spread would give a channel, and two ReLUs.
+    # For each channel two ReLUs, and twice as many copies as an even spread would give it.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
     fits = fit_kinks(sums, basis, min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
     down = oriented(original, block.down.operation).double()
@@ -237,7 +237,8 @@ def _fit_block(
     if inputs is not None:
         gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
     always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
-    # As large as the largest unit; in a plain block their offset is. int8 has one range for all units of a block.
+    # A unit that is always on, or its offset in a plain block, is as large as the largest unit: int8 has one range for
+    # all units of a block.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) / (1.0 if is_gated else ALWAYS_ON)
     return _Written(block.fed, first_of(fits, counts), direction, block, width, inputs, always_on, copies, size)
 
@@ -248,8 +249,8 @@ def write_copies(
 ) -> None:
     """Write copies into the units from `start` on, before slopes and kinks are written into the copied units.
 
-    The size of a copy's slope goes into the rows before the gate, its sign into the column behind. `direction` is that
-    of `add_constant`.
+    The size of a copy's slope goes into the rows before the gate, its sign into the column after it. `direction` is as
+    in `add_constant`.
     """
     new, columns = slice(start, start + len(copies.sources)), oriented(converted, block.down.operation)
     sources = copies.sources.to(columns.device)

@@ -1,4 +1,4 @@
-"""What a conversion refuses before the work."""
+"""The refusals of a conversion before the work."""
 
 import torch
 from torch import nn
@@ -21,13 +21,13 @@ WHERE_NOT_FINITE = (
 )
 
 
-"""What to do where numbers are not finite."""
+"""The advice where numbers are not finite."""
 
 
 class ConversionRefusedError(RuntimeError):
     """The model was not converted; the given one is as it was.
 
-    `report` says what was measured, where anything was, and `model` is then the converted network that was refused.
+    Where something was measured, `report` says what, and `model` is the converted network that was refused.
 
     >>> import torch
     >>> from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu
@@ -45,7 +45,7 @@ class ConversionRefusedError(RuntimeError):
 
 
 def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
-    """Raise what `convert_to_relu` says it raises of the model's weights, before any data are read."""
+    """Raise the errors of `convert_to_relu` about the model's weights, before any data are read."""
     reason = why_not_writable(model)
     if reason is not None:
         raise ConversionRefusedError(f"{type(model).__name__} cannot be refitted: {reason}")
@@ -58,7 +58,7 @@ def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
 
 
 def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) -> None:
-    """Raise ValueError where a model has no gate, calls in a forward among them, or not those to be kept."""
+    """Raise ValueError where a model has no gate, neither module nor call, or lacks a gate that `keep` names."""
     gates, keep = [site.name for site in find_sites(model, config.kinds or SMOOTH_KINDS)], config.keep
     if not gates:
         smooth = "".join(f"\n  {call}" for call in find_smooth_calls(model, inputs))
@@ -84,16 +84,16 @@ def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) ->
 
 
 def can_take_steps(model: nn.Module) -> bool:
-    """Whether steps of Adam on a model's weights are finite: its squares of gradients are 0 in float16."""
+    """Whether steps of Adam on a model's weights are finite: in float16 the squares of its gradients are 0."""
     return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
 def require_comparable(
     model: nn.Module, batch: Batch, what: str, config: ConversionConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the outputs that count, and a warning of labels that do not fit the first of them.
+    """(names of the outputs that count, warnings of labels that do not fit the first output).
 
-    Raises ValueError unless the model gives some that can be compared.
+    Raises ValueError unless the model gives outputs that can be compared.
     """
     few = batch[:TRIED]
     tensors = compared_outputs(model, few.inputs, config.outputs).tensors

@@ -21,28 +21,28 @@ REPORT_FILE = "report.json"
 ENOUGH_ROWS = 4
 """Rows for each feature; a layer that was fitted on fewer is called starved."""
 
-_NEAR = 1e-4  # KL or relative error, below which no more is advised
+_NEAR = 1e-4  # KL or relative error below which the report gives no further advice
 
 
 @dataclass(frozen=True)
 class LayerRefit:
-    """One refit: a linear map behind swapped gates, or several maps that feed the same sum and were solved together.
+    """The refit of a linear map after swapped gates, or of several maps that feed one sum and were solved together.
 
     Args:
         layers: names of the modules whose weights were refitted.
-        sites: names of the gates whose outputs reach them.
+        sites: names of the gates whose outputs reach these modules.
         choice: "kept" (the original's weights), "bias only", or "refit".
-        strength: α of the ridge, relative to the mean variance of the features (a few huge ones apart); None unless
-            "refit".
-        error_before: ‖ŷ − y‖² / ‖y − ȳ‖² on rows that were not fitted, with the weights kept; y is what the original
-            computes there. None without cross-validation.
-        error_after: the same with the choice.
+        strength: α of the ridge, relative to the mean variance of the features (without a few huge features); None
+            unless "refit".
+        error_before: ‖ŷ − y‖² / ‖y − ȳ‖² on rows that were not fitted, with the weights kept; y are the original's
+            values. None without cross-validation.
+        error_after: the same error with the choice.
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: number of rows that were fitted (tokens, positions of a feature map).
-        saves: weights of its maps, and of the other halves of gated units: one token need not read what belongs to
-            units that are zero.
+        saves: number of weights of its maps and of the other halves of gated units. For one token, the weights of units
+            that are zero need not be read.
         live: the share of its gates' outputs that are not exactly zero, on the inputs held out.
-        note: why a layer was not refitted, or what to know about it.
+        note: the reason why a layer was not refitted, or a remark on its fit.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
         is_uncounted: a gate that no counted output depends on; it was exchanged without a refit.
     """
@@ -68,7 +68,7 @@ class LayerRefit:
 
     @property
     def is_starved(self) -> bool:
-        """Whether it was fitted on fewer than `ENOUGH_ROWS` for each feature."""
+        """Whether the layer was fitted on fewer than `ENOUGH_ROWS` rows for each feature."""
         return 0 < self.rows < ENOUGH_ROWS * self.width
 
 
@@ -76,7 +76,7 @@ class LayerRefit:
 class Evaluation:
     """Original, plain swap and refitted network, compared on rows that were not fitted.
 
-    `rows` is the number of predictions, `samples` the number of rows, sequences or images that they come from.
+    `rows` is the number of predictions, and `samples` the number of rows, sequences or images that they come from.
     `live_units` is {gate: the share of its outputs in the refitted network that are not exactly zero}.
     """
 
@@ -101,43 +101,43 @@ class StepTaken:
     """One rung of the ladder that a conversion climbed."""
 
     effort: str
-    distance: float | None  # KL in nats, or relative error, to the original on the inputs held out, if there were any
-    is_kept: bool  # whether it was nearer than all before it; of "distill", by more than two standard errors
+    distance: float | None  # from the original on the held-out inputs, if any: KL in nats or relative error
+    is_kept: bool  # whether its network was the best so far (`climb`)
     seconds: float
-    lost: float | None = None  # the share of the original's score in the caller's metric; below 0 of a better score
+    lost: float | None = None  # share of the original's score by the caller's metric; below 0 for a better score
 
     @property
     def gap(self) -> float | None:
-        """What `tolerance` bounds: the share lost, without a metric the distance."""
+        """The number that `tolerance` bounds: the share lost, or without a metric the distance."""
         return self.distance if self.lost is None else self.lost
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What `convert_to_relu` did; `str` gives a few lines of plain text.
+    """The report of `convert_to_relu`; `str` gives a few lines of plain text.
 
     Args:
         gates: {name of a gate: its class in the original}.
         layers: one entry per refit, in forward order.
         held_out: the evaluation on the part of the data that was kept apart; None where too few were given.
-        evaluation: the same on a second set, if one was given.
+        evaluation: the evaluation on a second set, if one was given.
         samples: rows, sequences, images or graphs given.
         distinct_samples: the same without duplicates.
-        rows: distinct rows, held out or not: tokens of sequences; of batches that are one sample, and of fewer than 64
-            samples, the rows at the map that sees most; else samples.
-        folds: of the cross-validation; 1 where there was none.
-        outputs: names of the outputs that counted, first the one that was compared; "" is the name of a bare tensor.
-        smooth_calls: what the ReLU network still computes smoothly, as text.
-        warnings: what the user should know before trusting it.
-        steps: the rungs that were tried; the network is that of the last one kept.
+        rows: number of distinct rows, held out or not. Tokens of sequences are rows, else samples. Below 64 samples,
+            and where a batch is one sample, rows are counted at the map that sees most of them.
+        folds: number of folds of the cross-validation; 1 without cross-validation.
+        outputs: names of the outputs that counted; the first was compared. "" is the name of a bare tensor.
+        smooth_calls: the smooth operations that the ReLU network still runs, as text.
+        warnings: facts to know before the network is used.
+        steps: the rungs that were tried; the network is that of the last rung kept.
         width_share: hidden units of each block, as a share of the original's.
-        live_units: the mean of `live` of the layers, each weighted by what it `saves`; None where nothing was held out.
+        live_units: the mean of the layers' `live`, weighted by their `saves`; None where nothing was held out.
         kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
-        repeated: samples of the second set whose inputs are also among the data that were fitted.
-        choosing_samples: held-out samples by which the network was chosen, and which `held_out` leaves out; 0 where
-            nothing was chosen, or by the samples of `held_out`.
-        can_be_wider: whether `width` was left at 1, and its blocks can have more units.
+        repeated: number of samples of the second set whose inputs the data hold as well.
+        choosing_samples: number of held-out samples that chose the network and are not part of `held_out`. It is 0
+            where nothing was chosen, or where the samples of `held_out` chose.
+        can_be_wider: whether `width` was 1 and the blocks can have more units.
         config: the options, as `ConversionConfig.to_dict` gives them; empty in records from before 0.3.0.
 
     >>> import torch, hf_lgelu
@@ -202,7 +202,7 @@ class ConversionReport:
 def with_live_units(
     layers: Sequence[LayerRefit], evaluation: Evaluation | None
 ) -> tuple[tuple[LayerRefit, ...], float | None]:
-    """The layers, each with the share of its units that are live, and the mean weighted by what the layers save."""
+    """(the layers with their shares of live units, the mean of these shares weighted by `saves`)."""
     found = {} if evaluation is None else evaluation.live_units
     shares = [[found[site] for site in layer.sites if site in found] for layer in layers]
     layers = tuple(
@@ -214,13 +214,13 @@ def with_live_units(
 
 
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
-    """[(on what, evaluation)] of those that were made."""
+    """[(name of the data, evaluation)] of the evaluations that were made."""
     both = (("inputs held out of the data", report.held_out), ("second set", report.evaluation))
     return [(title, evaluation) for title, evaluation in both if evaluation is not None]
 
 
 def how_far(report: ConversionReport) -> str:
-    """What matters first: how far the network is from the original, on the second set if there is one."""
+    """A sentence with the distance from the original, on the second set if there is one."""
     measured = evaluations(report)
     if not measured:
         return "How far the network is from the original was not measured: nothing was held out, no second set given."
@@ -229,7 +229,7 @@ def how_far(report: ConversionReport) -> str:
 
 
 def what_was_done(report: ConversionReport) -> str:
-    """What the gates became, on what data the maps behind them were refitted, and which rungs were tried."""
+    """Sentences about the new gates, the data and result of the refit, and the rungs that were tried."""
     sentences = [f"{gates_in_words(report)} became {report.target}."]
     if report.kept:
         stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
@@ -252,7 +252,7 @@ def what_was_done(report: ConversionReport) -> str:
         sentences.append(f"Only the outputs {quoted(report.outputs)} counted.")
     if any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report)):
         sentences.append(f"An input's embedding is the mean of `{report.outputs[0]}` over all that is no padding.")
-    if len(report.steps) > 1:  # of the refit alone there is nothing to say
+    if len(report.steps) > 1:  # the refit alone needs no sentence
         tried = rungs_in_words(report)
         what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"
         where = "inputs that choose the rung" if report.choosing_samples else "inputs held out"
@@ -291,7 +291,7 @@ def rungs_in_words(report: ConversionReport) -> str:
         lost = "" if step.lost is None else f" with {max(step.lost, 0.0):.2%} of the score lost".replace("%", " %")
         why = ""
         if not step.is_kept:
-            # What was kept after it is nearer than what was kept before it.
+            # Compared with all kept rungs: a later one is nearer than an earlier one.
             is_nearer = step.gap is not None and all(step.gap < gap for gap in kept)
             why = " (out of time)" if step.gap is None else f" (not kept{': nearer on too few' * is_nearer})"
         words.append(f"{step.effort} {significant(step.distance)}{lost}{why}")

@@ -1,4 +1,4 @@
-"""The finished layers of a conversion on disk: a killed conversion goes on behind its last whole layer.
+"""The finished layers of a conversion on disk: a killed conversion goes on after its last whole layer.
 
 The folder holds the fingerprint of the conversion, and a file for each layer that is done: the tensors that the layer
 changed, its row of the report, a digest of both, and the fingerprint. Values carried from layer to layer are not
@@ -38,7 +38,7 @@ _MARK, _LOCK = "conversion.txt", "lock"
 def work_in(
     path: Path, model: nn.Module, folds: Folds, exchange: Exchange, config: ConversionConfig
 ) -> Iterator[Callable[[str], "KeptWork"]]:
-    """The finished work of a conversion in its `checkpoint_dir`, by the names of the rungs.
+    """A block with a function from a rung's name to its finished work in the conversion's `checkpoint_dir`.
 
     A missing folder is made. No other conversion can use the folder inside the block. All processes of the conversion
     name the same folder, and the main process writes.
@@ -92,7 +92,7 @@ class KeptWork(Work):
             changed = {
                 name: tensor.detach().cpu().clone().contiguous()
                 for name, tensor in _tensors(converted).items()
-                if self._versions[name] != before.get(name)  # torch counts the changes in place, also through views
+                if self._versions[name] != before.get(name)  # torch counts changes in place, also through views
             }
             row = json.dumps(None if layer is None else asdict(layer))
             digest = _digest(row.encode(), sorted(changed.items()))
@@ -117,8 +117,8 @@ class KeptWork(Work):
 
 
 def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
-    """Lock the folder, and put the fingerprint there, unless there is something else."""
-    # A killed call may leave the lock and hidden folders of files that were not whole: neither holds work.
+    """Lock the folder and write the fingerprint into it, or raise if the folder holds something else."""
+    # A killed call may leave the lock and hidden folders of unfinished files; neither of them holds work.
     left = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     there = {name for name in left if name != _LOCK and not name.endswith(".hf_lgelu")}
     if there and _MARK not in there:
@@ -150,9 +150,9 @@ def _open(path: Path, fingerprint: str, lock: ExitStack) -> None:
 
 
 def _fingerprint(model: nn.Module, folds: Folds, exchange: Exchange, config: ConversionConfig) -> str:
-    """A digest of what decides a conversion: weights, structure, config, inputs in their order, arguments.
+    """A digest of all that decides a conversion: weights, structure, config, inputs in their order, arguments.
 
-    It does not see changed code, hooks, and attributes of modules that are no tensors.
+    Changed code, hooks and attributes of modules that are no tensors do not change the digest.
     """
     configs = [[*config_entries(root.config)] for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]

@@ -15,17 +15,18 @@ from hf_lgelu.refit.moments import Moments
 # α, relative to the scale of the features: the mean eigenvalue of their covariance, or close to it. The floor is a
 # safety device: duplicated rows and cross-validation on few rows choose strengths below it that are far off elsewhere.
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
-# Offered to maps behind no gate, whose features are the stream's: they were chosen in the middle of SmolLM2-135M.
+# For maps that read the residual stream and no gate's output: these strengths were chosen in the middle of
+# SmolLM2-135M.
 WEAKER = (1e-5, 1e-4)
-# From this width on one fold is held out, since four factorizations would take the time. On MLPs of 512 units and a
-# GPT-2 of 512, 1,024 to 32,768 rows, it chose the same strengths for every layer.
+# From this width on only one fold is held out: four factorizations would take too long. On MLPs of 512 units and a
+# GPT-2 of 512, with 1,024 to 32,768 rows, one fold chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
 # A unit that fires at 10⁴ times the others dominates the mean, and a penalty of that size would freeze all others.
 # So the scale is at most this many times the mean without the largest features.
 _MOST_OF_REST = 100.0
 _LARGEST = 0.01  # of the features
 _FEWEST_FEATURES = 8
-_NO_SPREAD = 1e-12  # variance of the features beside their mean square: rounding, not information
+_NO_SPREAD = 1e-12  # variance relative to the mean square that is rounding, not information
 
 Choice = Literal["kept", "bias only", "refit"]
 
@@ -110,8 +111,8 @@ class _Deviations:
 def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
     """(gram + penalty)⁻¹ · right for a gram matrix with negative eigenvalues, which are errors of rounding.
 
-    They occur with features whose spread is small beside their mean. Along an eigenvector whose eigenvalue is below
-    rounding, the data say nothing, and the weights stay unchanged.
+    They occur with features whose spread is small relative to their mean. Along an eigenvector whose eigenvalue is
+    below rounding, the data say nothing, and the weights stay unchanged.
     """
     values, vectors = torch.linalg.eigh(gram)
     rounding = torch.finfo(values.dtype).eps * gram.shape[-1] * values.amax(-1, keepdim=True)
@@ -122,19 +123,19 @@ def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
 def held_out_once(width: int, rows: int) -> bool:
     """Whether `fit_ridge` holds out only the first fold: then the other folds may be added up.
 
-    A quarter of few rows decides by chance: on a GPT-2 of 512 and 64 rows the KL became 0.0072 in place of 0.0063.
+    With few rows, a quarter decides by chance: on a GPT-2 of 512 with 64 rows, the KL was 0.0072 instead of 0.0063.
     """
     return width >= _ONE_HOLD_OUT_FROM and rows >= width
 
 
 @torch.no_grad()
 def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[float] = ()) -> RidgeFit:
-    """The best of no change, a change of the bias alone, and the strengths, fitted on all folds.
+    """The best candidate, fitted on all folds: no change, a change of the bias alone, or a ridge of some strength.
 
-    Each candidate is fitted on all folds but one and scored on the fold held out; of equal scores the lesser change
-    wins. Where one fold alone is held out, strengths are tried upwards from the weakest until the error rises. A single
-    fold gets the weakest strength, without errors. `weaker` strengths are tried besides STRENGTHS, and never without
-    errors: a single fold then gets no change.
+    Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
+    wins. Where only one fold is held out, strengths are tried upwards from the weakest until the error rises. A single
+    fold gets the weakest strength, without errors. `weaker` strengths are tried in addition to STRENGTHS. With them, a
+    single fold gets no change.
     """
     _check(folds)
     total = reduce(operator.add, folds)
@@ -151,13 +152,13 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[flo
             rest = reduce(operator.add, folds[1:]) if wide else total - held_out
             fitted, unseen = _Deviations.of(rest, intercept), _Deviations.of(held_out, intercept)
             rising = False
-            for index in reversed(range(len(candidates))):  # from the weakest strength up, those without a solve last
+            for index in reversed(range(len(candidates))):  # weakest strength first, those without a solve last
                 if rising and candidates[index][1] is not None:
                     errors[index] = torch.inf
                     continue
                 errors[index] += unseen.squared_error(*fitted.change(*candidates[index])).sum().cpu()
                 rising = wide and index + 1 < len(candidates) and bool(errors[index] > errors[index + 1])
-        targets, first = folds[0] if wide else total, int(errors.argmin())  # the first of equal ones
+        targets, first = folds[0] if wide else total, int(errors.argmin())  # the first of equal errors
         square = float(targets.target_square.sum())
         spread = square - float(targets.target_sum.square().sum() / targets.count)
         best = candidates[first]
@@ -171,7 +172,7 @@ def fit_ridge(folds: Sequence[Moments], *, intercept: bool, weaker: Sequence[flo
 
 @torch.no_grad()
 def held_out_error(folds: Sequence[Moments], strength: float, *, intercept: bool) -> Tensor:
-    """(g,) Σ‖r − Δx − δb‖² over all rows, those of each fold by the ridge of one strength on the other folds."""
+    """(g,) Σ‖r − Δx − δb‖² over all rows: each fold's rows by a ridge of one strength on the other folds."""
     _check(folds)
     total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
     for held_out in folds:
@@ -190,7 +191,7 @@ def _check(folds: Sequence[Moments]) -> None:
 def _scale(gram: Tensor, raw: Tensor) -> Tensor:
     """(g,) from (g, d, d): the mean diagonal, at most 100 times the mean without the largest hundredth.
 
-    `raw` holds the moments around zero. A spread that is tiny beside them is rounding, and counts as 0.
+    `raw` holds the moments around zero. A spread that is tiny relative to these moments is rounding, and counts as 0.
     """
     spread, size = (matrix.diagonal(dim1=1, dim2=2) for matrix in (gram, raw))
     mean, width = spread.mean(1), spread.shape[1]

@@ -1,6 +1,6 @@
 """The distinct samples of the data: rows, sequences, images.
 
-A sample is known by a digest of its content. Samples are in the order of their digests, which is as good as random.
+A digest of its content identifies a sample. Samples are sorted by digest, so their order is as good as random.
 """
 
 import math
@@ -25,8 +25,9 @@ from hf_lgelu.processes import each_has
 
 _KEY_BYTES = 16
 
-# The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`. In
-# bfloat16 rounding makes 0.01, a wrong position about 1. By cutting padding off less, which costs but time if it stays.
+# The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
+# Rounding in bfloat16 changes them by 0.01, a wrong position by about 1. Cropping padding must change outputs less:
+# keeping it only costs time.
 _MOST_CHANGE, _MOST_CHANGE_OF_CROPPED = 0.1, 0.02
 
 _TRIED = 8  # shortest sequences
@@ -43,7 +44,7 @@ class Samples:
     keys: Sequence[bytes]
     rows: Sequence[int]  # of each sample: tokens of a sequence, else 1
     places: Sequence[tuple[int, int]]  # of each sample: number of the batch, row in it
-    given: int  # with duplicates
+    given: int  # number of samples, with duplicates
     fill: Mapping[str, int] = field(default_factory=dict)  # {name: number that pads its sequences}; 0 for other names
     left: frozenset[str] = frozenset()  # names of the sequences that are padded in front
     is_cropped: bool = False  # whether `take` leaves out the padding that was given
@@ -118,13 +119,13 @@ class Samples:
 
 
 TEXTS, TEXT_TOKENS = 64, 128
-"""How much text a language model samples for want of data."""
+"""The number and the length of the texts that a language model samples where no data are given."""
 
 
 def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> Tensor:
-    """(texts, tokens): what a causal language model writes itself behind its start token, at temperature 1.
+    """(texts, tokens) that a causal language model samples after its start token, at temperature 1.
 
-    The same model, so many `at_once`, gives the same text. Raises ValueError of another model.
+    The same model gives the same text for the same `at_once`. Raises ValueError for any other model.
     """
     text: Any = model.config.get_text_config() if isinstance(model, PreTrainedModel) and is_causal(model) else None
     known = (getattr(text, name, None) for name in ("bos_token_id", "eos_token_id"))
@@ -135,7 +136,7 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
             f"{type(model).__name__} is none: give inputs (`data`)"
         )
     length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
-    # What the model's own generation config says otherwise (top_p, a penalty) must not narrow the text.
+    # The model's own generation config (top_p, a penalty) must not narrow the text.
     settings = GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -157,14 +158,14 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
 
 
 def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) -> Samples:
-    """The distinct samples of batches; of duplicates, the first with its labels.
+    """The distinct samples of batches. Of equal samples the first is kept, with its labels.
 
     Samples that are nothing but padding are left out. Sequences of different lengths are padded with the token of the
-    model's config, on the side of the padding that was given. If a batch is one sample, all are. Samples that differ
-    otherwise than by padding each become a batch.
+    model's config, on the side of the given padding. If one batch is a sample by itself, all batches are. Samples whose
+    shapes differ by more than padding become a batch each.
 
-    Raises ValueError where samples differ in names, dtypes or constants, where there is none, and where the processes
-    were given different data.
+    Raises ValueError where samples differ in names, dtypes or constants, where there are no batches, and where the
+    processes were given different data.
     """
     batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
@@ -200,7 +201,7 @@ def _is_padded_in_front(batch: Batch, name: str) -> bool:
 
 
 def _alike(batches: Iterable[Batch]) -> list[Batch]:
-    """The batches without empty ones; each a sample if one of them is, or shapes differ."""
+    """The batches that are not empty. Each is one sample if any of them is, or if shapes differ."""
     batches = [batch for batch in batches if len(batch)]
     if any(batch.is_sample for batch in batches):
         return [replace(batch, is_sample=True) for batch in batches]
@@ -214,12 +215,12 @@ def _alike(batches: Iterable[Batch]) -> list[Batch]:
         )
     if len(structures) <= 1:
         return batches
-    # No padding makes them alike: images of different sizes, sequences without a mask.
+    # Padding cannot give them one shape: images of different sizes, sequences without a mask.
     return [replace(batch[place : place + 1], is_sample=True) for batch in batches for place in range(len(batch))]
 
 
 def _structure(batch: Batch) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """Names and dtypes of a sample's tensors with the constants beside them, and the shapes that padding leaves."""
+    """(names and dtypes of a sample's tensors, and its constants; the shapes of the tensors that are not padded)."""
     tensors = sorted(batch.with_labels.items())
     named = (f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')}" for name, value in tensors)
     constants = (f"{name} = {value!r}" for name, value in sorted(batch.constants.items()))
@@ -267,10 +268,10 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
 def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
-    The side of the padding that was given is tried first. A classifier that reads the last position needs padding in
-    front; a model that counts positions from the start needs padding behind.
+    The side of the given padding is tried first. A classifier that reads the last position needs padding in front. A
+    model that counts positions from the start needs padding at the end.
 
-    Raises ValueError where a sequence has other outputs with padding on either side.
+    Raises ValueError where padding changes the outputs of a sequence on either side.
     """
     whole = samples.longest(range(len(samples.keys)))
     changes = {}
@@ -280,7 +281,7 @@ def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
         pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
         changes[side] = _largest_change(model, outputs, pairs)
         if changes[side] <= _MOST_CHANGE:
-            # Tokenizers pad to the longest text of all, or to the most that the model takes.
+            # Tokenizers may pad to the longest text of all, or to the model's limit.
             without = replace(there, is_cropped=True)
             change = _largest_change(model, outputs, _cropped(there, without), must_compare=True)
             return without if change <= _MOST_CHANGE_OF_CROPPED else there
@@ -295,7 +296,7 @@ def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
 
 
 def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]]:
-    """Pairs of batches of a short sequence: as it was given, and cropped (alone, or padded to longer sequences)."""
+    """(a short sequence as it was given, the same sequence cropped): alone, or padded to longer sequences."""
     order = without.short_first(range(len(without.keys)))
     middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
     for number in without.some_short():
@@ -311,8 +312,8 @@ def _largest_change(
 ) -> float:
     """The largest change of an output between the two batches of a pair, which differ in padding; 0 without pairs.
 
-    Outputs that cannot be compared, and a model that changes its structure, count as no change, or with `must_compare`
-    as an infinite one.
+    Outputs that cannot be compared count as no change, and so does a model that changes its structure. With
+    `must_compare` both count as an infinite change.
     """
 
     read = OutputReader(model, outputs)
@@ -333,7 +334,7 @@ def _largest_change(
                 given = dict(counted_rows(first))
                 other = dict(counted_rows(second))
             except NOT_TAKEN:
-                return 0.0 if given is None else math.inf  # what the model does not take is refused elsewhere
+                return 0.0 if given is None else math.inf  # inputs that the model does not take are refused elsewhere
             if must_compare and is_another():
                 return math.inf
         for name, rows in given.items():

@@ -1,4 +1,4 @@
-"""What every rung of a conversion works with: the gates to exchange, the task, finished work, and a rung's result."""
+"""The gates to exchange, the common task of all rungs, their finished work, and the result of a rung."""
 
 import logging
 import math
@@ -32,12 +32,12 @@ from hf_lgelu.refit.report import Evaluation, LayerRefit
 from hf_lgelu.refit.traced import TracedNetworks
 
 progress_log = logging.getLogger("hf_lgelu.progress")
-"""What a conversion does, a line a layer, at level INFO, where stderr is no terminal."""
+"""The progress of a conversion where it is not printed: a line per layer, at level INFO."""
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """Which gates of a model become the target: those of the kinds, but for the names in `keep`."""
+    """The choice of the gates that become the target: all gates of the kinds, except the names in `keep`."""
 
     kinds: tuple[str, ...]
     keep: tuple[str, ...]
@@ -58,18 +58,18 @@ class Exchange:
         return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
 
     def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
-        """The config keys rewritten, or the record put there. Changes `model` in place: its gates become the target."""
+        """The changes of the config. Changes `model` in place: its gates become the target."""
         sites = self.sites(model)
         gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
         return exchange_activations(model, sites, gates, plan_gates).config_changes
 
 
 def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Exchange:
-    """The exchange that the options ask for; where `keep` is a number, with the names of the dearest gates.
+    """The exchange that the options ask for. If `keep` is a number, the costliest gates stay.
 
-    A gate that computes the target already stays, too, and a Softplus with no linear map behind it: it makes a scale
-    positive, and ReLU would give zeros. Raises ValueError where all stay, and ConversionRefusedError where a gate
-    changes what is used again: no operation of a trace works in place.
+    A gate that computes the target already stays, too. So does a Softplus with no linear map after it: it makes a scale
+    positive, and ReLU would give zeros. Raises ValueError where all gates stay, and ConversionRefusedError where a gate
+    works in place on an input that is used again, because a trace has no in-place operations.
     """
     kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
@@ -104,11 +104,11 @@ def make_gate(target: TargetGate) -> nn.Module:
 
 
 class OutOfTimeError(Exception):
-    """A rung was ended: another one has been reached, and there is no time left for more."""
+    """The end of a rung for lack of time; an earlier rung has given a network."""
 
 
 class Work:
-    """Keeps nothing. `KeptWork` (resume.py) keeps the finished layers of a rung, so that a killed one goes on."""
+    """A null object: nothing is saved or resumed. `KeptWork` (resume.py) saves a rung's finished layers to disk."""
 
     def __init__(self, effort: str) -> None:
         self.effort, self.done = effort, 0
@@ -117,7 +117,7 @@ class Work:
         """Note the state of the network before the first layer."""
 
     def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
-        """Keep what the layer has changed, and its row of the report."""
+        """Save the tensors that the layer has changed, and the layer's row of the report."""
 
     def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
         """The row of one of the `done` layers, whose tensors are written into `converted` in place."""
@@ -125,7 +125,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Student:
-    """The converted network of one rung, and what was done to it; `gaps` is its distance on each sample held out."""
+    """The converted network of one rung, and what was done to it; `gaps` are its distances on the held-out samples."""
 
     effort: str
     model: nn.Module
@@ -143,12 +143,12 @@ class WiderOriginal:
     model: nn.Module
     extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}
     share: float = 1.0  # the width as a share of the original's
-    config_changes: tuple[ConfigChange, ...] = ()  # what its config says otherwise
+    config_changes: tuple[ConfigChange, ...] = ()  # the changes of its config
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every rung works with: the original `model`, the samples, what is asked for, and what is done already."""
+    """The common inputs of all rungs: the original `model`, the samples, the options and the finished work."""
 
     model: nn.Module
     folds: Folds
@@ -156,10 +156,10 @@ class Task:
     config: ConversionConfig
     work: Callable[[str], Work]
     progress: bool = False
-    _compared: list[float] = field(default_factory=list)  # seconds
+    _compared: list[float] = field(default_factory=list)  # seconds of each comparison
 
     def tell(self, line: str) -> None:
-        """Print a line on stderr, where progress is to be shown, and log it elsewhere."""
+        """Print a line on stderr if `progress` is set, else log it."""
         if self.progress:
             print(line, file=sys.stderr, flush=True)
         else:
@@ -175,9 +175,9 @@ class Task:
     ) -> Iterator[tuple[int, Layer]]:
         """The layers of a rung that an earlier call has not finished, each with its number, in their order.
 
-        The rows of finished layers are added to `done`, and their tensors written into `student`. The caller fits each
-        layer and adds its row. That is kept and told before the next layer comes. Raises OutOfTimeError where a layer
-        that takes as long as the longest before would not end by `deadline`.
+        The rows of finished layers are added to `done`, and their tensors are written into `student`. The caller fits
+        each layer and adds its row. The row is saved and told before the next layer comes. Raises OutOfTimeError if the
+        next layer would not end by `deadline`, with the time of the longest layer so far.
         """
         self.tell(f"{effort}: {counted(len(layers), 'layer')}")
         work, longest = self.work(effort), 0.0
@@ -201,14 +201,14 @@ class Task:
             )
 
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """The networks on the samples that choose, and the student's distance on each of them."""
+        """(the evaluation on the samples that choose, the student's distance on each of them)."""
         begun = time.perf_counter()
         found = self.evaluate(student, self.folds.choosing)
         self._compared.append(time.perf_counter() - begun)
         return found
 
     def evaluate(self, student: nn.Module, batches: Sequence[FoldBatch]) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """The networks on batches of the folds, each process on its part of them."""
+        """The same on batches of the folds; each process runs a part of the batches."""
         return self.evaluate_on(student, (batch.load() for batch in own_part(batches)))
 
     def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
@@ -217,7 +217,7 @@ class Task:
         return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
 
     def seconds_until(self, deadline: float) -> float:
-        """The time that a rung may take: its last look, and two comparisons behind it, have to end by `deadline`."""
+        """The seconds that a rung may take: its last look and two comparisons after it have to end by `deadline`."""
         if deadline == math.inf:
             return math.inf
         return main_decides(deadline - time.perf_counter() - 3 * max(self._compared, default=0.0))
@@ -230,9 +230,9 @@ def evaluate_conversion(
     batches: Iterable[Batch],
     outputs: Sequence[str] | None = None,
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
-    """The evaluation of the three networks, and the distance of the converted one from the original on each sample.
+    """(the evaluation of the three networks, the distance of the converted network from the original on each sample).
 
-    They are None and () if no process has a prediction that is no padding. `substitution` makes the plain swap of the
+    The result is (None, ()) if every prediction of all processes is padding. `substitution` makes the plain swap of the
     original. Every process must call, with batches of its own.
     """
 

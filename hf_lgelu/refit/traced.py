@@ -62,7 +62,7 @@ class TracedNetwork:
         self.operations = [node for node in self._module.graph.nodes if node.op in ("call_function", "get_attr")]
 
     def gives(self, inputs: Inputs, model: nn.Module, gate: Gate) -> list[Tensor]:
-        """The outputs for inputs of perhaps another shape; one of NOT_TAKEN where the program does not take them."""
+        """The outputs for inputs of any shape. Raises one of NOT_TAKEN where the program does not take them."""
         values = self.stored(model)
         device = next((value.device for value in values.values() if isinstance(value, Tensor)), torch.device("cpu"))
         values |= self.bind(inputs, device)
@@ -153,7 +153,7 @@ def _can_be_kept(traced: ExportedProgram) -> bool:
 
 
 def _restore_norms(graph: Graph) -> None:
-    """Put `batch_norm` back in the place of what it was decomposed into: an operation with several outputs."""
+    """Put `batch_norm` back in the place of the operation with several outputs that it was decomposed into."""
     decomposed = torch.ops.aten._native_batch_norm_legit_no_training.default
     for parts in graph.find_nodes(op="call_function", target=decomposed):
         output = next(user for user in parts.users if user.args[1] == 0)
@@ -179,7 +179,7 @@ class TracedNetworks:
         return self._traced[batch.shape]
 
     def _trace(self, inputs: Inputs, any_size: bool) -> TracedNetwork:
-        """With `any_size`, a program from before that computes for these inputs what the model does; else a new one."""
+        """A trace for the inputs: with `any_size` an earlier one that gives the model's outputs, else a new one."""
         if any_size:
             wanted, gate = self._outputs(run_example(self.model, inputs)), gate_of([site.module for site in self.sites])
             for traced in dict.fromkeys(self._traced.values()):
@@ -204,12 +204,12 @@ def upstream(node: Node) -> set[Node]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The operations between the aim of one layer and that of the next, and what later stages use of their values."""
+    """The operations between the aims of two successive layers, and the values that later stages use."""
 
     before: tuple[Node, ...]  # up to the inputs of the layer's maps
     behind: tuple[Node, ...]  # from the maps to the layer's aim
-    original: frozenset[Node]  # used later, of the original
-    converted: frozenset[Node]  # used later, of the converted network: `behind` runs again, with the refitted weights
+    original: frozenset[Node]  # the original's values that are used later
+    converted: frozenset[Node]  # the converted network's; `behind` runs again with the refitted weights
 
 
 def plan_stages(
@@ -217,7 +217,7 @@ def plan_stages(
 ) -> list[Stage]:
     """The stages of a forward pass that stops at each layer: (its maps, whose weights will change, and its aims).
 
-    Inputs that are `kept` are there in all stages.
+    Inputs in `kept` are available in all stages.
     """
     done: set[Node] = set()
     parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
@@ -228,7 +228,7 @@ def plan_stages(
             while view.op != "placeholder" and traced.flow.parameter(view) is not None:
                 starts.add(view)
                 view = view.args[0]
-        changing = traced.downstream(starts, needed_for | done)  # a map that is used early and late
+        changing = traced.downstream(starts, needed_for | done)  # `done`, too: a map may be used early and late
         parts.append((traced.in_order(needed_for - done - changing), traced.in_order(changing)))
         done |= needed_for
     later = set(kept)

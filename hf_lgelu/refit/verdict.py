@@ -1,4 +1,4 @@
-"""When a conversion is refused: before the work, and by its result; and what its report warns of."""
+"""The refusal of a conversion by its result, and the warnings of its report."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,17 +27,18 @@ from hf_lgelu.refit.report import (
 )
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
-_ENOUGH_SAME_NEIGHBOURS = 0.9  # of embeddings; below, a search finds something else too often
-_ENOUGH_PREDICTIONS = 16  # of fewer, one that changes moves the share of equal ones by over six points
+_ENOUGH_SAME_NEIGHBOURS = 0.9  # share of embeddings; below it a search finds other neighbours too often
+_ENOUGH_PREDICTIONS = 16  # with fewer, one changed prediction moves the agreement by over six points
 
 
 def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
-    """Raise ConversionRefusedError, with `report` and `model`, for a network that is not what was asked for.
+    """Raise ConversionRefusedError, with `report` and `model`, for a network that the options do not accept.
 
-    The first of: outputs not finite, no nearer than the plain swap, `tolerance` not reached, beyond `max_kl`.
+    The error gives the first reason of: outputs not finite, no nearer than the plain swap, `tolerance` not reached,
+    beyond `max_kl`.
     """
     reason = None
-    best = next(step for step in reversed(report.steps) if step.is_kept)  # the first is kept
+    best = next(step for step in reversed(report.steps) if step.is_kept)  # the first step is always kept
     distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
@@ -55,7 +56,7 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
 
 
 def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: str) -> str | None:
-    """That the outputs are not finite, or a refit no nearer to the original than the plain swap, with `advice`."""
+    """The reason, with `advice`, why outputs are refused: not finite, or no nearer than the plain swap's; else None."""
     direct, refitted = evaluation.direct, evaluation.refitted
     if not math.isfinite(refitted.distance):
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
@@ -69,7 +70,7 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
 
 
 def _not_reached(report: ConversionReport, best: StepTaken, config: ConversionConfig) -> str:
-    """How near the nearest rung came, and what else these options allow."""
+    """The refusal of a tolerance that was not reached: the nearest distance, and what the options still allow."""
     what = "be within {:g} of the original on the inputs held out"
     if best.lost is not None:
         what = "lose at most {:g} of the original's score"
@@ -88,7 +89,7 @@ def _not_reached(report: ConversionReport, best: StepTaken, config: ConversionCo
 
 
 def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Iterator[str]:
-    """What a user of the result must know: what could not be checked, what is far or starved, what was left."""
+    """Warnings of missing checks, of large distances, of starved layers and of gates without a refit."""
     yield from _of_what_was_held_out(report)
     for title, evaluation in evaluations(report):
         refitted = evaluation.refitted
@@ -154,7 +155,7 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
         fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
-        # Where all there are were given, no option brings more.
+        # Where all inputs were used, no option brings more.
         option = "" if report.config.get("max_samples") is None else f" (`max_samples` {enough})"
         yield (
             f"{len(starved)} of {fitted} layers are starved, with fewer than {ENOUGH_ROWS} rows a feature (most of all "
@@ -169,7 +170,7 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
 
 
 def own_text_warning(text: Tensor, seconds: float) -> str:
-    """That a language model was given no data, and sampled the text itself."""
+    """The warning that a language model got no data and sampled the text itself."""
     return (
         f"no data were given: the model sampled {text.numel():,} tokens of text itself in {seconds:.0f} s, and all is "
         "fitted and measured on these. Text from where the model is used tells more (`evaluation_data`)"
@@ -179,7 +180,7 @@ def own_text_warning(text: Tensor, seconds: float) -> str:
 def uncounted_warning(
     model: nn.Module, inputs: Inputs, layers: Sequence[LayerRefit], outputs: Sequence[str] | None
 ) -> Iterator[str]:
-    """That outputs did not count: behind gates exchanged without a refit, or maps of a model of the user's own."""
+    """A warning of outputs that did not count: after gates without a refit, or after maps of the user's own model."""
     output, names = run_example(model, inputs), [layer.layers[0] for layer in layers if layer.is_uncounted]
     others = {} if outputs else uncounted_outputs(output)
     if others and not names:
@@ -195,7 +196,7 @@ def uncounted_warning(
 
 
 def config_warnings(model: nn.Module, changes: Sequence[str]) -> Iterator[str]:
-    """Programs that ignore the config, new heads, configs without a key, and code with the old gates."""
+    """Warnings of programs that ignore the config, new heads, configs without a key, and code with old gates."""
     yield from runtime_warnings(model) if changes else ()
     for _, root in pretrained_roots(model):
         name, trained = type(root).__name__, getattr(root.config, "architectures", None)

@@ -1,4 +1,4 @@
-"""A refit written into the network: weights in the layout of each kind of layer, biases, and the BatchNorm behind."""
+"""A refit written into the network: weights in the layout of each layer, biases, and the BatchNorm after a map."""
 
 from collections.abc import Iterator
 from operator import attrgetter
@@ -14,7 +14,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.ridge import RidgeFit
 from hf_lgelu.refit.traced import TracedNetwork
 
-# A norm or a LayerScale behind the map may scale a channel down. Below this share of the largest scale the channel is
+# A norm or a LayerScale after the map may scale a channel down. Below this share of the largest scale the channel is
 # left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
 _DEAD = 1e-3
 
@@ -52,13 +52,13 @@ def why_not_writable(model: nn.Module) -> str | None:
 
 
 def _quantized(module: nn.Module) -> str | None:
-    """The tensor of a module that is not plain floating point, in words; None where all are."""
+    """A tensor of a module that is not plain floating point, in words; None if there is none."""
     if hasattr(module, "_packed_params"):
         return "packed weights"
     for name, parameter in module.named_parameters(recurse=False):
         if type(parameter.data) is not Tensor:
             return f"its {name} as {type(parameter.data).__name__}"
-        # A matrix of whole numbers is a quantized one; a count or an index may be a parameter, too.
+        # A matrix of whole numbers is quantized, but a count or an index may be a parameter, too.
         is_number = parameter.is_floating_point() or parameter.is_complex() or parameter.ndim < 2
         if not is_number or (parameter.dtype.itemsize < 2 and parameter.is_floating_point()):
             return f"its {name} as {parameter.dtype}"
@@ -69,7 +69,7 @@ def _quantized(module: nn.Module) -> str | None:
 
 
 def forget_quantizer(model: nn.Module) -> Iterator[str]:
-    """The changes of a model's configs after which weights that came quantized from a file (GGUF) are saved as floats.
+    """The changes of a model's configs, so that weights from a quantized file (GGUF) are saved as floats.
 
     Changes `model` in place.
     """
@@ -86,7 +86,7 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
 def write_refit(student: nn.Module, traced: TracedNetwork, layer: Layer, fit: RidgeFit) -> None:
     """Write a fit into the layer's weights in `student`; a fit of the choice "kept" changes nothing.
 
-    The fit is on the scale of the aim. A BatchNorm right behind a map gets the mean and variance of the map's new
+    The fit is on the scale of the aim. A BatchNorm right after a map gets the mean and variance of the map's new
     outputs; its function in eval mode stays the same.
     """
     if fit.choice == "kept":
@@ -129,7 +129,7 @@ def _add(values: Tensor, change: Tensor) -> None:
 def _recentre(
     student: nn.Module, traced: TracedNetwork, consumer: LinearMap, moments: Moments, features: slice
 ) -> None:
-    """Give the BatchNorm behind a map the mean and variance of the map's new outputs; its function stays the same."""
+    """Give the BatchNorm after a map the mean and variance of the map's new outputs; its function stays the same."""
     norm = consumer.aim.norm
     if norm is None or norm is not consumer.aim.path[0] or any(operand is None for operand in norm.args[1:5]):
         return
@@ -168,7 +168,7 @@ def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
 def add_constant(
     network: nn.Module, operation: AffineOperation, outputs: slice, values: Tensor, direction: Tensor | None
 ) -> None:
-    """Add `values` to some outputs of a map: to its bias; without one to its weight, as values · directionᵀ."""
+    """Add `values` to some outputs of a map: to its bias, or without a bias to its weight, as values · directionᵀ."""
     if operation.bias is not None:
         _add(network.get_parameter(operation.bias)[outputs], values)
     else:

@@ -37,25 +37,25 @@ _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """A gate unit with the map before it and the single map behind the gate: linear layers, or convolutions."""
+    """A gate, the map before it and the single map after it: linear layers, or convolutions."""
 
     fed: FedGate
-    before: AffineOperation  # `unit.before`, unless that is a BatchNorm between this map and the gate
+    before: AffineOperation  # `fed.before`, unless that is a BatchNorm between this map and the gate
     down: LinearMap
 
     @property
     def ahead(self) -> tuple[AffineOperation, ...]:
-        """What makes the units: the map before the gate, its BatchNorm, the other half of a gated unit."""
+        """What makes the units: the map before the gate, its BatchNorm, and the other half of a gated unit."""
         return tuple(dict.fromkeys((self.before, *self.fed.maps)))
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
-        """Those, and the map behind the gate."""
+        """The operations `ahead`, and the map after the gate."""
         return (*self.ahead, self.down.operation)
 
     @property
     def has_linear_part(self) -> bool:
-        """Whether units that are always on can compute its linear part: no windows, no BatchNorm."""
+        """Whether units that are always on can compute the block's linear part: it has no windows and no BatchNorm."""
         geometries = (self.down.geometry, read_geometry(self.before))
         return self.before is self.fed.before and all(each and math.prod(each.kernel) == 1 for each in geometries)
 
@@ -71,7 +71,7 @@ class Block:
 
 
 def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> list[Block]:
-    """The gates followed directly by a map of their own, except for the product of a gated unit."""
+    """The gates with a map of their own right after them, or right after the product of a gated unit."""
     by_site = {fed.site: fed for fed in fed_gates}
     found = []
     for layer in layers:
@@ -105,9 +105,9 @@ def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Seque
 def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `traced` and the layers `found` are of the model's trace. What is no block (`find_blocks`) stays as wide as it is.
-    Where no key of the config adds biases, the copy has none (see always_on.py); then it gets wider only if all blocks
-    are gated units.
+    `traced` is the model's trace, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
+    width. Where no key of the config adds biases, the copy has no new biases (see always_on.py). Then it gets wider
+    only if all blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
@@ -119,7 +119,7 @@ def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budge
     extra: dict[int, int] = {}
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
-        # More units have no use: an always-on unit for each input, and MOST_KINKS - 1 copies of each unit.
+        # More than an always-on unit for each input and MOST_KINKS - 1 copies of each unit would have no use.
         inputs = min(oriented(model, block.before).shape[1] if block.has_linear_part else 0 for block in alike)
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
         extra |= {block.fed.site: more for block in alike}
@@ -142,7 +142,7 @@ def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budge
 
 
 def can_be_wider(model: nn.Module, traced: TracedNetwork, found: Layers) -> bool:
-    """Whether a model has blocks that can have more units, and a key of the config for them: only shapes decide it."""
+    """Whether a model has blocks that can have more units, and a config key for them. Only shapes decide this."""
     empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
     shapes = copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
     try:
@@ -154,9 +154,9 @@ def can_be_wider(model: nn.Module, traced: TracedNetwork, found: Layers) -> bool
 def padded(
     model: nn.Module, blocks: Sequence[Block], extra: Mapping[int, int], *, biases: bool = True
 ) -> tuple[nn.Module, tuple[ConfigChange, ...]]:
-    """A copy with `extra` more units of zero weights in each block, by site, and the changes of its config.
+    """(a copy with `extra` more units of zero weights in each block, by site; the changes of its config).
 
-    With `biases` also a zero bias before each gate. Raises UnsupportedConfigError where no key gives the new shape.
+    `biases` adds a zero bias before each gate. Raises UnsupportedConfigError where no key gives the new shape.
     """
     wide = independent_copy(model)
     for block in blocks:
@@ -196,7 +196,7 @@ def _sizes(module: nn.Module) -> tuple[str, ...]:
 
 
 def _plan(root: PreTrainedModel, more: Mapping[int, int]) -> list[ConfigChange]:
-    """The changes of a config after which it builds exactly the tensors that `root` has now; `more` units by width."""
+    """The changes of a config so that it builds exactly the tensors that `root` has now; `more` is {width: units}."""
 
     def resized(value: Any) -> Any:
         if isinstance(value, list):

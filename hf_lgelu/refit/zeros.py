@@ -1,8 +1,8 @@
 """Decoding that skips zeros: at one token, the maps around a ReLU are read only where the ReLU's output is not zero.
 
-The map before the ReLU is read whole. The `forward` of the map whose output the ReLU's multiplies (up) notes its input
-and gives ones, so that the product is the ReLU's output. The `forward` of the map that reads the product (down) then
-sums the rows of the live units.
+The map before the ReLU is read whole. In a gated block another map (up) makes the factor of the ReLU's output. Its
+`forward` notes its input and gives ones, so that the product is the ReLU's output. The `forward` of the map that reads
+the product (down) then sums the rows of the live units.
 """
 
 import threading
@@ -23,7 +23,7 @@ from hf_lgelu.refit.traced import TracedNetwork
 
 
 class _Map:
-    """The `forward` of a map: the loop at one token on the CPU, in float32 and eval mode without gradients, else dense.
+    """The `forward` of a map: a loop for one token on the CPU in float32 and eval mode without gradients, else dense.
 
     The weight lies in memory unit by unit. Its name, shape and values stay, and state dicts hold it in the usual order.
     """
@@ -37,7 +37,7 @@ class _Map:
         module.forward = self
 
     def undo(self) -> None:
-        """Give the module its own `forward` and order of memory back."""
+        """Restore the module's own `forward` and memory order."""
         self._hook.remove()
         del self.module.forward
         self.module.weight.data = self.module.weight.data.contiguous()
@@ -47,7 +47,7 @@ class _Map:
         return type(self.module).forward(self.module, x)
 
     def rows_for(self, x: Tensor) -> Tensor | None:
-        """The weight with a row a hidden unit, or None where `x` has to be computed densely."""
+        """The weight with a row for each hidden unit, or None where `x` has to be computed densely."""
         weight, is_one_token = self.module.weight, x.numel() == x.shape[-1]
         if not is_one_token or self.module.training or torch.is_grad_enabled() or opaque_refusal(x, weight):
             return None
@@ -69,7 +69,7 @@ class _Up(_Map):
     def __call__(self, x: Tensor) -> Tensor:
         rows = self.rows_for(x)
         if rows is None:
-            if self.noted:  # by a pass that an error ended
+            if self.noted:  # left by a pass that ended with an error
                 self.noted.pop(threading.get_ident(), None)
             return self.dense(x)
         self.noted[threading.get_ident()] = x
@@ -93,9 +93,9 @@ def _put_in_order(module: nn.Module, state: dict[str, Any], prefix: str, metadat
 def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = None) -> list[str]:
     """The names of the ReLUs whose zeros are skipped from now on while the model decodes; `skip=False` undoes it.
 
-    Changes `model` in place: a feed-forward block reads the map before its ReLU whole, and the weights of the others
-    only for the hidden units that are not zero. That is so on the CPU in float32, in eval mode without gradients, for
-    one token of one sequence at a time, as `generate` runs it. All else is computed densely. Outputs are the same up to
+    Changes `model` in place. A feed-forward block then reads the map before its ReLU whole, and its other maps only for
+    the hidden units that are not zero. This holds on the CPU in float32, in eval mode without gradients, for one token
+    of one sequence at a time, as `generate` runs it. Everything else is computed densely. Outputs are the same up to
     rounding.
 
     Blocks are found by what they compute, act(gate(x)) * up(x) or act(up(x)) before a linear map. The first use
