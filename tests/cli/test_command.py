@@ -120,7 +120,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--private"), "--private needs --push_to_hub"),
         ((*CONVERT, "--max_kl", "0"), "max_kl must be a number above 0"),
         ((*CONVERT, "--evaluation", "none", "--max_eval_samples", "9"), "--max_eval_samples without the data set"),
-        ((*CONVERT, "--width", "0.5"), "width is a multiple of the units there are, 1 or more"),
+        ((*CONVERT, "--width", "0.5"), "width is a multiple of the present units, finite and at least 1"),
         ((*CONVERT, "--effort", "place", "--bf16"), "--bf16 is for --effort 'distill'"),
         ((*CONVERT, "--target", "relu:0.1"), "target must be one of relu, relu6"),
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
