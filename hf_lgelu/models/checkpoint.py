@@ -51,8 +51,8 @@ def load_checkpoint(
     """The model of a folder or Hub id, of the class that its config names or of `kind`, with every λ-GELU in its place.
 
     Weights are read from safetensors only. Code of the checkpoint runs only with `trust_remote_code`. Raises ValueError
-    for a config that names no class of transformers or of this package. Raises it also if the tensors are not those of
-    the model, except for a head that the class does not have. Raises OSError if there is no checkpoint in safetensors.
+    for a config that names no class of transformers or of this package. Raises it also if the tensors are not the
+    model's, except for a head that the class does not have. Raises OSError if there is no checkpoint in safetensors.
     """
     require_there(str(name_or_path))
     name_or_path = local(str(name_or_path)) or name_or_path

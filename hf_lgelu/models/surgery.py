@@ -145,7 +145,7 @@ def replace_activations(
     torch.Size([8])
     """
     model = changeable_module(model)
-    require_values_here(model.named_modules())  # a new s beside them would have no value
+    require_values_here(model.named_modules())  # a new s next to the kept-away values would have no value
     require_known("granularity", granularity, GRANULARITIES)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)

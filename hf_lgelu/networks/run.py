@@ -80,7 +80,7 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
 
 
 def require_taken(model: nn.Module, inputs: Inputs, what: str) -> None:
-    """Raise ValueError where the model does not take inputs of `what`, with what the model said."""
+    """Raise ValueError, with the model's own message, where the model does not take inputs of `what`."""
     try:
         run_example(model, inputs)
     except NOT_TAKEN as error:
@@ -130,7 +130,7 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back in its own mode after."""
+    """A block with every module in eval mode; afterwards each module is back in its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

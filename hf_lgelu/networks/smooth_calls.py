@@ -142,7 +142,7 @@ def unused_modules(
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the smooth operations that run, by module, operation, being in the place of a call, and line."""
+    """Counts the smooth operations that run, by module, operation, whether they replace a call, and line."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

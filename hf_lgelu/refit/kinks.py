@@ -98,7 +98,7 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
 
 @torch.no_grad()
 def kinks_of_share(sums: PlacementSums, columns: Tensor, basis: Basis, live: float) -> Kinks:
-    """One ReLU a channel, so that on average at most the share `live` of the channels is above its kink.
+    """One ReLU per channel, so that on average at most the share `live` of the channels is above its kink.
 
     Every channel takes the kink with the least error + μ · its share of rows above. The error is that of the fit times
     `columns` (channels,), the squares of the channels' columns in the map after the gate. μ is the least number that

@@ -134,7 +134,7 @@ def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
     wide, hardness = x.to(dtype), hardness.to(dtype)
     y = wide * gate.step(plain.gate_argument(wide, hardness, gate))
     if dtype == torch.float64:
-        # To the last bit what λ = 1 is, as long as λx does not overflow.
+        # Equal to the plain activation at λ = 1 to the last bit, as long as λx does not overflow.
         u = wide * hardness
         y = torch.where(torch.isfinite(u), gate.plain_function(u) / hardness, y)
     return y.to(x.dtype)

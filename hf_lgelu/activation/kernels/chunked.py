@@ -111,6 +111,6 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same piece of each of several tensors of one dense layout, in the order of memory."""
     count, chunk = tensors[0].numel(), _chunk(tensors[0])
     flat = tuple(torch.as_strided(tensor, (count,), (1,)) for tensor in tensors)
-    if count <= chunk:  # what small tensors take shows in calls, not in elements
+    if count <= chunk:  # the time of small tensors depends on calls, not on elements
         return iter((flat,))
     return zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)

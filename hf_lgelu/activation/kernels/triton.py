@@ -91,7 +91,7 @@ def _hardness(hardness_ptr, temperature_ptr, override_ptr):
     hardness = tl.load(hardness_ptr).to(tl.float32)
     if temperature_ptr is not None:
         z = hardness / tl.load(temperature_ptr).to(tl.float32)
-        # log(1 + e^−|z|) loses digits of a small softplus, none of 1 + softplus.
+        # log(1 + e^−|z|) loses digits of a small softplus, but no digits of 1 + softplus.
         learned = 1.0 + (tl.where(z > 0, z, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(z))))
         override = tl.load(override_ptr).to(tl.float32)
         hardness = tl.where(override >= 1, override, learned)

@@ -353,7 +353,7 @@ def _is_homogeneous(node: Node, source: Node) -> bool:
 
 
 def _axis_after(node: Node, source: Node, axis: int) -> int | None:
-    """Where an axis of `source` lies in `node`, both counted from 0; None where it is mixed, cut or resized."""
+    """The axis of `node` that an axis of `source` becomes, both from 0; None where it is mixed, cut or resized."""
     name, before, after = operation_name(node), shape_of(source), shape_of(node)
     if name in _ELEMENTWISE:
         return axis if before == after else None
@@ -378,7 +378,7 @@ def _axis_after(node: Node, source: Node, axis: int) -> int | None:
 
 
 def _axis_before(node: Node, source: Node, axis: int) -> int | None:
-    """Where an axis of `node` lies in `source`: the inverse of `_axis_after`."""
+    """The axis of `source` that becomes an axis of `node`: the inverse of `_axis_after`."""
     candidates = range(len(shape_of(source)))
     return next((candidate for candidate in candidates if _axis_after(node, source, candidate) == axis), None)
 
