@@ -23,7 +23,7 @@ def significant(value: float | None) -> str:
 
 
 def finite_or_none(values: Any) -> Any:
-    """The same values, in nested mappings and lists, with None for numbers that are not finite: JSON has no others."""
+    """The same values, in nested mappings and lists, with None for numbers that are not finite, which JSON lacks."""
     if isinstance(values, Mapping):
         return {name: finite_or_none(value) for name, value in values.items()}
     if isinstance(values, list | tuple):

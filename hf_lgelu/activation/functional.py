@@ -29,8 +29,8 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
     Raises:
         TypeError: `x` or `hardness` is not a dense floating tensor of an accepted dtype.
         ValueError: `hardness` does not broadcast to `x`, lies on another device, is below 1 or not finite. Values are
-        read only where this causes no delay: numbers, and tensors on the CPU outside `torch.compile`, `torch.func` and
-        tracing.
+            read only where this causes no delay: numbers, and tensors on the CPU outside `torch.compile`,
+            `torch.func` and tracing.
         RuntimeError: the kernel that was named cannot take this input here.
 
     >>> import torch, hf_lgelu

@@ -150,7 +150,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and not buffer.is_inference()  # others cannot be written here
+        if buffer is not None and not buffer.is_inference()  # inference buffers stay
     ]
     try:
         yield
@@ -248,7 +248,8 @@ def in_own_forward(function: Function) -> Function:
 def same_randomness() -> Iterator[None]:
     """A block in which torch is seeded with 0 (not on Apple's GPUs); afterwards torch's random state is as before.
 
-    Some models (ViTMAE) draw random numbers in eval mode."""
+    Some models (ViTMAE) draw random numbers in eval mode.
+    """
     kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
         # torch.manual_seed would leave a call with a stack trace for each kind of device that is absent.

@@ -135,8 +135,7 @@ class ConversionConfig:
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
-                reads
-            (logits, boxes, embeddings).
+            reads (logits, boxes, embeddings).
         max_samples: The most rows, sequences or images of the data to use. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
