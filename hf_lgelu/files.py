@@ -1,4 +1,4 @@
-"""Names of files, folders and repositories of the Hub, and what is written whole or not at all."""
+"""Names of files, folders and Hub repositories, and files and folders that are written whole or not at all."""
 
 import ctypes
 import os
@@ -27,7 +27,7 @@ _FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt"
 
 
 def could_be_hub_id(name: str) -> bool:
-    """Whether the Hub could have a repository of that name: no path, and not named like a file."""
+    """Whether the Hub could have a repository of that name: it is no path, and not named like a file."""
     if Path(name).is_absolute() or name.startswith((".", "~")) or name.endswith(_FILE_ENDINGS):
         return False
     try:
@@ -49,8 +49,10 @@ def local(name: str) -> Path | None:
 
 
 def require_there(name: str, kind: str = "model") -> None:
-    """Raise FileNotFoundError unless there is a folder or file `name`, a "model" or "dataset" of that id on the Hub, or
-    a cached one; the libraries that load it would try the Hub for half a minute first."""
+    """Raise FileNotFoundError unless `name` is a folder or file, a "model" or "dataset" of the Hub, or a cached one.
+
+    The libraries that load it would first try the Hub for half a minute.
+    """
     if local(name) is not None:
         return
     what = "the folder of a checkpoint" if kind == "model" else "a folder or file of data"
@@ -59,7 +61,7 @@ def require_there(name: str, kind: str = "model") -> None:
         raise FileNotFoundError(f"{missing}; give {what}, or a Hub id such as user/{kind}")
     if kind == "model":
         is_cached = isinstance(try_to_load_from_cache(name, constants.CONFIG_NAME), str)
-    else:  # as the package datasets, which takes seconds to load, finds its cache
+    else:  # the package datasets finds its cache like this, but takes seconds to load
         cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME, "datasets"))
         is_cached = (cache / name.replace("/", "___").lower()).is_dir()
     if is_cached:
@@ -81,10 +83,10 @@ def require_there(name: str, kind: str = "model") -> None:
 
 @contextmanager
 def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield the path of a file to write, in a new folder beside `target`; it becomes `target` when the block ends well.
+    """Yield the path of a file to write, in a new folder next to `target`; it becomes `target` if the block succeeds.
 
-    The new folder, with whatever else was written into it, is removed in every case. After an error what was at
-    `target` is as it was. A link at `target` is replaced, not written through.
+    The new folder, with all other files in it, is removed in every case. After an error `target` is as it was. A link
+    at `target` is replaced, not written through.
     """
     target = Path(target)
     if target.is_dir():
@@ -98,17 +100,17 @@ def whole_file(target: str | os.PathLike, *, overwrite: bool = False) -> Iterato
 
 @contextmanager
 def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a new folder to write into; it becomes `target` when the block ends well.
+    """Yield a new folder to write into; it becomes `target` if the block succeeds.
 
-    After an error nothing is left behind, and what was at `target` is as it was. A process that is killed may leave a
-    hidden folder beside `target`. On Linux the new folder and the old one change places in one step. Elsewhere a
-    process that is killed between two steps leaves the old folder beside `target`, as `target`-….hf_lgelu.
+    After an error no new folder is left, and `target` is as it was. A process that is killed may leave a hidden folder
+    next to `target`. On Linux the new folder and the old one change places in one step. Elsewhere a process that is
+    killed between two steps leaves the old folder next to `target`, as `target`-….hf_lgelu.
 
     Args:
-        target: the folder to be. An empty one may be there. Of a link, what it leads to.
-        overwrite: put the new folder in the place of one that is not empty, if it holds a model: a config.json.
+        target: the folder to write. An empty folder may be there. If it is a link, the folder that it leads to.
+        overwrite: replace a folder that is not empty, if it holds a model: a config.json.
 
-    Raises what `require_replaceable` raises, and OSError where nothing can be written.
+    Raises the errors of `require_replaceable`, and OSError where nothing can be written.
     """
     named, target = Path(target), Path(os.path.realpath(target))
     require_replaceable(named, overwrite=overwrite)
@@ -116,21 +118,21 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         new, old = folder / "new", folder.with_name(folder.name.removeprefix("."))
         new.mkdir()
         yield new
-        require_replaceable(named, overwrite=overwrite)  # it may have been filled in the meantime
+        require_replaceable(named, overwrite=overwrite)  # the folder may have been filled in the meantime
         if target.exists() and _exchanged(new, target):
             return
         try:
             if target.exists():
                 os.replace(target, old)
             os.replace(new, target)
-        finally:  # also when it is interrupted between the two
+        finally:  # also after an interrupt between the two steps
             if old.exists() and not target.exists():
                 os.replace(old, target)
             shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step; False, and nothing done, where the system or the disk cannot."""
+    """Exchange two folders in one step. Returns False, with nothing changed, if the system or the disk cannot."""
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
@@ -164,11 +166,11 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
 
 @contextmanager
 def _folder_beside(target: Path) -> Iterator[Path]:
-    """Yield a new hidden folder beside `target`, on the same disk; it is removed in the end."""
+    """Yield a new hidden folder next to `target`, on the same disk; it is removed in the end."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-", suffix=".hf_lgelu"))
-    except OSError as error:  # it names the hidden folder, which nobody gave
+    except OSError as error:  # the error names the hidden folder, which the user did not give
         raise OSError(
             error.errno, f"{error.strerror}: nothing can be written to {target.parent}; give another place", str(target)
         ) from error
@@ -179,7 +181,7 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 
 
 def own_folder(path: Path) -> None:
-    """Make a folder that only this user can write. Raise PermissionError for a link, or another user's folder."""
+    """Make a folder that only this user can write to. Raise PermissionError for a link, or another user's folder."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_symlink() or not _is_own(path):
         raise PermissionError(f"{path} is a link or another user's folder; give another one, or remove it")
@@ -193,7 +195,7 @@ def _is_own(path: Path) -> bool:
 
 
 def hold(path: Path) -> int | None:
-    """The descriptor of a file, locked until it is closed or the process ends; None on a system without such locks.
+    """The descriptor of a file, locked until it is closed or the process ends; None on a system without locks.
 
     Raises BlockingIOError where another process holds it.
     """
@@ -211,9 +213,9 @@ def hold(path: Path) -> int | None:
 
 
 def require_inside(file: Path, folder: Path) -> None:
-    """Raise ValueError if `file`, in `folder`, is or lies behind a link that leads out of it.
+    """Raise ValueError if `file` is, or is reached through, a link that leads out of `folder`.
 
-    The Hub's cache is all links, from snapshots/REVISION to blobs/ beside it: those are the model's own.
+    In the Hub's cache all files are links from snapshots/REVISION to blobs/ next to it. These are allowed.
     """
     whole = folder.resolve()
     own = [whole, whole.parent.parent / "blobs"] if whole.parent.name == "snapshots" else [whole]
@@ -226,8 +228,8 @@ def require_inside(file: Path, folder: Path) -> None:
 
 
 def save_picture(figure: "Figure", path: str | os.PathLike, dots_per_inch: int) -> Path:
-    """Write a PNG and return its path; the same numbers give the same bytes. Its folder is made where it is missing."""
+    """Write a PNG and return its path; the same numbers give the same bytes. A missing folder is made."""
     with whole_file(path, overwrite=True) as new:
-        # Which matplotlib it was would make another file of the same picture.
+        # With matplotlib's version in the file, the same picture would give other bytes.
         figure.savefig(new, dpi=dots_per_inch, metadata={"Software": None})
     return Path(path)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NONE = "–"
-"""Where a number does not apply, or was not measured. Never a zero."""
+"""The sign for a number that does not apply, or was not measured. It is never a zero."""
 
 _DIGITS = {"accuracy": 4, "perplexity": 2}
 
@@ -23,7 +23,7 @@ def significant(value: float | None) -> str:
 
 
 def finite_or_none(values: Any) -> Any:
-    """The same values, in however many mappings and lists, with None for a number that is not finite: JSON has none."""
+    """The same values, in nested mappings and lists, with None for numbers that are not finite, which JSON lacks."""
     if isinstance(values, Mapping):
         return {name: finite_or_none(value) for name, value in values.items()}
     if isinstance(values, list | tuple):
@@ -42,8 +42,10 @@ RELATIVE_ERROR = "relative error (share of squares)"
 def main_measures(
     kl: float | None, agreement: float, relative_error: float, embedding: Mapping[str, float]
 ) -> dict[str, str]:
-    """{measure: value} of what decides how near a network is to the original: of class scores (where there is a KL), of
-    embeddings (`OutputComparison.embedding`), or of other values."""
+    """{measure: value} of the measures that decide how near a network is to the original.
+
+    Class scores (with a KL), embeddings (`OutputComparison.embedding`) and other values have measures of their own.
+    """
     if embedding:
         names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
         found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
@@ -65,7 +67,7 @@ def quoted(names: Iterable[str]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
-    """A table whose first columns are words; the others are numbers, on the right. A cell is on one line."""
+    """A table whose first columns are words; the other columns are numbers, aligned right. A cell is on one line."""
     lines = [f"| {' | '.join(header)} |"]
     lines.append("|" + "".join(" --- |" if i < text_columns else " ---: |" for i in range(len(header))))
     cells = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)

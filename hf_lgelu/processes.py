@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 
 def known_processes() -> PartialState:
-    """The state of accelerate's processes; on CPUs where ACCELERATE_USE_CPU says so.
+    """The state of accelerate's processes; it is on CPUs if ACCELERATE_USE_CPU says so.
 
     accelerate reads this variable in Accelerator alone. Otherwise processes on CPUs would not find each other.
     """
@@ -26,7 +26,7 @@ def known_processes() -> PartialState:
 
 
 def own_part(work: Sequence[Item]) -> list[Item]:
-    """Every n-th item, from the process's own number on: this process's part of the work of n processes."""
+    """This process's part of the work of n processes: every n-th item, from the process's own number on."""
     processes = known_processes()
     return list(work[processes.process_index :: processes.num_processes])
 
@@ -55,7 +55,7 @@ def main_decides(value: Decided) -> Decided:
 
 
 def _together(call: Callable[[Any], Any], value: Any) -> Any:
-    """The result of a call that all processes make; if a process is gone, an error that says what to do."""
+    """The result of a call that all processes make. If a process is gone, an error says what to do."""
     try:
         return call(value)
     except RuntimeError as error:

@@ -1,1 +1,1 @@
-"""What λ-GELU is: the function, its hardness, its kernels and its module. Imports only torch."""
+"""λ-GELU itself: the function, its hardness, its kernels and its module. Imports only torch."""

@@ -19,7 +19,7 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
         x: any shape, float64, float32, float16 or bfloat16. Arithmetic inside is float32 or wider.
         hardness: λ ≥ 1, a number or a floating tensor that broadcasts to the shape of `x`. One value of any
             shape goes with a 0-dim `x`.
-        kernel: a row of KERNELS, e.g. "eager"; without one, what `use_kernel` or the environment variable
+        kernel: a row of KERNELS, e.g. "eager". The default is the kernel that `use_kernel` or the environment variable
             LGELU_KERNEL names, else the fastest that takes the input (`kernel_report()` lists them).
 
     Returns:
@@ -28,8 +28,8 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
 
     Raises:
         TypeError: `x` or `hardness` is not a dense floating tensor of an accepted dtype.
-        ValueError: `hardness` does not broadcast to `x`, lies on another device, or is below 1 or not finite. Values
-            are read only where that stalls nothing: numbers, and tensors on the CPU outside `torch.compile`,
+        ValueError: `hardness` does not broadcast to `x`, lies on another device, is below 1 or not finite. Values are
+            read only where this causes no delay: numbers, and tensors on the CPU outside `torch.compile`,
             `torch.func` and tracing.
         RuntimeError: the kernel that was named cannot take this input here.
 
@@ -76,7 +76,7 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
     hardness = check_dense(hardness, "a hardness that is no number")
     if _is_readable(hardness):
         dtype, values = internal_dtype(x), hardness.detach()
-        if hardness.numel() != 1:  # one is read as a number: a fifth of the time
+        if hardness.numel() != 1:  # reading one value as a number takes a fifth of the time
             values = values[~((values >= 1) & torch.isfinite(values.to(dtype)))].flatten()[:1]
         if values.numel():
             _check_number(values.item(), dtype)
@@ -86,7 +86,7 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
 def _is_readable(hardness: Tensor) -> bool:
     if torch.compiler.is_compiling() or hardness.device.type != "cpu" or not is_plain(hardness):
         return False
-    if torch._C._len_torch_dispatch_stack() > 0:  # such as make_fx's, which cannot give a number to Python
+    if torch._C._len_torch_dispatch_stack() > 0:  # a mode such as make_fx's cannot give a number to Python
         return False
     return not (torch._C._functorch.is_functorch_wrapped_tensor(hardness) or isinstance(hardness, FakeTensor))
 

@@ -1,8 +1,8 @@
-"""The family of self-gates f(x; λ) = x·G(λx): a row each.
+"""The family of self-gates f(x; λ) = x·G(λx), with a row for each gate.
 
-G is a smooth step from 0 to 1 with G(−u) = 1 − G(u). At λ = 1 a row is an activation that networks are pretrained
-with; for λ → ∞ every row is ReLU. Mish, x·tanh(softplus(x)), is no row: its step is not symmetric, and no x·G(λx).
-`convert_to_relu` takes such networks without training.
+G is a smooth step from 0 to 1 with G(−u) = 1 − G(u). At λ = 1 a row is an activation that networks are pretrained with;
+for λ → ∞ every row is ReLU. Mish, x·tanh(softplus(x)), is no row: its step is not symmetric, and it is no x·G(λx).
+`convert_to_relu` takes Mish networks without training.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 _SQRT2 = math.sqrt(2.0)
-_INV_SQRT2 = math.sqrt(0.5)  # torch's M_SQRT1_2; 1 / √2 is a unit in the last place below it
+_INV_SQRT2 = math.sqrt(0.5)  # torch's M_SQRT1_2; 1 / √2 is one unit in the last place smaller
 _INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 _LOG2_E = 1.0 / math.log(2.0)
 _TANH_SLOPE = _SQRT2 * (2.0 / math.sqrt(math.pi)) * 0.5  # √(2/π), in the order in which torch multiplies it
@@ -26,24 +26,24 @@ _TANH_CUBE = 0.044715
 class Gate:
     """One G, as plain torch operations on v = `scale`·u, u = λx.
 
-    The tails 1 − G(u) fall faster than any power of 1/u. arctan's do not: its `width` is infinite, and such a row is
-    refused with a ValueError.
+    The tails 1 − G(u) fall faster than any power of 1/u. The tails of arctan do not: its `width` is infinite, and a row
+    with infinite width is refused with a ValueError.
 
     Attributes:
         name: key in GATES, and the activation string of transformers and timm.
-        label: for people, e.g. λ-GELU.
-        formula: of f.
-        plain_names: what transformers calls the activation that λ = 1 is, the usual name first; () where it has none.
-        plain_label: the same for people.
-        plain_module: builds it; torch's own class where torch has it.
+        label: the name for people, e.g. λ-GELU.
+        formula: the formula of f.
+        plain_names: transformers' names of the activation at λ = 1, the usual name first; () if it has none.
+        plain_label: the name of this activation for people.
+        plain_module: a function that builds this activation, with torch's own class if torch has one.
         width: ∫|H(u) − G(u)|du, so that the paper's E∞(λ) = ∫|H(x) − G(λx)|dx = `width`/λ.
         swap_error: κ = max_u u·(1 − G(u)), so that sup_x |f(x; λ) − ReLU(x)| = κ/λ.
-        scale: v/u, folded into λ.
-        limits: |v| from which on G is 0 or 1 and its density 0 or a normal number, in float32 and float64.
+        scale: v/u, multiplied into λ.
+        limits: the |v| from which on G is 0 or 1, and its density 0 or a normal number, in float32 and float64.
         step: v → G(u).
         density: v → g(u) = G′(u), even.
-        plain_function: u → u·G(u) as torch itself computes it, where it does.
-        plain_backward: (δ, u, out) → None, with δ·∂(u·G(u))/∂u written into `out`; torch's own, where it has it.
+        plain_function: u → u·G(u), as torch itself computes it if it does.
+        plain_backward: (δ, u, out) → None, with δ·∂(u·G(u))/∂u written into `out`; torch's own function if it has one.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Gate:
             raise ValueError(f"{self.name} has no finite width and swap_error: the tails of its G fall too slowly")
 
     def limit(self, dtype: torch.dtype) -> float:
-        """Where |v| is clamped in this dtype of the arithmetic."""
+        """The |v| at which v is clamped, for this dtype of the arithmetic."""
         return self.limits[1 if dtype == torch.float64 else 0]
 
 
@@ -101,7 +101,7 @@ GATES: dict[str, Gate] = {
             name="lambda_gelu",
             label="λ-GELU",
             formula="x·Φ(λx)",
-            plain_names=("gelu", "gelu_python"),  # the second is no family's name for another form
+            plain_names=("gelu", "gelu_python"),  # no family uses the second name for another form
             plain_label="GELU",
             plain_module=nn.GELU,
             width=2 * _INV_SQRT_2PI,
@@ -156,7 +156,7 @@ DEFAULT_GATE = "lambda_gelu"
 
 
 def check_gate(name: str) -> Gate:
-    """The row of GATES, or a ValueError that names the accepted ones."""
+    """The row of GATES. Raises ValueError with the accepted names for any other name."""
     if name not in GATES:
         raise ValueError(
             f"unknown gate {name!r}; accepted: {', '.join(GATES)}. Mish and other activations that are no x·G(λx) have "

@@ -18,17 +18,17 @@ from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 DEFAULT_TEMPERATURE = 0.1  # the paper's t
 
 DEFAULT_INIT_HARDNESS = 1.05
-"""λ₀ of a new activation. σ(s/t) = 1 − e^(−(λ−1)) holds the gradient of s back near λ = 1, so a λ₀
-closer to 1 (the paper-like 1.0067) takes many more steps to leave GELU."""
+"""λ₀ of a new activation. σ(s/t) = 1 − e^(−(λ−1)) makes the gradient of s small near λ = 1, so a λ₀ closer to 1 (the
+paper-like 1.0067) takes many more steps to leave GELU."""
 
 DEFAULT_TOLERANCE = 5e-3  # the paper's ε, the L¹ distance between the gate G(λx) and the Heaviside step
 
-# s, t and λ live in float32 tensors; with more, or with a smaller t, s/t would overflow or be 0/0.
+# s, t and λ are float32 tensors; with a larger λ, or a t below 1e-37, s/t would overflow or be 0/0.
 LARGEST_HARDNESS = 1e37
 
 
 def check_temperature(temperature: float) -> float:
-    """Return `temperature` as a float, or raise if it is not above 0 or float32 cannot hold it."""
+    """`temperature` as a float. Raises ValueError if it is not above 0, or if float32 cannot hold it."""
     value = float(temperature)
     if not 1 / LARGEST_HARDNESS <= value <= LARGEST_HARDNESS:
         raise ValueError(
@@ -38,7 +38,7 @@ def check_temperature(temperature: float) -> float:
 
 
 def check_init_hardness(hardness: float) -> float:
-    """Return `hardness` as a float, or raise if no finite raw hardness stands for it."""
+    """`hardness` as a float. Raises ValueError if no finite raw hardness stands for it."""
     value = float(hardness)
     if not 1 < value <= LARGEST_HARDNESS:
         raise ValueError(
@@ -51,15 +51,15 @@ def check_init_hardness(hardness: float) -> float:
 
 def hardness_from_raw(raw_hardness: Tensor, temperature: Tensor | float) -> Tensor:
     """λ(s) = 1 + softplus(s / t), elementwise; differentiable in both."""
-    # The default threshold of 20 goes over to the identity where float64 still sees a difference of 2e-9.
+    # The default threshold of 20 switches to the identity where the difference is still 2e-9 in float64.
     return 1 + F.softplus(raw_hardness / temperature, threshold=40)
 
 
 def effective_hardness(raw_hardness: Tensor, temperature: Tensor | float, override: Tensor) -> Tensor:
     """The override where it is 1 or more, else λ(s); elementwise.
 
-    0 stands for none. So does what is between: an average of buffers over training steps (timm's and torch's EMA of a
-    model) passes there on its way up from 0, and no λ is below 1.
+    0 stands for no override, and so do values between 0 and 1. An average of buffers over training steps (timm's and
+    torch's EMA of a model) passes these values on its way up from 0, and no λ is below 1.
     """
     # torch.where keeps s in the graph with a gradient of exactly 0 while the override rules, which DDP's
     # reducer needs; a branch in Python would break compiled graphs.
@@ -87,8 +87,8 @@ def raw_from_hardness(hardness: float, temperature: float = DEFAULT_TEMPERATURE)
 def hardness_for_tolerance(tolerance: float = DEFAULT_TOLERANCE, gate: str = DEFAULT_GATE) -> float:
     """The λ at which the gate is within `tolerance` of a step, in L¹.
 
-    The paper's E∞(λ) = ∫|H(x) − G(λx)|dx = w/λ, solved for λ, with w the gate's width: 2/√(2π) for λ-GELU, which gives
-    159.577 for ε = 5e-3; 2·ln 2 for λ-SiLU, 277.259.
+    The paper's E∞(λ) = ∫|H(x) − G(λx)|dx = w/λ, solved for λ, with w the gate's width. For λ-GELU w is 2/√(2π), which
+    gives 159.577 for ε = 5e-3; for λ-SiLU w is 2·ln 2, which gives 277.259.
 
     Args:
         tolerance: ε, in (0, w], the range in which λ ≥ 1.
@@ -129,15 +129,15 @@ def swap_error_bound(hardness: float, gate: str = DEFAULT_GATE) -> float:
 
 
 INIT_MODES = ("uniform", "increasing", "decreasing")
-"""How initial hardness runs over depth: every λ = init_hardness, or linear to or from high_hardness."""
+"""The profiles of initial hardness over depth: every λ = init_hardness, or linear to or from high_hardness."""
 
 
 def require_known(what: str, name: Any, known: Collection[str]) -> None:
-    """Raise ValueError that lists the `known` names, unless `name` is one."""
+    """Raise ValueError with the `known` names, unless `name` is one of them."""
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; accepted: {', '.join(known)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a real number, of Python or numpy, and no bool."""
+    """Whether a value is a real number, of Python or numpy, but no bool."""
     return isinstance(value, Real) and not isinstance(value, bool)

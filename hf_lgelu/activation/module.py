@@ -17,38 +17,38 @@ from hf_lgelu.activation.hardness import (
 )
 from hf_lgelu.activation.kernels import apply_learned_gate
 
-# torch.fx.symbolic_trace records one call, as it does for nn.GELU: what is chosen inside depends on the input.
+# torch.fx.symbolic_trace records one call, as for nn.GELU, because the choice inside depends on the input.
 torch.fx.wrap("apply_learned_gate")
 
 
 class LambdaGate(nn.Module):
-    """f(x; λ) = x·G(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s); what all gates share.
+    """f(x; λ) = x·G(λx) with λ = 1 + softplus(s/t) learned through `raw_hardness` (s): the common base of all gates.
 
     Use a row's own class: `LambdaGELU`, `LambdaGELUTanh`, `LambdaSiLU`.
 
     State dict: `raw_hardness` (s, the only parameter), `temperature` (t) and `hardness_override`
-    (0 while s rules; otherwise the λ that hardening has set), all float32 whatever the model's dtype,
-    t of shape (1,) and the others of one shape, so that a checkpoint evaluates the same after a reload
-    in the middle of hardening. A state whose λ is not finite is refused.
+    (0 while s rules; otherwise the λ that hardening has set). All are float32, whatever the model's dtype. t has shape
+    (1,), and the others have one shape. So a checkpoint evaluates the same after a reload in the middle of hardening. A
+    state whose λ is not finite is refused.
 
     Args:
         inplace: accepted, because timm passes it first, and ignored.
         init_hardness: λ at the start, above 1.
         temperature: t > 0; the paper uses 0.1.
-        raw_shape: shape of s, which has to broadcast to that of the input: (1,) is one λ for the layer, (256,) one
-            for each of 256 hidden units, (64, 1, 1) one for each of 64 channels of pictures.
-        device: of the state, as in torch's modules.
+        raw_shape: shape of s, which has to broadcast to the input's shape: (1,) is one λ for the layer, (256,) one for
+            each of 256 hidden units, (64, 1, 1) one for each of 64 channels of pictures.
+        device: the device of the state, as in torch's modules.
         dtype: accepted as in torch's modules, and ignored: the state stays float32.
 
     Sites that hold the same module object share its λ.
 
     Shape: input any, float; output the same shape and dtype.
 
-    `torch.compile`, `torch.export`, `torch.jit.trace` and `torch.fx` take it; `torch.jit.script`, which knows no choice
-    among kernels, does not: it raises a RuntimeError.
+    `torch.compile`, `torch.export`, `torch.jit.trace` and `torch.fx` take this module. `torch.jit.script` cannot choose
+    among kernels, and raises a RuntimeError.
 
     Raises:
-        ValueError: a λ, t or shape is not as described; the message says what is accepted.
+        ValueError: a λ, t or shape is not as described; the message names the accepted values.
     """
 
     gate: ClassVar[str]
@@ -80,8 +80,8 @@ class LambdaGate(nn.Module):
     def reset_parameters(self) -> None:
         """Set s to the initial hardness, t to its constructor value, and lift the override.
 
-        Only `torch.nn.init` functions are used, and through their module: transformers guards those
-        while it loads a checkpoint, so that a tensor that was loaded is left alone.
+        Only `torch.nn.init` functions are used, and through their module. transformers guards these functions while it
+        loads a checkpoint, so a tensor that was loaded is left alone.
         """
         raw_hardness = raw_from_hardness(self.init_hardness, self.init_temperature)
         torch.nn.init.constant_(self.raw_hardness, raw_hardness)
@@ -90,9 +90,9 @@ class LambdaGate(nn.Module):
 
     @property
     def _is_hf_initialized(self) -> bool:
-        """True, for transformers asks this in a load, before it initializes what the checkpoint lacks.
+        """True. During a load, transformers asks this before it initializes tensors that the checkpoint lacks.
 
-        A gate that was built without memory then sets what was not loaded, once: while `torch.nn.init` is guarded.
+        A gate that was built without memory then sets its missing tensors, once, while `torch.nn.init` is guarded.
         """
         guarded = getattr(sys.modules.get("transformers.initialization"), "constant_", None)
         is_asked = torch.nn.init.constant_ is guarded and not self.raw_hardness.is_meta
@@ -106,7 +106,7 @@ class LambdaGate(nn.Module):
 
     @_is_hf_initialized.setter
     def _is_hf_initialized(self, value: bool) -> None:
-        """What transformers notes of every module: here nothing."""
+        """Ignored: transformers sets this on every module."""
 
     @property
     def hardness(self) -> Tensor:
@@ -201,12 +201,12 @@ GATE_MODULES: dict[str, type[LambdaGate]] = {cls.gate: cls for cls in (LambdaGEL
 
 
 NEEDS_THE_PACKAGE = "hf_lgelu.from_pretrained"
-"""The value of an activation key where the config alone cannot rebuild the model: a process without this package
-refuses the checkpoint, and its error names what is missing."""
+"""The value of an activation key where the config alone cannot rebuild the model. A process without this package
+refuses the checkpoint, and the error names this function."""
 
 
 class GuardedGate(LambdaGELU):
-    """What `NEEDS_THE_PACKAGE` is in a process that has imported this package: an error in words."""
+    """The activation `NEEDS_THE_PACKAGE` in a process that has imported this package: an error in words."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError(
@@ -219,7 +219,7 @@ class GuardedGate(LambdaGELU):
 def state_problem(
     raw_hardness: Tensor | None, temperature: Tensor | None, hardness_override: Tensor | None
 ) -> str | None:
-    """Why a λ-gate must not take this state, or None; what is missing, or has no values to read, passes.
+    """The reason why a λ-gate must not take this state, or None. Missing tensors, or tensors without values, pass.
 
     s has to be finite, t finite and above 0, and the override finite and at least 0 (`effective_hardness`).
     """

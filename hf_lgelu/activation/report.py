@@ -1,4 +1,4 @@
-"""Which kernels this machine has, and which of them runs where."""
+"""A report on the kernels of this machine, and on the kernel for each device and dtype."""
 
 import torch
 
@@ -6,9 +6,9 @@ from hf_lgelu.activation.kernels import DTYPES, KERNEL_VARIABLE, KERNELS, choose
 
 
 def kernel_report() -> str:
-    """A short table to print: which λ-GELU kernels can run here, and which one is taken for each device and dtype.
+    """A short table to print: the λ-GELU kernels that can run here, and the kernel taken for each device and dtype.
 
-    It builds the C++ kernel if that has not been built. The answer is for one λ per layer and a dense input;
+    It builds the C++ kernel if necessary. The answer is for one λ per layer and a dense input;
     an input that a kernel refuses goes to the next.
     """
     chosen = chosen_kernel()

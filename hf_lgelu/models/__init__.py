@@ -1,1 +1,1 @@
-"""Changes models: surgery, config keys, records and loading, hardening, optimizer groups, and an MLP."""
+"""Changes of models: surgery, config keys, records and loading, hardening, optimizer groups, and an MLP."""

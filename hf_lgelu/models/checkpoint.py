@@ -1,4 +1,4 @@
-"""Loading a checkpoint as the model class that it names, and the files that belong to a model beside its weights."""
+"""Loading of a checkpoint as the model class that it names, and a model's files other than its weights."""
 
 import os
 import shutil
@@ -34,11 +34,11 @@ PROCESSOR_FILES = (
     *("*.spm", "target_vocab.json", "bpe.codes", "prophetnet.tokenizer", "entity_vocab.json", "dict.txt", "emoji.json"),
     *("byte_maps.json", "word_shape.json", "word_pronunciation.json", "normalizer.json"),
     *("preprocessor_config.json", "processor_config.json", "image_processor*.json", "video_preprocessor_config.json"),
-    *("tokenization_*.py", "processing_*.py", "image_processing_*.py"),  # code that the checkpoint brings
-    *("*tekken*.json", "*_tokenizer/*"),  # Mistral's own; of processors with a second tokenizer (InstructBLIP)
+    *("tokenization_*.py", "processing_*.py", "image_processing_*.py"),  # code of the checkpoint
+    *("*tekken*.json", "*_tokenizer/*"),  # Mistral's own; processors with a second tokenizer (InstructBLIP)
     *("feature_extractor*.json", "audio_tokenizer_config.json", "chat_template.*", f"{CHAT_TEMPLATE_DIR}/*"),
 )
-"""Names under which tokenizers and processors of transformers save themselves, as patterns."""
+"""The patterns of the file names under which tokenizers and processors of transformers save themselves."""
 
 logger = logging.get_logger(__name__)
 
@@ -48,11 +48,11 @@ _HEADS = frozenset({"cls", "pooler", "lm_head", "classifier", "score", "qa_outpu
 def load_checkpoint(
     name_or_path: str | os.PathLike, *, kind: type[PreTrainedModel] | None = None, trust_remote_code: bool = False
 ) -> PreTrainedModel:
-    """The model of a folder or Hub id, as the class that its config names or `kind`, with every λ-GELU in its place.
+    """The model of a folder or Hub id, of the class that its config names or of `kind`, with every λ-GELU in its place.
 
-    Weights are read from safetensors only. Code of the checkpoint is run with `trust_remote_code` alone. Raises
-    ValueError for a config that names no class of transformers or of this package, and where the tensors are not those
-    of the model, but for a head that this class does not have; OSError where there is no checkpoint in safetensors.
+    Weights are read from safetensors only. Code of the checkpoint runs only with `trust_remote_code`. Raises ValueError
+    for a config that names no class of transformers or of this package. Raises it also if the tensors are not the
+    model's, except for a head that the class does not have. Raises OSError if there is no checkpoint in safetensors.
     """
     require_there(str(name_or_path))
     name_or_path = local(str(name_or_path)) or name_or_path
@@ -62,7 +62,7 @@ def load_checkpoint(
     if path.is_dir() and not (path / CONFIG_NAME).is_file():
         raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
     try:
-        # Left out, transformers would ask at the terminal whether to run what the checkpoint carries.
+        # Without this argument, transformers would ask at the terminal whether to run the checkpoint's code.
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         named, given = getattr(config, "auto_map", None), {}
         own_code = {
@@ -89,7 +89,7 @@ def load_checkpoint(
             "Correct it there, or load the model yourself and pass it to the function"
         ) from error
     model.eval()
-    # A part that is new would be random: transformers only warns. Published checkpoints hold tensors of other heads.
+    # A missing part would be random, and transformers only warns. Published checkpoints hold tensors of other heads.
     modules = dict(model.named_modules())
     owners = {name: name.rpartition(".")[0] for name in found["unexpected_keys"]}
     unexpected = [name for name, owner in owners.items() if _HEADS.isdisjoint(owner.split(".")) or owner in modules]
@@ -103,16 +103,16 @@ def load_checkpoint(
             f"{name_or_path} does not hold the tensors of {type(model).__name__}: {' and '.join(told)}. What is "
             "missing would be random. Save the whole model with save_pretrained, or look at its config.json"
         )
-    # Code that the config names and that was not run must not be named in an export.
+    # An export must not name code that the config names but that was not run.
     if hasattr(model.config, "auto_map") and not model.is_remote_code():
         del model.config.auto_map
     return model
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The first of the config's `architectures`; ValueError if neither transformers nor this package has it."""
+    """The first known class of the config's `architectures`; ValueError if transformers and this package know none."""
     names = config.architectures or ()
-    if not names and config.model_type == "timm_wrapper":  # as timm itself saves, and its repositories on the Hub are
+    if not names and config.model_type == "timm_wrapper":  # as saved by timm, also in its repositories on the Hub
         return TimmWrapperForImageClassification if config.num_labels else TimmWrapperModel
     for name in names:
         found = MLPForClassification if name == MLPForClassification.__name__ else getattr(transformers, name, None)
@@ -128,13 +128,13 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def save_checkpoint(
     model: PreTrainedModel, folder: str | os.PathLike, processor: Any = None, source: str | os.PathLike | None = None
 ) -> None:
-    """Save a model with its tokenizer or image processor: the object itself, or the files of a folder or Hub id.
+    """Save a model with its tokenizer or image processor: `processor`, or the files of the folder or Hub id `source`.
 
     Raises OSError if the disk is full.
     """
     try:
         model.save_pretrained(folder)
-    except SafetensorError as error:  # its words for what the system says
+    except SafetensorError as error:  # safetensors' error for a system error
         raise OSError(f"{folder} could not be written, and is not complete: {error}") from error
     if processor is not None:
         processor.save_pretrained(folder)
@@ -164,7 +164,7 @@ def require_same_model(model: nn.Module, loaded: nn.Module, inputs: Inputs) -> N
 
 
 def copy_processor_files(source: str | os.PathLike, target: str | os.PathLike) -> list[str]:
-    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte; returns their names."""
+    """Copy the tokenizer's and processor's files of a folder or Hub id, byte for byte. Returns the files' names."""
     folder = Path(source)
     if not folder.is_dir():
         folder = Path(snapshot_download(str(source), allow_patterns=list(PROCESSOR_FILES)))

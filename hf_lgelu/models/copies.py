@@ -1,4 +1,4 @@
-"""Which models may be changed or copied: not wrapped, no weights in shared memory; and what an adapter has to save."""
+"""Checks that a model may be changed or copied: it is not wrapped, and a copy shares nothing with it."""
 
 import copy
 import functools
@@ -36,7 +36,7 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
 
 
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
-    """Raise RuntimeError, in all processes, where an s is no parameter of its gate: FSDP1 flattens it into shards."""
+    """Raise RuntimeError, in all processes, if an s is no parameter of its gate: FSDP1 flattens s into shards."""
     for name, owner in owners:
         s, whose = owner.raw_hardness, f"the raw hardness of {name or 'a gate'}"
         if is_parametrized(owner, "raw_hardness"):
@@ -63,11 +63,11 @@ if getattr(model, "_hf_peft_config_loaded", False):  # put in by model.add_adapt
 
 
 def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
-    """The module to operate on, or a RuntimeError with the reason why it cannot be changed (TypeError: no module)."""
+    """The module to change; RuntimeError with the reason if it cannot be changed, TypeError if it is no module."""
     model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
     for name, module in model.named_modules():
         where = f"its module {name!r}" if name else "it"
-        # A shard of FSDP can be left out for one evaluation, if all ranks do it; Trainer has no unwrapped model then.
+        # For one evaluation, an FSDP shard may be passed over if all ranks do so: Trainer has no unwrapped model then.
         sharded = "fsdp" in type(module).__module__.lower() and not temporarily
         if isinstance(module, DistributedDataParallel | DataParallel) or sharded:
             why = (
@@ -88,12 +88,12 @@ def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Modu
     return model
 
 
-_OWN = ("_parameters", "_buffers", "_modules")  # of a module: what a copy has copies of
+_OWN = ("_parameters", "_buffers", "_modules")  # attributes of a module that a copy copies
 _HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, frozenset)
 
 
 def independent_copy(model: Model) -> Model:
-    """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError where it cannot."""
+    """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError if that fails."""
     require_values_here(model.named_modules())
     with own_forward(model):
         twin = copy.deepcopy(model)
@@ -103,7 +103,7 @@ def independent_copy(model: Model) -> Model:
     originals = {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 
     def is_known_to(value: Any) -> bool:
-        # Python copies no function, so `self.step = torch.compile(self._step)` goes on running the original's modules.
+        # Python copies no functions, so `self.step = torch.compile(self._step)` would still run the original's modules.
         seen: set[int] = set()
         left = [value]
         while left:

@@ -1,6 +1,6 @@
-"""The hardness of a whole model: reading λ over depth, setting it, annealing it to its target and freezing it.
+"""The hardness of a whole model: functions that read λ over depth, set it, anneal it to its target and freeze it.
 
-Functions of the model: the callback calls them, and so can any training loop.
+The callback calls these functions, and any training loop can call them, too.
 """
 
 import math
@@ -32,10 +32,10 @@ from hf_lgelu.networks.run import Inputs, forward_hooks, run_example
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 Target: TypeAlias = float | Tensor
-"""λ at the end of hardening: of a whole gate, or one for each λ of it, of the shape of its s."""
+"""λ at the end of hardening: one for a whole gate, or one for each λ of the gate, in the shape of its s."""
 
 HARDENED_FRACTION = 0.5
-"""The share of the target from which on a model counts as hardened: over 18 reference runs of the MLPs no best epoch
+"""The share of the target from which on a model counts as hardened. In 18 reference runs of the MLPs, no best epoch
 that substituted without loss had a smaller λ."""
 
 DEFAULT_HIGH_HARDNESS = 2.0
@@ -49,13 +49,13 @@ MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
 def hardness_profile(model: nn.Module) -> dict[str, float]:
     """{module name: λ} of every λ-GELU site, in registration order.
 
-    A site with several λ (granularity "channel") shows their mean; `module.hardness` has each.
-    Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
+    For a site with several λ (granularity "channel") it is their mean; `module.hardness` has each. Under FSDP2 every
+    rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
     """
     require_lambda_gelu(model)
     gates = {"": model} if isinstance(model, LambdaGate) else _gates_by_site(model)
     means = [known_hardness(gate).mean() for gate in gates.values()]
-    values = torch.stack([mean.to(means[0].device) for mean in means]).tolist()  # the device is waited for once
+    values = torch.stack([mean.to(means[0].device) for mean in means]).tolist()  # one wait for the device
     return dict(zip(gates, values, strict=True))
 
 
@@ -76,13 +76,13 @@ def mean_of_several(model: nn.Module) -> dict[str, float]:
 
 
 def swap_errors(model: nn.Module, smallest: Mapping[str, float]) -> dict[str, float]:
-    """{module name: κ/λ} of λ-gates' sites, by the `smallest` λ of each: the most that ReLU there changes a unit."""
+    """{module name: κ/λ} of λ-gates' sites, from the `smallest` λ of each: the largest change of a unit by ReLU."""
     gates = _gates_by_site(model)
     return {name: swap_error_bound(hardness, gates[name].gate) for name, hardness in smallest.items()}
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
-    """The gate that ReLU changes most, and by how much, in words; of {site: its smallest λ} and {site: κ/λ}."""
+    """The gate that ReLU changes most, and its change, in words; from {site: its smallest λ} and {site: κ/λ}."""
     # Not by λ alone: a gate of another form is harder at the same λ.
     site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
     return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
@@ -103,17 +103,17 @@ def initialize_hardness(
     Changes `model` in place.
 
     Args:
-        model: has λ-GELU sites.
+        model: a model with λ-GELU sites.
         init_mode: "uniform" (every λ = `init_hardness`), "increasing" (linear in λ from `init_hardness` at the
             first site to `high_hardness` at the last) or "decreasing" (the reverse).
         init_hardness: λ₀, above 1.
         high_hardness: the high end of the other two modes; "uniform" has none.
         temperature: t of every site from now on; None keeps each one's own.
-        inputs: run once to learn in which order the activations are called. Without them the order is that of
+        inputs: inputs of one run that shows the order in which activations are called. The default is the order of
             registration, which is the same in nearly every published architecture.
 
-    Returns {module name: λ} in the order used. No λ changes where something is refused: a model without λ-GELU or
-    with values that cannot be set, an argument out of range, inputs that never reach a site.
+    Returns {module name: λ} in this order. No λ changes if a call is refused: for a model without λ-GELU or with values
+    that cannot be set, an argument out of range, or inputs that never reach a site.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -144,7 +144,7 @@ def initialize_hardness(
         owners.sort(key=lambda owner: ran.index(owner[1]))
     first, last = (high, low) if init_mode == "decreasing" else (low, high)
     values = [first + (last - first) * i / max(len(owners) - 1, 1) for i in range(len(owners))]
-    given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, as t is
+    given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, like t
     temperatures = [float(module.temperature if given is None else given) for _, module in owners]
     raw = [raw_from_hardness(value, t) for value, t in zip(values, temperatures, strict=True)]
     for (_, module), s, t in zip(owners, raw, temperatures, strict=True):
@@ -155,7 +155,7 @@ def initialize_hardness(
 
 
 def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """Every λ-gate, or an error where there is none, or accelerate or FSDP1 keeps the values of one elsewhere."""
+    """Every λ-gate. Raises an error if there is none, or if accelerate or FSDP1 keeps values of one elsewhere."""
     owners = require_lambda_gelu(model)
     require_values_here(owners)
     require_unflattened(owners)
@@ -166,14 +166,14 @@ def known_hardness(gate: LambdaGate) -> Tensor:
     """Every λ of a gate, also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere."""
     require_unflattened([("", gate)])
     with align_module_device(gate):
-        # Each by itself: of FSDP2's, s is a distributed tensor, and the override is none.
+        # Each by itself: under FSDP2, s is a distributed tensor, and the override is not.
         override = whole_tensor(gate.hardness_override)
         s, temperature = (whole_tensor(value).to(override.device) for value in (gate.raw_hardness, gate.temperature))
         return effective_hardness(s, temperature, override)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """The tensor, whole on every rank: FSDP2 shards it, and of shape (1,) most ranks hold nothing."""
+    """The tensor, whole on every rank. FSDP2 shards it, and most ranks hold nothing of a shape (1,)."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
@@ -241,18 +241,17 @@ def anneal_hardness(
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
 
     Changes `model` in place. λ(e) follows from s, `progress` and the schedule alone, so a resumed run needs
-    nothing else. From the first call on λ no longer follows s, whose gradient is exactly 0: call
+    nothing else. From the first call on, λ no longer follows s, and the gradient of s is exactly 0. Call
     `freeze_hardness` before each optimizer step.
 
     Args:
-        model: has λ-GELU sites; unwrapped.
+        model: an unwrapped model with λ-GELU sites.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1: one for all, or one for each row of GATES or name of a module, of which a
-            tensor gives each λ its own; by default each gate's `hardness_for_tolerance()`, 159.577
-            for λ-GELU.
+        target_hardness: λ at progress 1: one for all, or a mapping from rows of GATES or names of modules; a tensor
+            gives each λ of a gate its own. By default it is each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
-    No λ moves where something is refused, as in `initialize_hardness`.
+    No λ moves if the call is refused, as in `initialize_hardness`.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -280,11 +279,11 @@ def anneal_hardness(
 
 
 def freeze_hardness(model: nn.Module) -> None:
-    """Keep the optimizer off every s: call it between backward and the optimizer step.
+    """Keep the optimizer from moving any s. Call this between backward and the optimizer step.
 
-    Changes `model` in place (the gradients of s). A gradient of exactly 0 is not enough, since momentum would go
-    on moving s; without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's
-    reducer waits for s.
+    Changes `model` in place (the gradients of s). A gradient of exactly 0 is not enough, since momentum would go on
+    moving s. Without a gradient an optimizer skips a parameter. `requires_grad` stays True, because DDP's reducer waits
+    for s.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -297,13 +296,13 @@ def freeze_hardness(model: nn.Module) -> None:
     None
     """
     for _, module in require_lambda_gelu(model):
-        for parameter in module.parameters():  # s, or what a parametrization computes it from
+        for parameter in module.parameters():  # s, or the parameters of its parametrization
             parameter.grad = None
 
 
 @torch.no_grad()
 def release_hardness(model: nn.Module) -> None:
-    """Let λ follow s again. Changes `model` in place; no λ moves where something is refused."""
+    """Let λ follow s again. Changes `model` in place; no λ moves if the call is refused."""
     for _, module in _settable_gates(model):
         module.hardness_override.zero_()
 
@@ -331,13 +330,13 @@ def smallest_soft_hardness(
     soft = []
     for _, module in require_lambda_gelu(model):
         hardness = known_hardness(module).flatten()
-        wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, as λ is
+        wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, like λ
         soft += hardness[~(hardness >= wanted)].tolist()
     return min(soft, default=None)
 
 
 def target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
-    """{id of a λ-gate: its target, one or as many as it has λ}, by its name or else its row of GATES."""
+    """{id of a λ-gate: its target, one or one per λ}; a target by name comes before a target by row of GATES."""
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
         raise ValueError(
@@ -359,7 +358,7 @@ def target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int,
 def target_hardnesses(
     target_hardness: float | Mapping[str, Target] | None = None, tolerance: float | None = None
 ) -> dict[str, Target]:
-    """{row of GATES, or name of a gate: its target}: what is given, or what the tolerance means for each row.
+    """{row of GATES, or name of a gate: its target}: the given targets, or each row's target for the tolerance.
 
     Raises ValueError if both are given or a number is out of range.
     """

@@ -18,9 +18,9 @@ class MLPConfig(PreTrainedConfig):
 
     Args:
         num_features: columns of the input, e.g. 784 for a flattened 28x28 image. Required.
-        hidden_size: units of each hidden layer; a list gives each its own, as pruning leaves them.
-        num_hidden_layers: hidden layers, each with an activation of its own. Left out, it is 4, or the
-            length of a list of sizes.
+        hidden_size: units of each hidden layer; a list gives each layer its own number, as after pruning.
+        num_hidden_layers: hidden layers, each with an activation of its own. The default is 4, or the length of a list
+            of sizes.
         hidden_act: a key of transformers' `ACT2FN`; importing `hf_lgelu` adds "lambda_gelu".
         num_labels: classes, at least 2 (the base class's argument; `id2label` gives them names).
 
@@ -31,7 +31,7 @@ class MLPConfig(PreTrainedConfig):
     """
 
     model_type = "lgelu_mlp"
-    has_no_defaults_at_init = True  # num_features is required: saving must not build a config without it
+    has_no_defaults_at_init = True  # saving must not build a config without num_features, which is required
 
     num_features: int
     hidden_size: int | list[int] = 256
@@ -67,14 +67,14 @@ class MLPLayer(GradientCheckpointingLayer):
     def __init__(self, in_features: int, out_features: int, hidden_act: str) -> None:
         super().__init__()
         self.linear = nn.Linear(in_features, out_features)
-        self.activation = get_activation(hidden_act)  # a new one each time, so each layer learns a hardness of its own
+        self.activation = get_activation(hidden_act)  # a new one each time, so each layer learns its own hardness
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.activation(self.linear(hidden_states))
 
 
 class MLPForClassification(PreTrainedModel):
-    """`num_hidden_layers` times Linear and activation, then a Linear classifier.
+    """A multilayer perceptron: `num_hidden_layers` times Linear and activation, then a Linear classifier.
 
     The activations are `layers.<i>.activation`, in the order in which they run.
 
@@ -87,8 +87,8 @@ class MLPForClassification(PreTrainedModel):
     config: MLPConfig
     main_input_name = "features"
     supports_gradient_checkpointing = True
-    # The loss is a mean over the batch. Trainer would take a forward with **kwargs for one that divides by the
-    # rows of all accumulated batches, and not divide again; said outright, a later **kwargs cannot change it.
+    # The loss is a mean over the batch. With a **kwargs in forward, Trainer would expect a loss divided by the rows of
+    # all accumulated batches, and not divide again. This flag holds even if forward gets **kwargs later.
     accepts_loss_kwargs = False
     _no_split_modules = ("MLPLayer",)
 
@@ -103,9 +103,9 @@ class MLPForClassification(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Draw weights and biases of nn.Linear from U(−1/√in, 1/√in), torch's own default.
 
-        The base class's normal of std 0.02 is too narrow for SGD: at a width of 256 a layer gives back a third of its
-        input's size, and the next one a third of that. The functions of `transformers.initialization` skip a tensor
-        that a checkpoint has filled.
+        The base class's normal distribution of std 0.02 is too narrow for SGD: at a width of 256 a layer gives back a
+        third of its input's size, and the next layer a third of that. The functions of `transformers.initialization`
+        skip a tensor that a checkpoint has filled.
         """
         if not isinstance(module, nn.Linear):
             super()._init_weights(module)
@@ -125,7 +125,8 @@ class MLPForClassification(PreTrainedModel):
                 f"features must have shape (batch, {self.config.num_features}), got {tuple(features.shape)}; "
                 "flatten images with .flatten(1)"
             )
-        # Not the weight's, which is that of storage where it is quantized (int8): features would become whole numbers.
+        # Not the weight's dtype: of quantized weights it is that of storage (int8), and features would be whole
+        # numbers.
         hidden_states = features.to(self.layers[0].linear.bias.dtype)
         for layer in self.layers:
             hidden_states = layer(hidden_states)
@@ -134,7 +135,7 @@ class MLPForClassification(PreTrainedModel):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
-# Not AutoModelForImageClassification and not AutoModelForSequenceClassification: pipelines that look there hand over
-# pixel values or token ids, while this model takes rows of features.
+# Not AutoModelForImageClassification or AutoModelForSequenceClassification: their pipelines give pixel values or token
+# ids, while this model takes rows of features.
 AutoConfig.register(MLPConfig.model_type, MLPConfig, exist_ok=True)
 AutoModel.register(MLPConfig, MLPForClassification, exist_ok=True)

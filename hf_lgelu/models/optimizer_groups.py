@@ -1,4 +1,4 @@
-"""The parameter group of s in an optimizer: a learning rate of its own, c·η, and no weight decay."""
+"""The parameter group of s in an optimizer, with its own learning rate, c·η, and no weight decay."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
 
 HARDNESS_GROUP = "hardness"
-"""Value of a parameter group's "group_name" that marks it as the one that holds s."""
+"""The "group_name" of the parameter group that holds s."""
 
-# Trainer's rule: biases and normalizations are not decayed.
+# Trainer's rule: biases and normalizations have no weight decay.
 _NO_DECAY_PATTERNS = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
@@ -38,11 +38,12 @@ def hardness_parameter_groups(
     """Three parameter groups for any torch optimizer: decayed weights, undecayed ones, and s.
 
     Args:
-        model: has λ-GELU sites; pass it as the optimizer shall see it (after FSDP wrapping).
+        model: a model with λ-GELU sites, in the form that the optimizer will see (after FSDP wrapping).
         learning_rate: η of the first two groups.
         hardness_lr_multiplier: c; s learns with c·η (the paper uses 9).
-        weight_decay: of the first group; s has none, nor has what Trainer spares: biases, LayerNorm, and norms by
-            their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is decayed.
+        weight_decay: the weight decay of the first group. s has none, and neither have parameters that Trainer spares:
+            biases, LayerNorm, and norms by their names ("norm", "layer_norm"). A BatchNorm of another name ("bn1") is
+            decayed.
 
     Parameters with requires_grad=False are in no group, s included. Raises ValueError without λ-GELU or for a number
     out of range, and RuntimeError where FSDP1 has flattened s.
@@ -57,7 +58,7 @@ def hardness_parameter_groups(
     check_rate("learning_rate", learning_rate)
     check_rate("hardness_lr_multiplier", hardness_lr_multiplier)
     check_rate("weight_decay", weight_decay)
-    learning_rate, weight_decay = float(learning_rate), float(weight_decay)  # numpy's would be in each checkpoint
+    learning_rate, weight_decay = float(learning_rate), float(weight_decay)  # numpy's would be in checkpoints
     hardness = _hardness_parameters(model)
     decayed_names = set(get_parameter_names(model, [nn.LayerNorm], _NO_DECAY_PATTERNS))
     decayed: list[nn.Parameter] = []
@@ -75,9 +76,9 @@ def hardness_parameter_groups(
 def separate_hardness_group(
     optimizer: torch.optim.Optimizer, model: nn.Module, hardness_lr_multiplier: float = DEFAULT_LR_MULTIPLIER
 ) -> None:
-    """Move s out of an optimizer's groups into one of its own, with c times their learning rate and no decay.
+    """Move s from an optimizer's groups into a group of its own, with c times the learning rate and no decay.
 
-    Changes `optimizer` in place. For optimizers that somebody else built, before their first step and before their
+    Changes `optimizer` in place. Use this for optimizers from other code, before their first step and before their
     scheduler. Raises ValueError for a model without λ-GELU or a bad multiplier, and RuntimeError where the optimizer
     cannot give s a learning rate of its own. The optimizer is unchanged then.
     """
@@ -88,14 +89,14 @@ def separate_hardness_group(
     groups = list(getattr(optimizer, "param_groups", ()))
     is_whole = hardness.keys() <= {id(parameter) for group in groups for parameter in group["params"]}
     changed = [group for group in groups if any(id(parameter) in hardness for parameter in group["params"])]
-    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps one
+    inner = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps optimizers
     why = None
     if any(group.get("group_name") == HARDNESS_GROUP for group in groups):
         why = "has a hardness group already"
-    # Layer-wise GaLore and APOLLO hold no s. LOMO has groups for show: it updates inside backward.
+    # Layer-wise GaLore and APOLLO hold no s. LOMO ignores its groups, because it updates inside backward.
     elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         why = "replaces the parameter groups or ignores their learning rates"
-    elif isinstance(inner, (torch.optim.LBFGS, *MATRIX_OPTIMIZERS)):  # they take the group, and fail at the next step
+    elif isinstance(inner, (torch.optim.LBFGS, *MATRIX_OPTIMIZERS)):  # these take the group, and fail at the next step
         why = f"takes {'one group' if isinstance(inner, torch.optim.LBFGS) else 'matrices'} alone"
     elif any("initial_lr" in group for group in changed):
         why = "has a scheduler already, which would not know a new group"
@@ -125,7 +126,7 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
 def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     """The current learning rate of s, or None if the optimizer has no hardness group.
 
-    Of a rate that is a tensor, a copy on the same device: a number would wait for the device.
+    If the rate is a tensor, the result is a copy on the same device: a number would wait for the device.
     """
     if not hasattr(optimizer, "param_groups"):
         raise RuntimeError(
@@ -142,8 +143,8 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
 def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
     """Keep a schedule-free optimizer from moving the frozen s of `model`. Other optimizers are left alone.
 
-    Such an optimizer exchanges two sequences in every parameter whenever it goes from training to
-    evaluation and back. Once its second sequence ("z") equals s, the exchange changes nothing.
+    A schedule-free optimizer exchanges two sequences in every parameter whenever it goes from training to evaluation
+    and back. Once its second sequence ("z") equals s, the exchange changes nothing.
     """
     for _, module in lambda_gelu_modules(model):
         state = optimizer.state.get(module.raw_hardness, {})
@@ -152,7 +153,7 @@ def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
 
 
 def check_rate(name: str, value: float) -> None:
-    """Raise a ValueError with the name unless the value is a finite number of at least 0."""
+    """Raise ValueError with the name unless the value is a finite number of at least 0."""
     if not is_number(value) or not 0 <= value < float("inf"):
         raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
 
@@ -168,12 +169,12 @@ def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
 
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
-    """{id: s} of every hardness that learns, each once, as the model's own parameters() lists them."""
+    """{id: s} of every hardness that learns, each once; each s is the object that the model's parameters() lists."""
     return {id(s): s for _, module in trainable_gates(model) if (s := module.raw_hardness).requires_grad}
 
 
 def trainable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
-    """`require_lambda_gelu`. Raises RuntimeError where a process holds only a part of an s, or of a gate's units."""
+    """The result of `require_lambda_gelu`. Raises RuntimeError if a process holds only a part of an s or its units."""
     modules, size = require_lambda_gelu(model), getattr(model, "tp_size", None) or 1
     require_unflattened(modules)
     if size > 1:
@@ -187,19 +188,19 @@ def trainable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
 def hardness_modules_to_save(model: nn.Module) -> list[str]:
     """The names of all λ-GELU modules, for `modules_to_save` of a PEFT config.
 
-    `get_peft_model` freezes s, and an adapter's checkpoint holds no λ. Named in `modules_to_save`, each λ-GELU trains
-    beside the adapter, is saved and comes back with it, and stays after `merge_and_unload`, from where
-    `substitute_relu` goes on. docs/families.md says which of PEFT's methods can merge.
+    `get_peft_model` freezes s, and an adapter's checkpoint holds no λ. If `modules_to_save` names the λ-GELUs, each of
+    them trains with the adapter, is saved with it and comes back with it. It stays after `merge_and_unload`, and
+    `substitute_relu` can follow. docs/families.md says which of PEFT's methods can merge.
 
-    Where the config of the model's checkpoint does not say these gates (the activation string was given to
-    `from_pretrained`), the model forgets the checkpoint, and a warning says so: PEFT would name it as the adapter's
-    base, and load it without any λ.
+    If the config of the model's checkpoint does not name these gates (the activation string was given to
+    `from_pretrained`), the model forgets the checkpoint, with a warning. Otherwise PEFT would name the checkpoint as
+    the adapter's base, and load the base without any λ.
 
-    Raises ValueError for a model without λ-GELU, and where one λ-gate stands at several places: PEFT copies each.
+    Raises ValueError for a model without λ-GELU, and if one λ-gate stands at several places: PEFT would make copies.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> import hf_lgelu
-    >>> from hf_lgelu.models.copies import hardness_modules_to_save
+    >>> from hf_lgelu.models.optimizer_groups import hardness_modules_to_save
     >>> sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "bos_token_id": 0, "eos_token_id": 0}
     >>> model = GPT2LMHeadModel(GPT2Config(activation_function="lambda_gelu", **sizes))
     >>> hardness_modules_to_save(model)

@@ -1,6 +1,6 @@
-"""Activations exchanged: λ-gates in the place of activations, and ReLU in the place of λ-gates, for good or a while.
+"""The exchange of activations: λ-gates replace activations, and ReLU replaces λ-gates, for good or for a while.
 
-The changes of configs are planned first, and made once the modules are exchanged: planning may refuse, and the model
+The changes of configs are planned first, and made after the modules are exchanged. The plan may refuse, and the model
 is unchanged then.
 """
 
@@ -64,8 +64,8 @@ class ReplacedSite:
 class SurgeryReport:
     """The sites that surgery exchanged and the config keys that it rewrote.
 
-    `hardness` is {site: its smallest λ} of the λ-gates that ReLU has replaced, and `swap_error` {site: κ/λ}, the most
-    that one unit of each has changed.
+    `hardness` is {site: its smallest λ} of the λ-gates that ReLU has replaced. `swap_error` is {site: κ/λ}, the largest
+    change of one unit of each gate.
 
     >>> import hf_lgelu
     >>> from torch import nn
@@ -92,7 +92,7 @@ class SurgeryReport:
 
 
 GRANULARITIES = ("layer", "channel")
-"""How many λ a site can have: one, or one for each channel or hidden unit."""
+"""The numbers of λ that a site can have: one, or one for each channel or hidden unit."""
 
 
 def replace_activations(
@@ -113,27 +113,27 @@ def replace_activations(
     Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
 
     Args:
-        model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config
-            that the whole is saved with.
-        kinds: rows of `hf_lgelu.networks.sites.KINDS`, by what is computed, whatever the class: "gelu" (erf, tanh and
-            sigmoid forms) and "silu" by default.
-        gate: a row of GATES for all sites. By default each site gets the row that it is at λ = 1 (λ-GELU, its tanh
-            form, λ-SiLU), and any other, such as the sigmoid form of GELU and Mish, "lambda_gelu".
-        granularity: "layer" for one λ a site, "channel" for one λ a channel or hidden unit.
+        model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config of
+            the whole.
+        kinds: rows of `hf_lgelu.networks.sites.KINDS`, by the computed function, whatever the class: "gelu" (erf, tanh
+            and sigmoid forms) and "silu" by default.
+        gate: a row of GATES for all sites. By default each site gets the row with its activation at λ = 1 (λ-GELU, its
+            tanh form, λ-SiLU). Other activations, such as Mish and the sigmoid form of GELU, get "lambda_gelu".
+        granularity: "layer" for one λ per site, "channel" for one λ per channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: needed for "channel", which takes its shapes from one forward pass. With them, a model that uses the
-            input of an in-place activation again is refused: no λ-gate works in place.
-        channel_axis: the axis of channels in every activation's input. By default it is the last behind a linear
-            layer, and 1 behind a convolution or batch norm, as one forward pass shows.
-        include: a predicate on site names; the default takes all.
-        rewrite_config: make a transformers config rebuild the model: by its activation key where that can say one λ
-            per layer, else by a record, which `hf_lgelu.from_pretrained` alone reads.
+        inputs: needed for "channel", which takes its shapes from one forward pass. If `inputs` are given, a model that
+            uses the input of an in-place activation again is refused: no λ-gate works in place.
+        channel_axis: the axis of channels in every activation's input. By default it is the last axis after a linear
+            layer, and axis 1 after a convolution or batch norm, as one forward pass shows.
+        include: a predicate on site names; the default takes all sites.
+        rewrite_config: make a transformers config rebuild the model. Its activation key is rewritten if the key can say
+            one λ per layer. Otherwise a record is added, which only `hf_lgelu.from_pretrained` reads.
 
-    Make the optimizer after the surgery, from `hardness_parameter_groups`: one made before never learns λ.
+    Make the optimizer after the surgery, from `hardness_parameter_groups`: an optimizer made before never learns λ.
 
-    Raises ValueError for nothing to replace, a wrong argument or an input that is used again, and RuntimeError for a
-    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values kept elsewhere).
+    Raises ValueError for nothing to replace, a wrong argument or an input that is used again. Raises RuntimeError for a
+    model that cannot be changed (wrapped for distributed training or by PEFT, scripted, with values elsewhere).
     After every error the model is unchanged.
 
     >>> import torch, hf_lgelu
@@ -145,7 +145,7 @@ def replace_activations(
     torch.Size([8])
     """
     model = changeable_module(model)
-    require_values_here(model.named_modules())  # a new s beside them would have no value
+    require_values_here(model.named_modules())  # a new s next to the kept-away values would have no value
     require_known("granularity", granularity, GRANULARITIES)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
@@ -173,7 +173,7 @@ def replace_activations(
         module = GATE_MODULES[gate or gate_of(site.module)](
             init_hardness=init_hardness, temperature=temperature, raw_shape=shapes.get(site.name, (1,))
         )
-        # Where the site's neighbours live: a model spread over devices must not fetch s from elsewhere.
+        # On the device of the site's neighbours: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))
     report = exchange_activations(model, sites, modules, plan_gates if rewrite_config else None)
@@ -186,7 +186,7 @@ def replace_activations(
     for warning in saved_without_gates(model):
         logger.warning(warning)
     for encoder in model.modules():
-        # Of padded rows it makes tensors without a shape, for a fused kernel that layers with λ-gates do not run.
+        # It would make shapeless tensors of padded rows, for a fused kernel that layers with λ-gates do not run.
         if isinstance(encoder, nn.TransformerEncoder) and lambda_gelu_modules(encoder):
             encoder.use_nested_tensor = False
     return report
@@ -201,8 +201,8 @@ def substitute_relu(
     """Put `nn.ReLU` in the place of every λ-gate: same weights, a plain ReLU network.
 
     Changes `model` in place. The largest change at any activation is κ/λ (`swap_error_bound`), so harden first. A
-    warning says where it is above what hardening leaves, 0.00213; `export_relu` refuses that. What else the network
-    computes smoothly is seen by `find_smooth_calls`. Under FSDP2 every rank must call it.
+    warning comes if this change is above 0.00213, the value after hardening; `export_relu` then refuses.
+    `find_smooth_calls` finds other smooth operations of the network. Under FSDP2 every rank must call it.
 
     Args:
         model: any module tree; as for `replace_activations`.
@@ -210,8 +210,8 @@ def substitute_relu(
         rewrite_config: rewrite the config keys that the family uses, so that a process without hf_lgelu
             loads the saved model.
 
-    Raises ValueError for nothing to replace, and RuntimeError for a model that cannot be changed, or
-    (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites; the model is unchanged then.
+    Raises ValueError for nothing to replace. Raises RuntimeError for a model that cannot be changed, or
+    (UnsupportedConfigError) a config with no key that says ReLU at exactly these sites. The model is unchanged then.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -234,7 +234,7 @@ def substitute_relu(
     report = replace(report, hardness=hardness, swap_error=swap_error)
     for warning in saved_without_gates(model):
         logger.warning(warning)
-    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # nor NaN
+    soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # NaN counts as soft
     if soft:
         logger.warning(
             f"{soft} of the {len(report)} gates that became ReLU were soft, and the model computes something else now "
@@ -261,15 +261,15 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:
-    """ReLU for a site: in place where the activation is, because something may read the activation's input later."""
+    """ReLU for a site, in place only if its activation is: later operations may read the activation's input."""
     return nn.ReLU(inplace=bool(getattr(site.module, "inplace", False)))
 
 
 class TemporaryRelu:
     """`substitute_relu` for a while, again and again: the sites are found once. Weights and config are untouched.
 
-    Of a model wrapped for distributed training, give and call the inner module. `make` gives another gate than ReLU,
-    and `include` says by name which sites; `gates` are the new ones by name. Raises ValueError if there are none.
+    If a model is wrapped for distributed training, give and call the inner module. `make` builds another gate than
+    ReLU, and `include` chooses sites by name. `gates` are the new gates by name. Raises ValueError without sites.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.models.surgery import TemporaryRelu
@@ -294,14 +294,14 @@ class TemporaryRelu:
         self.gates = {site.name: relu for site, relu in zip(self._sites, self._relus, strict=True)}
 
     def applied(self) -> AbstractContextManager[None]:
-        """ReLU inside the block; after it, also after an error, the former activations."""
+        """A block with ReLU inside; afterwards, or after an error, the former activations are back."""
         return exchanged(self._sites, self._relus)
 
 
 def found_sites(
     model: nn.Module, kinds: Sequence[str], include: Callable[[str], bool] | None = None, *, swap: bool = False
 ) -> list[ActivationSite]:
-    """The activations of these kinds whose names `include` accepts, or a ValueError that names the model's others."""
+    """The sites of these kinds whose names `include` accepts. If there are none, ValueError names the other kinds."""
     sites = [site for site in find_sites(model, kinds) if include is None or include(site.name)]
     if sites:
         return sites
@@ -311,7 +311,7 @@ def found_sites(
     if not there:
         relu = "ReLU already, and " if any(isinstance(module, nn.ReLU) for module in model.modules()) else ""
         named = f"{relu}no smooth activation module at all"
-    elif swap:  # which loses what the network has learned to rely on
+    elif swap:  # a swap loses the function that the network has learned
         named += f". convert_to_relu(model, data) makes ReLU of these; kinds={others!r} swaps them as is"
     elif others:
         named += f" (kinds={others!r} takes them)"
@@ -331,9 +331,9 @@ def plan_configs(
     at_sites: Mapping[str, Content],
     plan: Callable[[PreTrainedModel, dict[str, Content]], list[ConfigChange]] | None,
 ) -> ConfigPlans:
-    """The changes that `plan` gives for each model that owns a config and has one of the sites; without `plan` none.
+    """The changes that `plan` gives for each model that owns a config and has a site; [] without `plan`.
 
-    `plan` takes that model, and the content at its sites by their names in it.
+    `plan` takes the model and {name of a site in this model: content of `at_sites`}.
     """
     if plan is None:
         return []
@@ -351,7 +351,7 @@ def plan_configs(
 
 
 def write_configs(plans: ConfigPlans) -> tuple[ConfigChange, ...]:
-    """The planned changes, made in the configs."""
+    """The planned changes, after they are made in the configs."""
     for root, changes in plans:
         write_config_changes(root, changes)
     return tuple(change for _, changes in plans for change in changes)
@@ -363,9 +363,9 @@ def exchange_activations(
     modules: Sequence[nn.Module],
     plan: Callable[[PreTrainedModel, dict[str, nn.Module]], list[ConfigChange]] | None,
 ) -> SurgeryReport:
-    """Put the modules in, and write the configs.
+    """Put the modules at their sites, and write the configs.
 
-    `plan` says what changes in the configs (`plan_configs`). It may refuse, and the model is unchanged then.
+    `plan` gives the changes of the configs (`plan_configs`). If it refuses, the model is unchanged.
     """
     plans = plan_configs(model, dict(zip((site.name for site in sites), modules, strict=True)), plan)
     for site, module in zip(sites, modules, strict=True):
@@ -379,7 +379,7 @@ def exchange_activations(
 
 
 def reused_inputs(model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs) -> list[str]:
-    """The names of the activations that work in place on an input that is used again, as the outputs show."""
+    """The names of activations that work in place on an input that is used again; the outputs show this."""
     in_place = [site for site in sites if getattr(site.module, "inplace", False)]
     expected = outputs_of(model, inputs) if in_place else []
 

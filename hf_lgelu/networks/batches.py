@@ -417,7 +417,7 @@ def _not_read(name: str, value: Any) -> TypeError:
 
 
 def cut_batches(batches: Iterable[Batch], batch_size: int | None = None) -> Iterator[Batch]:
-    """The batches in pieces of at most `batch_size` samples, by default those of `Batch.at_once`, as views."""
+    """The batches in pieces of at most `batch_size` samples, by default of `Batch.at_once` samples, as views."""
     for batch in batches:
         size = batch_size or batch.at_once()
         for start in range(0, len(batch), size):

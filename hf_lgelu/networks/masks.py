@@ -82,6 +82,6 @@ def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):
-            # Some give two numbers: what their convolutions make, and what remains of it.
+            # Some give a tuple: the lengths after their convolutions, and last the lengths that remain.
             return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
     return None

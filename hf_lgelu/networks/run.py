@@ -80,7 +80,7 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
 
 
 def require_taken(model: nn.Module, inputs: Inputs, what: str) -> None:
-    """Raise ValueError where the model does not take inputs of `what`, with what the model said."""
+    """Raise ValueError, with the model's own message, where the model does not take inputs of `what`."""
     try:
         run_example(model, inputs)
     except NOT_TAKEN as error:
@@ -130,7 +130,7 @@ def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode inside, each back in its own mode after."""
+    """A block with every module in eval mode; afterwards each module is back in its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -150,7 +150,7 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
         (module, name, buffer, buffer._version, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
-        if buffer is not None and not buffer.is_inference()  # others cannot be written here
+        if buffer is not None and not buffer.is_inference()  # inference buffers stay
     ]
     try:
         yield
@@ -248,7 +248,8 @@ def in_own_forward(function: Function) -> Function:
 def same_randomness() -> Iterator[None]:
     """A block in which torch is seeded with 0 (not on Apple's GPUs); afterwards torch's random state is as before.
 
-    Some models (ViTMAE) draw random numbers in eval mode."""
+    Some models (ViTMAE) draw random numbers in eval mode.
+    """
     kind, count = _accelerators()
     with torch.random.fork_rng(range(count), device_type=kind):
         # torch.manual_seed would leave a call with a stack trace for each kind of device that is absent.

@@ -50,7 +50,8 @@ class SmoothCall:
     registered in the model. `module_class` is the class of this module. `role` is the module's role in surgery. "gate"
     is an activation module of a kind that surgery exchanges, "activation" a module of another kind, such as `nn.Tanh`.
     "function" is a module with the operation in its own code, or a module that each call builds anew. "call" is the
-    same where `gates_as_modules` runs a module in the place of the call; `line` is then the place of the call.
+    same where `gates_as_modules` runs a module in the place of the call. For "function" and "call", `line` is the place
+    of the call.
     """
 
     module: str | None
@@ -69,11 +70,12 @@ class SmoothCall:
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     """The smooth activations that one run of the model executes, in the order of their first call.
 
-    Found are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused recurrent cells,
-    in modules and in functional calls. Activation modules of torch, transformers and timm that are not piecewise linear
-    are found whatever their formula (softsign, squared ReLU). An empty list means that no gate on this path is one of
-    these. Softmax, normalization and products of activations (attention) are no gates and are not listed. A formula
-    from other operations (x², x/(1+|x|), exp) in a forward is not seen, and neither is code outside torch.
+    The activations are GELU, SiLU, Mish, ELU, CELU, SELU, GLU, softplus, sigmoid, tanh, erf, hardswish and fused
+    recurrent cells, in modules and in functional calls. Activation modules of torch, transformers and timm that are not
+    piecewise linear are found whatever their formula (softsign, squared ReLU). An empty list means that no gate on this
+    path is one of these. Softmax, normalization and products of activations (attention) are no gates and are not
+    listed. A formula from other operations (x², x/(1+|x|), exp) in a forward is not seen, and neither is code outside
+    torch.
 
     Raises TypeError for example inputs of another kind than `Inputs`.
 
@@ -142,7 +144,7 @@ def unused_modules(
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the smooth operations that run, by module, operation, being in the place of a call, and line."""
+    """Counts the smooth operations that run, by module, operation, whether they replace a call, and line."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -195,7 +195,7 @@ class Carrier:
     def _counted(
         self, index: int, first: LinearMap, pair: TracedPair, values: Values, positions: Tensor | None, rows: int
     ) -> Tensor | None:
-        """Which rows of a layer are not padding, (rows,); None where all rows count."""
+        """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
         node = pair.masks[index]
         mask = None if node is None else values.original[node]
         if mask is None:

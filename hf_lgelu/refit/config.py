@@ -1,4 +1,4 @@
-"""What a conversion may be asked for: the targets, the rungs of its ladder, and its options.
+"""The targets of a conversion, the rungs of its ladder, and its options.
 
 Nothing here imports torch: the command reads it before any library loads.
 """
@@ -110,10 +110,10 @@ class ConversionConfig:
         effort: The last rung that is tried. refit fits the maps after the gates, place also each ReLU's kink and
             slope, distill the whole network. Lower rungs come first; each is kept only if it is nearer on held-out
             samples. Default: refit; with a tolerance, as far as needed.
-        width: How many times the hidden units each block gets; it implies effort place. New units carry what is linear
-            in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is six times
-            the units, and one more unit for each input. Blocks that cannot take more stay as they are; refused
-            where none can, or the config has no key of the width. Default: 1.
+        width: How many times the hidden units each block gets; it implies effort place. New units carry the part that
+            is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
+            six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
+            Refused where no block can, or where the config has no key of the width. Default: 1.
         live: The largest share of each layer's units that may be live (not zero) at one token, for example 0.2. Kinks
             are chosen for this share. Then the maps after the gates are fitted, which makes up for the units that are
             cut. It implies effort place, and cannot be combined with width. Default: no bound.
@@ -135,9 +135,8 @@ class ConversionConfig:
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
-                reads
-            (logits, boxes, embeddings).
-        max_samples: At most so many rows, sequences or images of the data. Default: all.
+            reads (logits, boxes, embeddings).
+        max_samples: The most rows, sequences or images of the data to use. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
             length become tensors.

@@ -89,12 +89,13 @@ def convert_to_relu(
 
     Raises:
         ValueError: nothing to convert, inputs that do not go together or are fewer than 16 distinct rows, sequences of
-        different lengths whose padding changes the model's outputs, no output of a name in `outputs`, or a model that
-        torch.export cannot trace.
+            different lengths whose padding changes the model's outputs, no output of a name in `outputs`, or a model
+            that torch.export cannot trace.
         TypeError: a model that is no module, or data of another kind.
-        ConversionRefusedError: weights are quantized, numbers are not finite, a gate works in place on an input that is
-        used again, the refit is no nearer to the original than the plain swap, the distance is above `max_kl` with
-        `strict`, or `tolerance` is not reached. `report` then says what was tried, and `model` is the best network.
+        ConversionRefusedError: weights are quantized, numbers are not finite, or a gate works in place on an input that
+            is used again. It is also raised if the refit is no nearer to the original than the plain swap, if the
+            distance is above `max_kl` with `strict`, or if `tolerance` is not reached. In these cases `report` holds
+            the measurements, and `model` is the best network.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 

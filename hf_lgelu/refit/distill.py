@@ -39,7 +39,7 @@ from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 _STEPS = 200
 _LOOKS = 8  # number of comparisons on the held-out inputs
 _RATES = (0.003, 0.0003)  # the second is for cases where the first finds nothing nearer
-_FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, so many times the steps
+_FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, the steps are multiplied
 _KEPT_VALUES = 2**26  # the most values of the original's outputs that are kept
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # the most batches that judge a state

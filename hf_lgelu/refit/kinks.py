@@ -98,7 +98,7 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
 
 @torch.no_grad()
 def kinks_of_share(sums: PlacementSums, columns: Tensor, basis: Basis, live: float) -> Kinks:
-    """One ReLU a channel, so that on average at most the share `live` of the channels is above its kink.
+    """One ReLU per channel, so that on average at most the share `live` of the channels is above its kink.
 
     Every channel takes the kink with the least error + μ · its share of rows above. The error is that of the fit times
     `columns` (channels,), the squares of the channels' columns in the map after the gate. μ is the least number that
@@ -142,8 +142,8 @@ class _Above:
         nothing.
         """
         every = torch.arange(len(self.kinks), device=chosen.device).expand(len(chosen), 1, -1)
-        uncounted = chosen[:, :, None].expand(-1, -1, len(self.kinks))
-        solution, error = self.solve(torch.cat([every, uncounted], 1), basis)
+        fixed = chosen[:, :, None].expand(-1, -1, len(self.kinks))
+        solution, error = self.solve(torch.cat([every, fixed], 1), basis)
         possible = self.splits & ((solution[..., 0] > 0) | bool(chosen.shape[1]))
         return torch.where(possible, error, torch.inf).argmin(-1, keepdim=True)
 
@@ -159,14 +159,14 @@ class _Above:
         first, second = kink[:, :, None], kink[:, None]
         gram = both[2] - (first + second) * both[1] + first * second * both[0]
         one_one, one_z, z_z, one_v, z_v = (total[:, None].expand(-1, at.shape[2]) for total in self._totals)
-        uncounted = {"relu": 0, "constant": 1, "line": 2}[basis]
-        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :uncounted]  # (C, uncounted, m, n)
+        extra_terms = {"relu": 0, "constant": 1, "line": 2}[basis]
+        crossed = torch.stack([wz - kink * w, wzz - kink * wz], 1)[:, :extra_terms]  # (C, extra_terms, m, n)
         corner = torch.stack([torch.stack([one_one, one_z], 1), torch.stack([one_z, z_z], 1)], 1)[
-            :, :uncounted, :uncounted
+            :, :extra_terms, :extra_terms
         ]
         upper = torch.cat([gram, crossed.transpose(1, 2)], 2)
         matrix = torch.cat([upper, torch.cat([crossed, corner], 2)], 1).movedim(-1, 1)
-        right = torch.cat([wvz - kink * wv, torch.stack([one_v, z_v], 1)[:, :uncounted]], 1).movedim(-1, 1)
+        right = torch.cat([wvz - kink * wv, torch.stack([one_v, z_v], 1)[:, :extra_terms]], 1).movedim(-1, 1)
         diagonal = matrix.diagonal(dim1=-2, dim2=-1)
         floor = _FLOOR * diagonal + 1e-12 * self._totals[0].clamp(min=1e-30)[:, None, None]
         diagonal += floor
@@ -178,8 +178,8 @@ class _Above:
         solution, error = self.solve(chosen[:, :, None], basis)
         count = chosen.shape[1]
         slopes, order = solution[:, 0, :count].sort(1, descending=True)
-        uncounted = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
-        constant, line = [*uncounted, *[torch.zeros_like(slopes[:, 0])] * (2 - len(uncounted))]
+        rest = [solution[:, 0, column] for column in range(count, solution.shape[-1])]
+        constant, line = [*rest, *[torch.zeros_like(slopes[:, 0])] * (2 - len(rest))]
         left = error[:, 0] / self.square.clamp(min=1e-30)
         is_fit = self.splits.gather(1, chosen).all(1) & (slopes[:, 0] > 0)
         kinks = self.kinks[chosen.gather(1, order)]

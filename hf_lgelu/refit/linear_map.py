@@ -53,7 +53,7 @@ class Bias:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How the weights of a linear map meet its input: the last axis, or windows of (B, C, *S) of a convolution.
+    """The way a map's weights meet its input: on the last axis, or on windows of (B, C, *S) in a convolution.
 
     Kernel, stride, padding and dilation are those of `torch.nn.functional.conv2d`, one number for each axis of S.
     """
@@ -77,7 +77,7 @@ class Geometry:
         return rows.reshape(-1, self.groups, self.width(x.shape[1]))
 
     def width(self, channels: int) -> int:
-        """The number of features in a row of a convolution of so many channels."""
+        """The number of features in a row of a convolution whose input has `channels` channels."""
         return channels // self.groups * math.prod(self.kernel)
 
     def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
@@ -122,7 +122,7 @@ def read_geometry(operation: AffineOperation) -> Geometry | None:
 
 
 def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
-    """(B, wanted) output positions of images in ascending order, on the CPU; None where no more are there.
+    """(B, wanted) output positions of images in ascending order, on the CPU; None where `wanted` takes all of them.
 
     Positions are drawn without replacement from each image's own seed, so they are the same in every batch and process.
     """

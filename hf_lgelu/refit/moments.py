@@ -37,7 +37,7 @@ class Moments:
 
     @torch.no_grad()
     def add(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Add rows: features (n, g, d), residuals and targets (n, g, m), or the rows where `weights` (n,) is True.
+        """Add rows: features (n, g, d), residuals and targets (n, g, m), without rows whose `weights` (n,) are False.
 
         Products are taken in the features' dtype, half precision as float32, and never with TF32 or under autocast.
         """

@@ -3,10 +3,10 @@
 For each gate, on the inputs that it has in the original:
 
 1. Least squares fit φ(z) ≈ Σₖ aₖ·ReLU(z - cₖ) + b + d·z in each channel, with one ReLU, two, and so on.
-2. The added units of a wider block are shared out. Each goes where it reduces the block's mean square error most: to
-   one more ReLU of some channel (a copy of its unit, with a kink of its own), or to the linear part that b and d make
-   (a unit that is always on, see always_on.py). The gain of a copy is that of the least squares times the square of the
-   unit's column in the map after the gate, as if the errors of channels were independent.
+2. The added units of a wider block are shared out. Each goes where it reduces the block's mean square error most. It is
+one more ReLU of some channel (a copy of its unit, with a kink of its own), or a unit that is always on, for the linear
+part that b and d make (see always_on.py). The gain of a copy is the gain of the least squares times the square of the
+unit's column in the map after the gate, as if the errors of channels were independent.
 3. Units and copies are written into the student. Slope and kink of each channel's first ReLU then go into the map
    before the gate, or the BatchNorm there, since a·ReLU(z - c) = ReLU(a·z - a·c) for a > 0.
 

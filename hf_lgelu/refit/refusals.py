@@ -27,7 +27,7 @@ WHERE_NOT_FINITE = (
 class ConversionRefusedError(RuntimeError):
     """The model was not converted; the given one is as it was.
 
-    Where something was measured, `report` says what, and `model` is the converted network that was refused.
+    If anything was measured, `report` holds the measurements, and `model` is the converted network that was refused.
 
     >>> import torch
     >>> from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu

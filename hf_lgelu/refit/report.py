@@ -1,4 +1,4 @@
-"""Records of what a conversion did to each layer and to the whole network: as JSON, and as a few lines of text."""
+"""Records of a conversion's changes to each layer and to the whole network: as JSON, and as a few lines of text."""
 
 import math
 from collections import Counter
@@ -89,7 +89,7 @@ class Evaluation:
 
     @property
     def size_in_words(self) -> str:
-        """ "12,288 predictions on 96 inputs", "96 predictions" where each input has one, of embeddings "96 inputs"."""
+        """ "12,288 predictions on 96 inputs", "96 predictions" if each input has one, "96 inputs" for embeddings."""
         if self.refitted.embedding:
             return counted(self.samples, "input")
         rows = counted(self.rows, "prediction")
@@ -131,7 +131,7 @@ class ConversionReport:
         warnings: facts to know before the network is used.
         steps: the rungs that were tried; the network is that of the last rung kept.
         width_share: hidden units of each block, as a share of the original's.
-        live_units: the mean of the layers' `live`, weighted by their `saves`; None where nothing was held out.
+        live_units: the mean of `live` over the layers, weighted by `saves`; None where nothing was held out.
         kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
         repeated: number of samples of the second set whose inputs the data hold as well.

@@ -125,7 +125,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Student:
-    """The converted network of one rung, and what was done to it; `gaps` are its distances on the held-out samples."""
+    """The converted network of one rung and its report; `gaps` are its distances on the held-out samples."""
 
     effort: str
     model: nn.Module
@@ -138,7 +138,7 @@ class Student:
 
 @dataclass(frozen=True)
 class WiderOriginal:
-    """A network that computes what the original does, with idle units."""
+    """A network with idle units that computes the same as the original."""
 
     model: nn.Module
     extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}

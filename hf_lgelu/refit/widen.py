@@ -45,7 +45,7 @@ class Block:
 
     @property
     def ahead(self) -> tuple[AffineOperation, ...]:
-        """What makes the units: the map before the gate, its BatchNorm, and the other half of a gated unit."""
+        """The operations of the units: the map before the gate, its BatchNorm, and the other half of a gated unit."""
         return tuple(dict.fromkeys((self.before, *self.fed.maps)))
 
     @property

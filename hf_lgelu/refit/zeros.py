@@ -82,8 +82,8 @@ class _Down(_Map):
         noted = up.noted.pop(threading.get_ident(), None) if up is not None and up.noted else None
         if rows is None or (noted is None and up is not None):
             return self.dense(x if noted is None or up is None else x * up.dense(noted))
-        uncounted, bias = (None, None) if noted is None or up is None else (up.rows_for(noted), up.module.bias)
-        return run_rows(noted, x, uncounted, bias, rows, self.module.bias)
+        up_rows, bias = (None, None) if noted is None or up is None else (up.rows_for(noted), up.module.bias)
+        return run_rows(noted, x, up_rows, bias, rows, self.module.bias)
 
 
 def _put_in_order(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

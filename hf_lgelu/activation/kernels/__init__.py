@@ -1,4 +1,4 @@
-"""The table of backends, one row per implementation of the λ-gates, and a gate run by the one that is chosen."""
+"""The table of kernels, one row per implementation of the λ-gates, and the calls that run a gate by a chosen kernel."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ class Kernel:
         name: key in KERNELS.
         description: one line for a user.
         function: (x, λ, gate) → x·G(λx).
-        refusal: (x, λ, gate) → why `function` cannot take this input here and now; None if it can.
+        refusal: (x, λ, gate) → the reason why `function` cannot take this input here and now, or None.
         learned: (x, s, t, override, gate) → x·G(λx) with λ = `effective_hardness(s, t, override)` formed inside,
-            differentiable in x and s, for an s of one element; None where that would save nothing.
-        unavailable: () → why no input at all can be taken on this machine; None if some can.
+            differentiable in x and s, for an s of one element; None where this would save nothing.
+        unavailable: () → the reason why this machine can run no input at all, or None.
     """
 
     name: str
@@ -50,7 +50,7 @@ def _triton_unavailable() -> str | None:
 def _triton_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
     if not x.is_cuda:
         return f"it runs on CUDA and ROCm devices, x is on {x.device}"
-    try:  # only where there is a device: others need not have it
+    try:  # only if a device is there: other machines need no Triton
         from hf_lgelu.activation.kernels import triton
     except ImportError as error:
         return f"Triton cannot be imported ({error}); pip install triton (torch for CUDA on Linux brings it along)"
@@ -102,13 +102,13 @@ KERNELS: dict[str, Kernel] = {
         ),
     )
 }
-"""In order of preference: without a choice of the user's, the first that does not refuse is taken."""
+"""In order of preference: unless the user chooses, the first kernel that does not refuse is taken."""
 
 KERNEL_VARIABLE = "LGELU_KERNEL"  # environment variable with the kernel to use, read once, when this module is imported
 
 
 def check_kernel(name: str | None, origin: str = "kernel") -> str | None:
-    """Return `name`, or raise if it is no row of KERNELS; None stands for the automatic choice."""
+    """`name`. Raises ValueError if it is no row of KERNELS; None stands for the automatic choice."""
     if name is not None and name not in KERNELS:
         raise ValueError(
             f"{origin} must be one of {', '.join(KERNELS)}, or unset for the automatic choice, got {name!r}"
@@ -116,15 +116,15 @@ def check_kernel(name: str | None, origin: str = "kernel") -> str | None:
     return name
 
 
-# One name for the whole process, not for a thread: backward threads and DataParallel's would not see it, and
-# torch.compile guards on a plain global.
+# One name for the whole process, not for a thread: threads of backward and of DataParallel would not see a thread's
+# name, and torch.compile guards on a plain global.
 _chosen: str | None = check_kernel(
     os.environ.get(KERNEL_VARIABLE) or None, f"the environment variable {KERNEL_VARIABLE}"
 )
 
 
 def chosen_kernel() -> str | None:
-    """The kernel that `use_kernel` or the environment names; None if the choice is automatic."""
+    """The name of the kernel from `use_kernel` or the environment; None if the choice is automatic."""
     return _chosen
 
 
@@ -138,8 +138,8 @@ def use_kernel(name: str | None) -> Iterator[None]:
     ...     hf_lgelu.lambda_gelu(torch.tensor([0.0, 4.0]), 160.0)
     tensor([0., 4.])
 
-    A kernel that cannot take an input then raises, where the automatic choice would take another.
-    It wins over the environment variable LGELU_KERNEL; the argument `kernel` of `lambda_gelu` wins over it.
+    A kernel that cannot take an input then raises, while the automatic choice would take another kernel.
+    `use_kernel` overrides the environment variable LGELU_KERNEL; the argument `kernel` of `lambda_gelu` overrides both.
 
     Raises ValueError for a name that is no row of KERNELS.
     """
@@ -152,7 +152,7 @@ def use_kernel(name: str | None) -> Iterator[None]:
 
 
 def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: str = DEFAULT_GATE) -> Kernel:
-    """The kernel `name`, else the one that the user chose, else the first row of KERNELS that takes input and gate.
+    """The kernel `name`, else the user's choice, else the first row of KERNELS that takes the input and the gate.
 
     Raises RuntimeError where the named kernel cannot take this input; the message says why.
     """
@@ -187,7 +187,7 @@ def apply_learned_gate(
 ) -> Tensor:
     """`apply_gate` at λ = `effective_hardness(raw_hardness, temperature, override)`.
 
-    Where the kernel forms a single λ itself, the small operations on s and their derivatives are saved.
+    A kernel that forms a single λ itself saves the small operations on s and their derivatives.
     """
     if raw_hardness.numel() == 1:
         check_dense(x)
@@ -199,7 +199,7 @@ def apply_learned_gate(
 
 
 def check_dense(value: Any, name: str = "x") -> Tensor:
-    """The value, or a TypeError where it is no dense tensor of one of DTYPES."""
+    """The value. Raises TypeError if it is no dense tensor of one of DTYPES."""
     if isinstance(value, Tensor) and value.dtype in DTYPES and value.layout is torch.strided:
         return value
     given = f"a {value.layout} tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
@@ -207,6 +207,6 @@ def check_dense(value: Any, name: str = "x") -> Tensor:
 
 
 def _check_device(x: Tensor, hardness: Tensor) -> None:
-    # Of no dimension it may come from the CPU, as in torch's own arithmetic.
+    # A λ without dimensions may come from the CPU, as in torch's own arithmetic.
     if x.device != hardness.device and hardness.dim() > 0:
         raise ValueError(f"x is on {x.device} and the hardness on {hardness.device}; move one of them, e.g. by .to()")

@@ -1,7 +1,7 @@
 """The λ-gates on torch operations, with hand-written derivatives that keep only x and λ for backward.
 
-Autograd through the plain form of `plain` would keep four more tensors of x's size. On the CPU one λ for all of x goes
-through `chunked`; everything else takes formulas over whole tensors. Those are differentiable, so higher orders,
+Autograd through the form in `plain` would keep four more tensors of x's size. On the CPU a single λ goes through
+`chunked`; everything else takes formulas over whole tensors. These formulas are differentiable, so higher orders,
 forward mode and `torch.func` work.
 """
 
@@ -17,7 +17,7 @@ from hf_lgelu.activation.kernels.plain import is_followed, is_plain, is_visible_
 
 
 class _WholeFunction(torch.autograd.Function):
-    """Over whole tensors: any device, any λ, and every transformation of torch."""
+    """The gate over whole tensors: any device, any λ, and every transformation of torch."""
 
     generate_vmap_rule = True
 
@@ -54,7 +54,7 @@ class _WholeFunction(torch.autograd.Function):
 
 
 class _ChunkedFunction(torch.autograd.Function):
-    """On the CPU, with one λ for all of x; what only the other form can do goes there."""
+    """The gate on the CPU with one λ for all of x. `_WholeFunction`'s formulas do what this form cannot."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, hardness: Tensor, gate: str) -> Tensor:
@@ -76,15 +76,15 @@ class _ChunkedFunction(torch.autograd.Function):
 
 
 def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
-    """x·G(λx); saves x (its own bytes) and λ, and computes ∂λ only where it is needed."""
+    """x·G(λx); saves x (its own bytes) and λ, and computes ∂λ only if it is needed."""
     if hardness.numel() == 1 and x.device.type == hardness.device.type == "cpu" and opaque_refusal(x, hardness) is None:
         return _ChunkedFunction.apply(x, hardness, gate)
     return _WholeFunction.apply(x, hardness, gate)
 
 
 def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
-    """Why these derivatives cannot be used for this input, or None."""
-    # What is compiled has `traced`, and what is recorded for elsewhere should hold no derivatives.
+    """The reason why these derivatives cannot be used for this input, or None."""
+    # Compiled code has `traced`, and code recorded for use elsewhere should hold no derivatives.
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "torch.compile takes 'traced' or 'eager', torch.export and torch.jit.trace take 'eager'"
     return None
@@ -93,14 +93,14 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
 def gradients(
     x: Tensor, hardness: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: str = DEFAULT_GATE
 ) -> tuple[Tensor | None, Tensor | None]:
-    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·G(λx), None for what is not needed; NaN where x is infinite or NaN.
+    """(δ·∂f/∂x, Σδ·∂f/∂λ) for f = x·G(λx), None for a gradient that is not needed; NaN where x is infinite or NaN.
 
     Differentiable in x, λ and δ where autograd records.
     """
     row = GATES[gate]
     dtype = plain.internal_dtype(x)
     wide_hardness = hardness.to(dtype)
-    # Nothing is written into a plain tensor where a subclass comes in: the subclass would be lost.
+    # With a tensor subclass nothing is written into a plain tensor: the subclass would be lost.
     is_visible = is_followed(delta) or not all(map(is_plain, (x, hardness, delta)))
     factors = _followed_factors if is_visible else _overwriting_factors
     v, delta = plain.gate_argument(x.to(dtype), wide_hardness, row), delta.to(dtype)
@@ -120,7 +120,7 @@ def learned_gradients(
     needs_raw_hardness: bool,
     gate: str,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """`gradients` by x and s of (s, t, override), or by x and λ of (λ, None, None)."""
+    """`gradients` in x and s for a state (s, t, override), or in x and λ for (λ, None, None)."""
     hardness, temperature, override = state
     if temperature is None or override is None:
         return gradients(x, hardness, delta, needs_x, needs_raw_hardness, gate)
@@ -134,7 +134,7 @@ def _value(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
     wide, hardness = x.to(dtype), hardness.to(dtype)
     y = wide * gate.step(plain.gate_argument(wide, hardness, gate))
     if dtype == torch.float64:
-        # To the last bit what λ = 1 is, as long as λx does not overflow.
+        # Equal to the plain activation at λ = 1 to the last bit, as long as λx does not overflow.
         u = wide * hardness
         y = torch.where(torch.isfinite(u), gate.plain_function(u) / hardness, y)
     return y.to(x.dtype)
@@ -162,7 +162,7 @@ def _followed_factors(
 def _overwriting_factors(
     v: Tensor, x: Tensor, delta: Tensor, needs_x: bool, needs_hardness: bool, gate: Gate
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The same with fewer tensors held: steps overwrite what is no longer needed."""
+    """The same with fewer tensors in memory: steps overwrite tensors that are no longer needed."""
     step = gate.step(v) if needs_x else None
     slope = gate.density(v).mul_(v).div_(gate.scale)  # u·g(u)
     in_hardness = (slope * v).div_(gate.scale).add_(x, alpha=0).mul_(delta) if needs_hardness else None

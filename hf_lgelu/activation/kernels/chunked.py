@@ -1,8 +1,8 @@
-"""The λ-gates on the CPU by torch's own activations, over pieces of a tensor that stay in the cache.
+"""The λ-gates on the CPU by torch's own activations, over pieces of a tensor that fit into the cache.
 
-x·G(λx) = a(λx)/λ and ∂f/∂x = a′(λx), a the plain activation: torch has both, vectorized by hand. Over whole tensors the
-steps around them would each read and write memory; over pieces they cost little, and one piece is all that they
-allocate.
+x·G(λx) = a(λx)/λ and ∂f/∂x = a′(λx), where a is the plain activation. torch has both, vectorized by hand. Over whole
+tensors, each of the steps around them would read and write memory. Over pieces these steps cost little, and they
+allocate one piece only.
 """
 
 import math
@@ -15,14 +15,14 @@ from hf_lgelu.activation.gates import Gate
 from hf_lgelu.activation.kernels.plain import internal_dtype, laid_as
 
 CHUNK = 262_144
-"""Elements of a piece per thread, 1 MiB in float32: a call of torch's GELU costs as much as 20,000 elements more, so
-smaller pieces lose, and larger ones leave the second-level cache."""
+"""Elements of a piece per thread, 1 MiB in float32. A call of torch's GELU has an overhead of 20,000 elements, so
+smaller pieces are slower, and larger pieces leave the second-level cache."""
 
 LARGEST_HARDNESS = 2.0**100  # beyond it 1/λ nears the subnormal numbers of float32
 
 
 def forward(x: Tensor, hardness: float, gate: Gate) -> Tensor | None:
-    """x·G(λx) in the layout of x, or None where this form is wrong: x is not finite, or λx or their sum overflows.
+    """x·G(λx) in the layout of x, or None where this form fails: x is not finite, or λx or the sum of values overflows.
 
     Args:
         x: on the CPU, any shape and floating dtype.
@@ -36,7 +36,7 @@ def forward(x: Tensor, hardness: float, gate: Gate) -> Tensor | None:
     for x_part, y_part in _parts(x, y):
         u = _scaled(x_part, hardness, y_part if wide is None else wide)
         u.copy_(gate.plain_function(u))
-        # An infinite or undefined u makes its value NaN or infinite and so the sum, at a tenth of the value's time.
+        # An infinite or NaN u makes the sum infinite or NaN; the sum takes a tenth of the time of the values.
         if not math.isfinite(u.sum().item()):
             return None
         u.mul_(1 / hardness)
@@ -48,9 +48,9 @@ def forward(x: Tensor, hardness: float, gate: Gate) -> Tensor | None:
 def backward(
     x: Tensor, hardness: float, gate: Gate, delta: Tensor, needs_x: bool, needs_hardness: bool
 ) -> tuple[Tensor | None, float]:
-    """(δ·∂f/∂x in the layout of x, Σδ·∂f/∂λ), for what `forward` took; what is not needed is None or 0.
+    """(δ·∂f/∂x in the layout of x, Σδ·∂f/∂λ), for an x that `forward` took; a result that is not needed is None or 0.
 
-    Pieces are added up in float64 and in order: the same bits in each run with as many threads.
+    Pieces are added up in float64 and in order, so runs with equally many threads give the same bits.
     """
     x = _dense(x)
     delta = laid_as(x, delta)
@@ -63,7 +63,7 @@ def backward(
     delta_buffer = None if is_wide else _buffer(x, dtype)
     total = 0.0
     for x_part, delta_part, grad_part in _parts(x, delta, x if grad_x is None else grad_x):
-        # G is 0 or 1 at the limit, and its density no subnormal number: those are slow.
+        # G is 0 or 1 at the limit, and its density no subnormal number, which would be slow.
         u = _scaled(x_part, hardness, u_buffer).clamp_(-limit, limit)
         wide_delta = delta_part if delta_buffer is None else _first(delta_buffer, u.numel()).copy_(delta_part)
         if needs_x:
@@ -87,15 +87,15 @@ def _scaled(x: Tensor, hardness: float, out: Tensor) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """x itself if its elements fill a piece of memory, in any order; else a copy."""
-    # torch keeps the strides of such a tensor in what is made like it, and of no other.
+    """x itself if its elements fill a piece of memory without gaps, in any order; else a copy."""
+    # `empty_like` keeps the strides of a tensor without gaps, and of no other tensor.
     if x.is_contiguous() or torch.empty_like(x, device="meta").stride() == x.stride():
         return x
     return x.contiguous()
 
 
 def _chunk(x: Tensor) -> int:
-    # In float64 λ = 1 is the plain activation to the last bit, whose bits depend on where a vector ends.
+    # In float64, λ = 1 gives the plain activation to the last bit. Its bits depend on where a vector ends.
     return x.numel() if x.dtype == torch.float64 else CHUNK * torch.get_num_threads()
 
 
@@ -111,6 +111,6 @@ def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The same piece of each of several tensors of one dense layout, in the order of memory."""
     count, chunk = tensors[0].numel(), _chunk(tensors[0])
     flat = tuple(torch.as_strided(tensor, (count,), (1,)) for tensor in tensors)
-    if count <= chunk:  # what small tensors take shows in calls, not in elements
+    if count <= chunk:  # the time of small tensors depends on calls, not on elements
         return iter((flat,))
     return zip(*(torch.split(tensor, chunk) for tensor in flat), strict=True)

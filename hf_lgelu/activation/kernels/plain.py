@@ -1,9 +1,9 @@
-"""The λ-gates on torch operations that anybody can look into: what is exported, compiled, transformed or checked.
+"""The λ-gates on visible torch operations, which can be exported, compiled, transformed or checked.
 
-`lambda_gate` is the readable reference, and what an exported graph consists of. `traced_lambda_gate` is for
-torch.compile, with derivatives by hand that share one exponential: autograd through the reference would give the
-compiler erf, whose code takes an exponential of its own, and the masks of two clamps. `opaque_refusal` says where the
-other kernels, which torch cannot look into, must not run.
+`lambda_gate` is the readable reference, and exported graphs consist of it. `traced_lambda_gate` is for torch.compile.
+Its hand-written derivatives share one exponential: autograd through the reference would give the compiler erf, whose
+code takes an exponential of its own, and the masks of two clamps. `opaque_refusal` says where kernels whose operations
+torch cannot see must not run.
 """
 
 import math
@@ -20,14 +20,14 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def internal_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of the arithmetic: float64 for float64 input, float32 for every narrower one."""
+    """The dtype of the arithmetic: float64 for float64 input, float32 for every narrower input."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def gate_argument(x: Tensor, hardness: Tensor, gate: Gate) -> Tensor:
     """v = λx·scale, clamped where G no longer changes; x and `hardness` in the internal dtype."""
     limit = gate.limit(x.dtype)
-    # Scaled on λ's side: compiled code does this again for every few elements.
+    # Scaled on λ's side, because compiled code repeats this for every few elements.
     return torch.clamp(x * (hardness * gate.scale), -limit, limit)
 
 
@@ -39,7 +39,7 @@ def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor
     y = wide * row.step(gate_argument(wide, hardness.to(dtype), row))
     # Not traced: torch.jit.trace compares what it recorded with a second run, under no_grad.
     if torch.is_grad_enabled() and x.requires_grad and not torch.jit.is_tracing():
-        # 0, whose derivative is NaN at an infinite x, as the plain activation's: the clamp of v would hide ∞·0.
+        # This 0 has derivative NaN at an infinite x, like the plain activation; the clamp of v would hide ∞·0.
         y = y + 0 * torch.clamp(wide * wide, max=1)
     return y.to(x.dtype)
 
@@ -54,12 +54,12 @@ _P = 0.3275911 / math.sqrt(2.0)
 _HALF_A = tuple(a / 2 for a in (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429))
 
 _LARGEST_EXPONENT = 64.0
-"""From this z on, e^(−z) < 1.7e-28 counts as 0: were it a subnormal, or its product with a small δ, every operation on
-it would be many times slower."""
+"""From this z on, e^(−z) < 1.7e-28 counts as 0. A subnormal value, also as a product with a small δ, would make every
+operation on it many times slower."""
 
 
 def _exponential(z: Tensor) -> Tensor:
-    """e^(−z), exactly 0 where it no longer matters, also where z is infinite; NaN stays."""
+    """e^(−z), exactly 0 from _LARGEST_EXPONENT on, also for an infinite z; NaN stays."""
     return torch.exp(-torch.where(z >= _LARGEST_EXPONENT, math.inf, z))
 
 
@@ -80,7 +80,7 @@ def _logistic(u: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tanh(u: Tensor) -> tuple[Tensor, Tensor]:
-    bounded = u.clamp(-16.0, 16.0)  # where both are constant already: u³ could overflow
+    bounded = u.clamp(-16.0, 16.0)  # both are constant from there on, and u³ could overflow
     square = bounded * bounded
     step, density = _logistic(2.0 * _TANH_SLOPE * bounded * (1.0 + _TANH_CUBE * square))
     return step, density * (2.0 * _TANH_SLOPE * (1.0 + 3.0 * _TANH_CUBE * square))
@@ -108,7 +108,7 @@ class _Traced(torch.autograd.Function):
         x, hardness = ctx.saved_tensors
         wide, wide_delta, slope = x.to(torch.float32), delta.to(torch.float32), hardness.to(torch.float32)
         step, density = _STEPS[ctx.gate](wide * slope)
-        # x·g(λx) first: at infinity it is ∞·0, so that the gradient is NaN as the plain activation's is.
+        # x·g(λx) first: at infinity it is ∞·0, and the gradient is NaN like the plain activation's.
         scaled = wide * density
         grad_x = wide_delta * (step + slope * scaled)
         # The compiler leaves this out where λ needs no gradient.
@@ -117,12 +117,12 @@ class _Traced(torch.autograd.Function):
 
 
 def traced_lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor:
-    """x·G(λx); saves x and λ. First derivatives only, as in everything that torch.compile makes."""
+    """x·G(λx); saves x and λ. It has first derivatives only, like all code from torch.compile."""
     return _Traced.apply(x, hardness, gate)
 
 
 def traced_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
-    """Why this form is not the one for this input and this moment, or None."""
+    """The reason why this form does not fit this input here and now, or None."""
     if gate not in _STEPS:
         return f"it has no formula for {gate}"
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
@@ -135,7 +135,7 @@ def traced_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it is torch's own class of tensor, none that somebody derived from it."""
+    """Whether a tensor is of torch's own class, and not of a class derived from it."""
     return type(tensor) in _PLAIN
 
 
@@ -147,7 +147,7 @@ def laid_as(dense: Tensor, tensor: Tensor) -> Tensor:
 
 
 def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
-    """Why torch has to see the operations inside, or None if a kernel may read and write the memory itself."""
+    """The reason why torch has to see the operations inside, or None if a kernel may use the memory itself."""
     if torch.compiler.is_compiling():
         return "torch.compile and torch.export need operations that they can trace"
     if not (is_plain(x) and is_plain(hardness)):
@@ -170,9 +170,9 @@ def opaque_refusal(x: Tensor, hardness: Tensor) -> str | None:
 def is_followed(delta: Tensor) -> bool:
     """Whether autograd (create_graph) or a batch of incoming gradients follows the operations of a backward pass.
 
-    Then they must be differentiable and overwrite nothing, and no kernel may read memory.
+    Then the operations must be differentiable and overwrite nothing, and no kernel may read memory.
     """
-    # Of the two vmaps, is_grads_batched and gradcheck use the older.
+    # is_grads_batched and gradcheck use the older of torch's two vmaps.
     return (
         torch.is_grad_enabled()
         or torch._C._are_functorch_transforms_active()

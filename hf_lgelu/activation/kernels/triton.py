@@ -1,8 +1,8 @@
 """The λ-gates in Triton for CUDA and ROCm devices, with one λ for all of x: a fused pass forward and one backward.
 
-It was tested on an H100 and in Triton's interpreter. The first use on a device compares it with torch there, and where
-it does not run or does not agree the automatic choice goes on to "aten". Arithmetic is float32. Nothing waits
-for the device, and ∂λ is added up in a fixed order, so that its bits repeat. Importing this module imports Triton.
+It was tested on an H100 and in Triton's interpreter. The first use on a device compares its results with torch's there.
+If it does not run or does not agree, the automatic choice goes on to "aten". Arithmetic is float32. Nothing waits for
+the device, and ∂λ is added up in a fixed order, so that its bits repeat. Importing this module imports Triton.
 """
 
 import logging
@@ -24,9 +24,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")
 
 BLOCK = 2048
-"""Elements per program. It fixes how ∂λ is added up: a constant, never tuned to the device."""
+"""Elements per program. It fixes the order in which ∂λ is added up, so it is never tuned to the device."""
 
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}  # fused multiply-add by name: off from Triton 3.10 on
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}  # fused multiply-add must be named: it is off from Triton 3.10 on
 
 SCALE = tl.constexpr(0.8493218002880191)  # √(log₂(e)/2): e^(−u²/2) is 2^(−r²) with r = SCALE·|u|
 INV_SQRT_2PI = tl.constexpr(0.3989422804014327)
@@ -41,7 +41,7 @@ FLAT = tl.constexpr(16.0)  # the |u| from which on the tanh form no longer chang
 def _half_erfcx(r):
     # Φ(−u)·e^(u²/2) = erfcx(u/√2)/2 as a polynomial in t = 1/(1 + 0.36·r): the minimax fit of degree 8 over 0 ≤ u ≤ 13,
     # relative error 1.2e-7, exactly 1/2 at 0. One exponential serves Φ and φ, and keeps the digits of the lower tail,
-    # which (1 + erf)/2 cancels. The root is one instruction where a division is seven.
+    # which (1 + erf)/2 cancels. The root is one instruction, a division seven.
     d = 1.0 + STEEPNESS * r
     t = tl.rsqrt(d * d)
     p = 0.03632238
@@ -66,10 +66,10 @@ def _logistic(x, exponent):
 
 @triton.jit
 def _step_and_density(x, hardness, gate: tl.constexpr):
-    """G(u) and g(u) for u = λx. NaN stays NaN in G; at ±inf they are 1 or 0, and 0."""
+    """G(u) and g(u) for u = λx. NaN stays NaN in G; at ±inf, G is 1 or 0, and g is 0."""
     if gate == "lambda_gelu":
         r = tl.abs(x) * (hardness * SCALE)
-        # Needs no clamp: it vanishes long before an x that is multiplied by it can overflow, also where r is infinite.
+        # The exponential needs no clamp: it vanishes long before its product with x can overflow, also for infinite r.
         exponential = tl.exp2(-r * r)
         tail = exponential * _half_erfcx(r)
         step, density = tl.where(x < 0, tail, 1.0 - tail), exponential * INV_SQRT_2PI
@@ -87,11 +87,11 @@ def _step_and_density(x, hardness, gate: tl.constexpr):
 
 @triton.jit
 def _hardness(hardness_ptr, temperature_ptr, override_ptr):
-    """λ: given, or the override where it is 1 or more, or 1 + softplus(s/t)."""
+    """λ as given, or from s: the override if it is 1 or more, else 1 + softplus(s/t)."""
     hardness = tl.load(hardness_ptr).to(tl.float32)
     if temperature_ptr is not None:
         z = hardness / tl.load(temperature_ptr).to(tl.float32)
-        # log(1 + e^−|z|) loses digits of a small softplus, none of 1 + softplus.
+        # log(1 + e^−|z|) loses digits of a small softplus, but no digits of 1 + softplus.
         learned = 1.0 + (tl.where(z > 0, z, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(z))))
         override = tl.load(override_ptr).to(tl.float32)
         hardness = tl.where(override >= 1, override, learned)
@@ -164,7 +164,7 @@ def _finish(partial_ptr, out_ptr, hardness_ptr, temperature_ptr, override_ptr, p
 
 
 class _LambdaGate(torch.autograd.Function):
-    """Differentiable in x and in the hardness: λ itself, or s where t and the override are given."""
+    """The gate, differentiable in x and in the hardness: λ itself, or s if t and the override are given."""
 
     @staticmethod
     def forward(
@@ -208,12 +208,12 @@ def lambda_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> Tensor
 def learned_lambda_gate(
     x: Tensor, raw_hardness: Tensor, temperature: Tensor, override: Tensor, gate: str = DEFAULT_GATE
 ) -> Tensor:
-    """x·G(λx) with λ formed from s, t and the override on the device; saves x and those three."""
+    """x·G(λx) with λ formed from s, t and the override on the device; saves x and these three."""
     return _LambdaGate.apply(x, raw_hardness, temperature, override, gate)
 
 
 def input_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
-    """Why no device could take this input, or None."""
+    """The reason why no device could take this input, or None."""
     if gate not in _GATES:
         return f"it has no formula for {gate}"
     if x.dtype not in _DTYPES:
@@ -227,7 +227,7 @@ _tried: dict[int, str | None] = {}
 
 
 def device_failure(index: int) -> str | None:
-    """Why the kernels do not work on CUDA device `index`, found out by running them once; None if they do."""
+    """The reason why the kernels do not work on CUDA device `index`, found by running them once, or None."""
     if index not in _tried:
         if torch.cuda.is_current_stream_capturing():
             return "they have not run on this device before, and a CUDA graph is being captured"
@@ -240,7 +240,7 @@ def device_failure(index: int) -> str | None:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _trial(device: torch.device) -> str | None:
-    """Why the kernels do not run there, or do not agree with torch; None if they do."""
+    """The reason why the kernels do not run on a device, or do not agree with torch, or None."""
     x = torch.linspace(-6, 6, 2 * BLOCK, device=device, dtype=torch.float32, requires_grad=True)
     hardness, delta = x.new_full((1,), 1.5, requires_grad=True), torch.cos(x.detach())
     try:

@@ -1,7 +1,7 @@
-"""λ absorbed by the weights: a soft λ-GELU model becomes the GELU model of the same function, a λ-SiLU model SiLU.
+"""λ absorbed by the weights: a soft λ-GELU model becomes a GELU model of the same function, a λ-SiLU model a SiLU one.
 
-a(x; λ) = gelu(λx)/λ (arXiv:2603.21991), so a λ-GELU between two layers is a GELU between two other layers: the one
-before multiplied by λ (weight and bias), the weight of the one after divided by λ.
+a(x; λ) = gelu(λx)/λ (arXiv:2603.21991). So a λ-GELU between two layers is a GELU between two other layers. The layer
+before is multiplied by λ (weight and bias), and the weight of the layer after is divided by λ.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_ge
 
 @dataclass(frozen=True)
 class AbsorbedSite:
-    """A λ-GELU that became a GELU: its λ (one, or one per channel), and the weights multiplied and divided by it.
+    """A λ-GELU that became a GELU: its λ (one, or one per channel), and the weights multiplied and divided by λ.
 
     The biases of the layers in `multiplied` were multiplied as well.
     """
@@ -66,24 +66,24 @@ class AbsorptionReport:
 
 @in_own_forward
 def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = True) -> AbsorptionReport:
-    """Replace every λ-gate by its plain activation, and put λ into the layers around it; the function stays.
+    """Replace every λ-gate by its plain activation, and put λ into the layers around the gate; the function stays.
 
-    The plain one is what λ = 1 is: `nn.GELU` (erf) for λ-GELU, its tanh form, `nn.SiLU`.
+    The plain activation is the gate at λ = 1: `nn.GELU` (erf) for λ-GELU, its tanh form, or `nn.SiLU`.
 
-    Changes `model` in place; hooks of a gate stay where it was. One λ per site (granularity "layer") goes
-    through reshapes, pooling and products with other tensors (gated units); a λ per channel where the channels can be
-    followed to both layers. λ is absorbed as it is now, a hardening override included. New weights are computed in
-    float64 and rounded once to their own dtype.
+    Changes `model` in place; hooks of a gate stay at its place. One λ per site (granularity "layer") goes through
+    reshapes, pooling and products with other tensors (gated units). A λ per channel is absorbed where the channels can
+    be followed to both layers. λ is absorbed with its present value, also with a hardening override. New weights are
+    computed in float64 and rounded once to their own dtype.
 
     Args:
         model: any module tree.
-        inputs: for one forward pass, from which the layers around each activation are read. The whole model
-            must run. What depends on the inputs' shape or values is taken as these make it.
+        inputs: inputs of one forward pass, from which the layers around each activation are read. They must run the
+            whole model. Parts that depend on the inputs' shape or values are taken as in this pass.
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
 
     Raises:
         ValueError: no λ-GELU; the model cannot be traced; sites whose λ cannot be absorbed, each with the reason
-            (behind a residual sum, feeding several layers, between tied weights); or outputs that this would change.
+            (after a residual sum, feeding several layers, between tied weights); or outputs that would change.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites.
 
     Example:
@@ -113,7 +113,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
         )
     gates = {site.name: site.kind for site in sites}
     plans = plan_configs(model, gates, _plan_plain if rewrite_config else None)
-    # Inside, numbers may be rounded as any weight is, whatever the dtype of the outputs.
+    # Inside the model, numbers may be rounded like the weights, whatever the dtype of the outputs.
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     share = max(max_relative_change(dtype) for dtype in dtypes)
 
@@ -134,7 +134,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
 
 
 def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChange]:
-    """The config changes after which the sites of `gates` are plain; UnsupportedConfigError if there are none."""
+    """The config changes that make the sites of `gates` plain; raises UnsupportedConfigError if there are none."""
     changes: list[ConfigChange] = []
     for gate in dict.fromkeys(gates.values()):
         names = {name for name in gates if gates[name] == gate}
@@ -155,5 +155,5 @@ def _plan_plain(root: PreTrainedModel, gates: dict[str, str]) -> list[ConfigChan
 
 
 def max_relative_change(dtype: torch.dtype) -> float:
-    """How far outputs may be from those with λ, as a fraction of the largest, for weights of a dtype."""
+    """The largest allowed change of the outputs, as a fraction of the largest output, for weights of a dtype."""
     return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 1e-1)

@@ -1,7 +1,7 @@
-"""Parameters around gates multiplied by factors, so that each gate gets its input scaled and the outputs stay.
+"""Scaling of the parameters around gates: each gate gets its input scaled, and the outputs stay.
 
-The layer before and the layer behind a gate are found in the data flow. Between them and the gate stand operations that
-let a positive factor through, f(c·x) = c·f(x) for c > 0: layout, pooling, products.
+The layers before and after a gate are found in the data flow. Between them and the gate stand operations that let a
+positive factor through, f(c·x) = c·f(x) for c > 0: layout, pooling, products.
 """
 
 import operator
@@ -52,15 +52,15 @@ _SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 
 
 class NotAbsorbableError(ValueError):
-    """Why the layers around a site cannot absorb λ; `absorb_hardness` names all these sites in one ValueError."""
+    """The reason why the layers around a site cannot absorb λ; `absorb_hardness` names all sites in one ValueError."""
 
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """The factors that scale the inputs of sites, and divide their outputs again in the layers behind them.
+    """The factors that scale the inputs of sites, and divide their outputs again in the layers after them.
 
-    `factors` by parameter name, float64 and broadcastable to the parameter; by site index the weights of the layers
-    `before` and `after`, and why there is no such factor (`reasons`).
+    `factors` is {parameter: factor}, float64 and broadcastable to the parameter. `before` and `after` are {site index:
+    weights of the layers there}. `reasons` is {site index: why there are no factors}.
     """
 
     factors: dict[str, Tensor]
@@ -71,12 +71,12 @@ class ScalingPlan:
 
 @torch.no_grad()
 def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor]) -> ScalingPlan:
-    """The factors of all parameters that multiply each site's input by its scale, and divide behind it again.
+    """The factors of all parameters that multiply each site's input by its scale, and divide its output again.
 
     A homogeneous gate, g(c·x) = c·g(x), then leaves all outputs as they are.
 
-    `scales` are positive, float64, by the index of a site of `flow`: one number, or one for each channel, shaped such
-    that it broadcasts to the site's input.
+    `scales` are positive, float64, by the index of a site of `flow`: one number, or one for each channel, in a shape
+    that broadcasts to the site's input.
     """
     reasons: dict[int, str] = {}
     layers: dict[Node, _LayerCall] = {}
@@ -118,10 +118,10 @@ def scale_parameters(
     changed: str,
     exchanged: Sequence[tuple[ActivationSite, nn.Module]] = (),
 ) -> None:
-    """Multiply parameters by their factors, in float64, rounded once to the parameter's dtype; the outputs stay.
+    """Multiply parameters by their factors, in float64, and round once to the parameter's dtype; the outputs stay.
 
-    The outputs on `inputs` may move by what is `allowed` for each. The modules of `exchanged` go to their sites with
-    the new parameters. `changed` is how the message names what was done, as "with its units rescaled".
+    Each output on `inputs` may move by the value of `allowed`. The modules of `exchanged` go to their sites with the
+    new parameters. `changed` describes the change for the message, as "with its units rescaled".
     """
     parameters = {name: model.get_parameter(name) for name in factors}
     old = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -147,7 +147,7 @@ def scale_parameters(
     try:
         write(new, exchanged)
         after = outputs_of(model, inputs)
-    except BaseException:  # also of memory, or of who waits
+    except BaseException:  # also without memory, or by an interrupt
         write(old, own)
         raise
     if agree(before, after, allowed):
@@ -161,9 +161,9 @@ def scale_parameters(
 
 @dataclass
 class _LayerCall:
-    """One call of a layer, with the sites `before` which and `after` which it stands.
+    """One call of a layer: it stands before the sites in `before`, and after the sites in `after`.
 
-    A site is its index and the axis along which its scales run, None for a single scale.
+    A site is (index, axis along which its scales run, or None for a single scale).
     """
 
     operation: AffineOperation
@@ -171,7 +171,7 @@ class _LayerCall:
     after: list[tuple[int, int | None]] = field(default_factory=list)
 
     def factor(self, name: str, parameter: Tensor, hardness: Mapping[int, Tensor]) -> Tensor:
-        """The factor that this call needs for its parameter of that name."""
+        """The factor that this call needs for its parameter `name`."""
         factor = torch.ones(1, dtype=torch.float64)
         for site, axis in self.before:
             factor = factor * _along_output(self.operation, name, parameter, hardness[site], axis)
@@ -191,9 +191,9 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
             f"it has a λ for each element of a feature map, {tuple(hardness.shape)}, and a layer has no weight of its "
             "own for each"
         )
-    found = []  # whole before the first is added: a site is scaled around each of its calls, or not at all
+    found = []  # complete before the first is added: a site is scaled around all of its calls, or not at all
     for call in calls:
-        # Along which axis of the input λ runs, from 0.
+        # The axis of the input along which λ runs, from 0.
         axis = call.meta["val"].dim() - hardness.dim() + varying[0] if varying else None
         found.append((layers_before(flow, call, call.args[0], axis), layer_after(flow, call, axis)))
     for before, (operation, axis) in found:
@@ -205,7 +205,7 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
 def _common_factor(
     name: str, parameter: Tensor, layers: Mapping[Node, _LayerCall], flow: DataFlow, hardness: Mapping[int, Tensor]
 ) -> Tensor:
-    """The factor that every use of the parameter needs; NotAbsorbableError where one needs another, or none."""
+    """The factor that every use of the parameter needs. Raises NotAbsorbableError where uses differ or have none."""
     factors, others = [], []
     for user in flow.parameter_users(name):
         call = layers.get(user)
@@ -229,7 +229,7 @@ def _along_output(
 ) -> Tensor:
     """The factor of the weight or bias `name` that multiplies the layer's output by λ, broadcastable to the parameter.
 
-    `axis` is that of the output along which λ runs, None for one λ.
+    `axis` is the output's axis along which λ runs, None for one λ.
     """
     if axis is None:
         return hardness.reshape(1)
@@ -244,7 +244,7 @@ def _along_output(
 
 
 def _along_input(operation: AffineOperation, parameter: Tensor, hardness: Tensor, axis: int | None) -> Tensor:
-    """The factor of the layer's weight that multiplies the layer's data by λ, which runs along `axis` of the data."""
+    """The factor of the weight that multiplies the layer's data by λ; λ runs along `axis` of the data."""
     if axis is None:
         return hardness.reshape(1)
     fits = operation.channel_axis is not None and axis == len(shape_of(operation.data)) + operation.channel_axis
@@ -274,10 +274,10 @@ def _misfit(operation: AffineOperation, hardness: Tensor) -> str:
 
 
 def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> list[tuple[AffineOperation, int | None]]:
-    """The operations between `node`, which `user` takes, and the layer to multiply by λ; the layer stands last.
+    """The operations from `node`, an input of `user`, back to the layer to multiply by λ; the layer stands last.
 
-    Each comes with the axis of its output along which λ runs. `axis` is that of `node`, counted from 0; None for one λ.
-    Raises NotAbsorbableError with the reason where there is no layer.
+    Each comes with the axis of its output along which λ runs. `axis` is this axis of `node`, counted from 0; None for
+    one λ. Raises NotAbsorbableError with the reason where there is no layer.
     """
     others = [other for other in users(node) if other is not user]
     if others or not uses_once(user, node):
@@ -303,7 +303,7 @@ def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> l
 
 
 def layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOperation, int | None]:
-    """The layer behind `node` to divide by λ, with the axis of its data along which λ runs; as `layers_before`."""
+    """(the layer after `node` to divide by λ, the axis of its data along which λ runs); see `layers_before`."""
     while True:
         following = users(node)
         if len(following) != 1:
@@ -346,15 +346,15 @@ def _is_homogeneous(node: Node, source: Node) -> bool:
     if name == "div":
         return node.args[0] is source and node.kwargs.get("rounding_mode") is None
     if name in ("constant_pad_nd", "pad"):
-        # Modes that repeat values of the tensor have no value of their own.
+        # Modes that repeat values of the tensor add no value of their own.
         place = 2 if name == "constant_pad_nd" else 3
         return not (node.args[place] if len(node.args) > place else node.kwargs.get("value"))
-    # Of index and its like, the first argument holds the values.
+    # In operations like index, the first argument holds the values.
     return name == "neg" or (name in _SAME_ELEMENTS | _POOLING and node.args[0] is source)
 
 
 def _axis_after(node: Node, source: Node, axis: int) -> int | None:
-    """Where an axis of `source` lies in `node`, both counted from 0; None where it is mixed, cut or resized."""
+    """The axis of `node` that an axis of `source` becomes, both from 0; None where it is mixed, cut or resized."""
     name, before, after = operation_name(node), shape_of(source), shape_of(node)
     if name in _ELEMENTWISE:
         return axis if before == after else None
@@ -379,13 +379,13 @@ def _axis_after(node: Node, source: Node, axis: int) -> int | None:
 
 
 def _axis_before(node: Node, source: Node, axis: int) -> int | None:
-    """Where an axis of `node` lies in `source`: the inverse of `_axis_after`."""
+    """The axis of `source` that becomes an axis of `node`: the inverse of `_axis_after`."""
     candidates = range(len(shape_of(source)))
     return next((candidate for candidate in candidates if _axis_after(node, source, candidate) == axis), None)
 
 
 def _same_place(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
-    """The axis of the same size with as many elements behind it, which a reshape leaves as it is."""
+    """The axis of the same size with as many elements after it: a reshape leaves this axis as it is."""
     behind = prod(before[axis + 1 :])
     for place, size in enumerate(after):
         if size == before[axis] and size > 1 and prod(after[place + 1 :]) == behind:

@@ -1,7 +1,7 @@
-"""Compiling the C++ sources for this processor, once a gate, into a folder of the user's own in the cache.
+"""Compilation of the C++ sources for this processor, once per gate, into the user's own folder in the cache.
 
-A library is loaded only if it is this user's, nobody else may write it, and it is as it was built: its name ends in a
-digest of what it holds.
+A library is loaded only if this user owns it, nobody else may write to it, and it is as it was built: its name ends in
+a digest of its content.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ CACHE_VARIABLE = "LGELU_CACHE_DIR"
 
 _COMPILERS = ("c++", "g++", "clang++")
 
-# Not -ffast-math, also where CXX has it: linked into a library, it flushes subnormals to zero in the whole process,
-# and it lets the compiler undo the rounding by which formulas.h splits an exponent.
+# Never -ffast-math, even if CXX has it. Linked into a library, it flushes subnormals to zero in the whole process, and
+# it lets the compiler undo the rounding by which formulas.h splits an exponent.
 _FLAGS = (
     *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
     *("-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
@@ -32,18 +32,18 @@ _FLAGS = (
 
 
 def build_library(name: str, source: Path | None = None) -> Path:
-    """The shared library of a source for this processor, compiled unless the cache has it whole.
+    """The shared library of a source for this processor; it is compiled unless the cache has it.
 
-    Without `source` it is that of the gate `name`, a struct of formulas.h.
+    By default it is the library of the gate `name`, a struct of formulas.h.
 
-    A file is put in its place whole, by each of several processes that need one. A file that others may write, or that
-    is no longer what was built, is built anew. Raises RuntimeError where there is no C++ compiler, it fails, the source
-    cannot be read or the cache not be written; the message says which, with the compiler's own words.
+    Each of several processes that need a file puts it in its place whole. A file that others may write, or that has
+    changed since it was built, is built anew. Raises RuntimeError where there is no C++ compiler, the compiler fails,
+    the source cannot be read or the cache cannot be written. The message says which, with the compiler's own words.
     """
     machine, processor = platform.machine().lower(), _processor()
     native = ["-mcpu=native"] if machine in ("aarch64", "arm64") else []
     if machine in ("x86_64", "amd64"):
-        # Left to itself, gcc uses half of AVX-512's width.
+        # By default, gcc uses half of AVX-512's width.
         native = ["-march=native", *(["-mprefer-vector-width=512"] if "avx512f" in processor else [])]
     source = source or SOURCE
     command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={name}", *native]
@@ -67,7 +67,7 @@ def build_library(name: str, source: Path | None = None) -> Path:
         for library in folder.glob(f"{name}-*.so"):
             kept = library.lstat()
             is_own = stat.S_ISREG(kept.st_mode) and kept.st_uid == user and not kept.st_mode & 0o022
-            # A process that loads a library which was cut off is ended by the system.
+            # The system ends a process that loads an incomplete library.
             if is_own and library.stem == f"{name}-{_digest(library.read_bytes())}":
                 return library
         with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
@@ -76,7 +76,7 @@ def build_library(name: str, source: Path | None = None) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode != 0 or not fresh.exists():
                 words = done.stderr.strip() or "it said nothing"
-                # The first line is what is logged.
+                # Only the first line is logged.
                 raise RuntimeError(f"the compiler failed ({done.returncode}): {words[-2000:]}\n{shlex.join(command)}")
             fresh.chmod(0o700)
             with fresh.open("rb") as file:
@@ -109,7 +109,7 @@ def find_compiler() -> list[str]:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept."""
+    """The folder for compiled kernels."""
     if folder := os.environ.get(CACHE_VARIABLE):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_lgelu"

@@ -25,11 +25,11 @@ logger = logging.getLogger(__name__)
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")  # the structs of formulas.h
 
-# With fewer elements, waking the other threads costs more than they save; the limit of torch's own kernels.
+# With fewer elements, waking other threads costs more than they save. torch's own kernels have this limit.
 _ALONE = 32768
 
-# Of the innermost loop under several λ: in shorter ones, such as three channels that lie last, the steps between
-# them cost more than the function.
+# The innermost loop with several λ: in shorter loops, such as three channels on the last axis, the steps between the
+# loops cost more than the function.
 _SHORTEST_RUN = 8
 
 
@@ -37,7 +37,7 @@ Functions = dict[tuple[str, torch.dtype], Callable[..., None]]
 """{("forward" or "backward", dtype of x): function of the compiled kernel}.
 
 Forward takes (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, and λ varies along
-`count`. Backward takes (outer, count, inner; x, δ, λ, dx, sums; threads), with None for what nobody wants."""
+`count`. Backward takes (outer, count, inner; x, δ, λ, dx, sums; threads), with None for a result that is not needed."""
 
 
 Library = TypeVar("Library")
@@ -45,7 +45,7 @@ Library = TypeVar("Library")
 
 @functools.cache
 def load_library(gate: str) -> Functions | str:
-    """The compiled kernel of a gate, built on the first call of the process; or why there is none, which is logged."""
+    """The compiled kernel of a gate, built on the process's first call, or the reason why there is none, logged."""
     return open_library(gate, None, _functions, "λ-gates run on torch's own operations, which are slower")
 
 
@@ -60,7 +60,7 @@ def _functions(library: ctypes.CDLL) -> Functions:
 
 
 def open_library(name: str, source: Path | None, read: Callable[[ctypes.CDLL], Library], without: str) -> Library | str:
-    """What `read` takes from the library of `build_library`; or why there is none, logged after what is done then."""
+    """The result of `read` on a library of `build_library`, or the reason why there is none, logged after `without`."""
     path = None
     try:
         path = build_library(name, source)
@@ -77,7 +77,7 @@ class One:
     """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
 
     def __init__(self, hardness: float) -> None:
-        # One NaN for all kinds of them: formulas.h rounds to bfloat16 without looking.
+        # One NaN for all kinds of NaN: formulas.h rounds to bfloat16 without a check.
         self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
         self.address = ctypes.addressof(self._hardness)
 
@@ -117,7 +117,7 @@ class Several:
 
     def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
         """`rate` times ∂λ, as a tensor like `hardness`."""
-        if hardness.numel() == 0:  # of which torch makes no tensor
+        if hardness.numel() == 0:  # torch makes no tensor from an empty buffer
             return torch.zeros_like(hardness)
         total = torch.frombuffer(sums, dtype=torch.float64).reshape(hardness.shape)
         return (rate * total / self._hardness.double().square()).to(hardness.dtype)
@@ -125,7 +125,7 @@ class Several:
 
 @functools.lru_cache(maxsize=4096)
 def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torch.Size) -> tuple[int, int, int] | None:
-    """(outer, count, inner) of a tensor without gaps, of which several λ vary along `count`; None where they do not."""
+    """(outer, count, inner) of a tensor without gaps, where several λ vary along `count`; None if they do not."""
     order = sorted((axis for axis, size in enumerate(shape) if size != 1), key=lambda axis: -strides[axis])
     missing = len(shape) - len(of_hardness)
     along = [axis for axis in order if axis >= missing and of_hardness[axis - missing] != 1]
@@ -139,24 +139,24 @@ def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torc
 
 def _loaded(gate: str) -> Functions:
     library = load_library(gate)
-    if isinstance(library, str):  # as after a refusal that was not asked for
+    if isinstance(library, str):  # as where nobody has asked for a refusal
         raise RuntimeError(f"the kernel 'cpu' cannot be used here: {library}")
     return library
 
 
 def _threads(x: Tensor) -> int:
-    # One or all, as in torch: OpenMP ends threads that a smaller team leaves out, and has to start them again.
+    # One thread or all, as in torch: OpenMP ends the threads that a smaller team leaves out, and must start them again.
     return torch.get_num_threads() if x.numel() > _ALONE else 1
 
 
 def unavailable(gate: str = DEFAULT_GATE) -> str | None:
-    """Why this kernel cannot run on this machine, or None. Builds it if need be."""
+    """The reason why this kernel cannot run on this machine, or None. Builds the kernel if necessary."""
     library = load_library(gate)
     return library if isinstance(library, str) else None
 
 
 def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None:
-    """Why the compiled kernel cannot take this input, or None."""
+    """The reason why the compiled kernel cannot take this input, or None."""
     if gate not in GATES:
         return f"it has no formula for {gate}"
     if not (x.is_cpu and hardness.is_cpu):
@@ -186,7 +186,7 @@ def learned_lambda_gate(
 
 
 class _LambdaGate(torch.autograd.Function):
-    """Differentiable in x and in the hardness: λ itself, or s where t and the override are given."""
+    """The gate, differentiable in x and in the hardness: λ itself, or s if t and the override are given."""
 
     @staticmethod
     def forward(
@@ -239,7 +239,7 @@ def _learned(raw_hardness: float, temperature: float, override: float) -> tuple[
     """λ and ∂λ/∂s."""
     if override >= 1:
         return override, 0.0
-    if temperature == 0:  # of a state that was never filled
+    if temperature == 0:  # a state that was never filled
         return math.nan, math.nan
     z = raw_hardness / temperature
     if z > 40:  # softplus is the identity to the last bit

@@ -14,7 +14,7 @@ from hf_lgelu.activation.kernels.cpu.function import open_library
 
 @functools.cache
 def load_loop() -> Callable[..., None] | str:
-    """The compiled loop, built on the first call of the process; or why there is none, which is logged."""
+    """The compiled loop, built on the first call of the process; or the reason why there is none, which is logged."""
     return open_library("rows", SOURCE.with_name("rows.cpp"), _loop, "Maps around ReLUs are read whole")
 
 
@@ -32,10 +32,10 @@ def run_rows(
     down: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """bias + Σ gate·(up·x + up_bias)·down over the units whose gate is not zero, or a part of it.
+    """bias + Σ gate·(up·x + up_bias)·down over the units whose gate is not zero, or a part of this sum.
 
-    Without `x` and `up` it is bias + Σ gate·down; without `gates` and `down`, up·x + up_bias. `x` and `gates` hold one
-    token. `up` and `down` have a row a unit. All are float32.
+    Without `x` and `up` it is bias + Σ gate·down; without `gates` and `down` it is up·x + up_bias. `x` and `gates` hold
+    one token. `up` and `down` have one row per unit. All tensors are float32.
     """
     given = cast(Tensor, x if gates is None else gates)
     units, outputs = (len(cast(Tensor, up)), 0) if down is None else down.shape
