@@ -128,8 +128,9 @@ def folder_of_old(sentence_folder, tmp_path):
     """The same as sentence-transformers wrote it before version 3: modules.json beside 0_Transformer."""
     old = tmp_path / "old"
     read_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
-    for name in ("1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"):
-        (old / "0_Transformer" / name).rename(old / name)
+    moved = {"1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"}
+    for entry in [each for each in (old / "0_Transformer").iterdir() if each.name in moved]:
+        entry.rename(old / entry.name)  # an older version has no file for the norm
     modules = json.loads((old / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (old / "modules.json").write_text(json.dumps(modules))
