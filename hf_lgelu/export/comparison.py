@@ -95,9 +95,8 @@ class NetworkComparison:
     @property
     def by_network(self) -> list[list[ComparedNetwork]]:
         """The rows of each network."""
-        return [
-            [row for row in self.rows if row.network == name] for name in dict.fromkeys(r.network for r in self.rows)
-        ]
+        names = dict.fromkeys(row.network for row in self.rows)
+        return [[row for row in self.rows if row.network == name] for name in names]
 
     def __str__(self) -> str:
         titles = list(self.rows[1].cells)  # the original has no distance

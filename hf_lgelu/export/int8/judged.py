@@ -107,9 +107,9 @@ def export_int8(
 ) -> JudgedInt8:
     """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
 
-    Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more of
-    the score than it takes of the original's. Shares are known to one standard error, and so much more is allowed.
-    Without it, the relative error from float32 must be at most 0.25, as in `quantize_onnx`. The report, int8.json, lies
+    Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
+    of the score than it takes of the original's, up to one standard error (`JudgedInt8.allowed`). The relative error
+    from the network's own float32 must be at most 0.25 in any case, as in `quantize_onnx`. The report, int8.json, lies
     beside the files, with the config and what prepares the inputs.
 
     Args:
@@ -183,16 +183,16 @@ def save_int8(
 
 
 def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]]) -> JudgedInt8:
-    *originals, (float32, int8) = compared.by_network
-    change = int8.change
-    assert change is not None and int8.int8_error is not None  # of every row but the first, and of int8
+    *originals, of_network = compared.by_network
+    int8 = of_network[1]
+    change: Any = int8.change  # None of the first row alone
     if int8.metrics:
         measure = next(iter(int8.metrics))
     elif change.embedding:
         measure = "same_neighbour" if "same_neighbour" in change.embedding else "cosine"
     else:
         measure = "relative_error" if change.kl is None else "same_prediction"
-    loss = _loss(float32, int8, measure)
+    loss = _loss(of_network, measure)
     if not originals:
         errors = [change.relative_error, *change.relative_errors.values()]
         return JudgedInt8(compared, operators, measure, loss, None, float(np.max(errors)))  # NaN where one is
@@ -200,12 +200,13 @@ def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int
     if measure in _SHARES:
         share = _score_of(originals[0][1], measure)
         margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
-    return JudgedInt8(compared, operators, measure, loss, _loss(*originals[0], measure) + margin, int8.int8_error)
+    error: Any = int8.int8_error
+    return JudgedInt8(compared, operators, measure, loss, _loss(originals[0], measure) + margin, error)
 
 
-def _loss(float32: ComparedNetwork, int8: ComparedNetwork, measure: str) -> float:
-    """What int8 takes of a network's score."""
-    before, after = (_score_of(row, measure) for row in (float32, int8))
+def _loss(rows: Sequence[ComparedNetwork], measure: str) -> float:
+    """What int8 takes of the score of a network, given its rows in float32 and in int8."""
+    before, after = (_score_of(row, measure) for row in rows)
     if measure == "perplexity":
         return math.log(after / before)
     return after - before if measure == "relative_error" else before - after

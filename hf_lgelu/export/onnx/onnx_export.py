@@ -20,7 +20,6 @@ from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import nothing_given, read_batches
 from hf_lgelu.networks.outputs import named_tensors, task_outputs
-from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import (
     NOT_TAKEN,
     Inputs,
@@ -188,13 +187,13 @@ def save_onnx(
     model: Any,
     folder: str | os.PathLike,
     *,
+    inputs: Inputs,
     source: str | os.PathLike | None = None,
-    inputs: Inputs | None = None,
     opset: int = OPSET,
 ) -> OnnxReport:
     """`export_onnx` of a copy in float32 into a folder that is there, with its config and what prepares its inputs."""
-    inputs = in_dtype(random_inputs(model) if inputs is None else inputs, torch.float32)
-    report = export_onnx(independent_copy(model).float(), Path(folder) / ONNX_FILE, inputs, opset=opset)
+    path = Path(folder) / ONNX_FILE
+    report = export_onnx(independent_copy(model).float(), path, in_dtype(inputs, torch.float32), opset=opset)
     save_beside_onnx(model, folder, source)
     return report
 
