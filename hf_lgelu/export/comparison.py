@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
 from hf_lgelu.environment import require
-from hf_lgelu.export.int8.quantize import Int8Report, quantize_onnx
+from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, percent, score, significant
@@ -49,8 +49,7 @@ class ComparedNetwork:
     median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
     ONNX file, or without int8 of the weights. `live_units` is the share of the outputs of the original's gates that are
     not exactly zero here; None of the original, and in int8. In int8 there are `operations`, what computes in integers
-    ("all" or "layers", `quantize_onnx`), and `int8_error`, the relative error from the network's own float32 on the
-    inputs that gave the ranges.
+    ("all" or "layers", `quantize_onnx`), and `int8_change`, how far it is from the same network in float32.
     """
 
     network: str
@@ -61,7 +60,7 @@ class ComparedNetwork:
     megabytes: float
     live_units: float | None = None
     operations: str | None = None
-    int8_error: float | None = None
+    int8_change: NetChange | None = None
 
     @property
     def cells(self) -> dict[str, str]:
@@ -211,15 +210,21 @@ def compare_forms(
             for form in forms[1:]
         }
         first_score, changes = compare_networks_on(networks[first], runs, judged, outputs)
+        own = {}
+        for form in (form for form in forms if form.precision == INT8):
+            name, network = f"{form.name} {INT8}", networks[form.name]
+            is_first = form.name == first
+            found = changes if is_first else compare_networks_on(network, {name: runs[name]}, judged, outputs)[1]
+            own[name] = found[name].change
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
     for form, milliseconds in zip(forms, times, strict=True):
-        found = changes.get(f"{form.name} {form.precision}")
-        change = None if found is None else found.change
+        name = f"{form.name} {form.precision}"
+        change = changes[name].change if name in changes else None
         metrics = first_score.values if change is None else change.metrics
         size, live = form.bytes / 1e6, form.live.share
-        of_int8 = (None, None) if form.int8 is None else (form.int8.operations, form.int8.relative_error)
-        rows.append(ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, size, live, *of_int8))
+        of_form = (metrics, change, milliseconds, size, live, form.operations, own.get(name))
+        rows.append(ComparedNetwork(form.name, form.precision, *of_form))
     runtime = "torch" if int8_dir is None else "onnxruntime"
     return NetworkComparison(tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), runtime)
 
@@ -233,7 +238,7 @@ class _Form:
     runner: nn.Module | OnnxModel
     bytes: int
     output_names: tuple[str, ...] = ()
-    int8: Int8Report | None = None
+    operations: str | None = None
     live: LiveUnits = field(default_factory=lambda: LiveUnits({}))
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
@@ -269,8 +274,8 @@ def _onnx_forms(
     elif not isinstance(output, Mapping):
         names = tuple(given.removeprefix("output_") for given in names)
     return [
-        _Form(name, precision, runners[precision], file.stat().st_size, names, int8)
-        for (precision, file), int8 in zip(files.items(), (None, report), strict=True)
+        _Form(name, precision, runners[precision], file.stat().st_size, names, computed)
+        for (precision, file), computed in zip(files.items(), (None, report.operations), strict=True)
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.export.comparison import (
     CONVERTED,
     FLOAT32,
@@ -37,12 +38,12 @@ class JudgedInt8:
     """The verdict on an int8 file, and what it is made of.
 
     `measure` is the one that decides: "accuracy" or "perplexity" where there are labels, else "same_neighbour" of
-    embeddings, "same_prediction" of class scores, or "relative_error"; these three count from the original in float32,
-    or from the network itself. `loss` is what int8 takes of it: the score in float32 less that in int8, of a perplexity
-    nats, of an error what is added. `allowed` is the loss of the original's int8 and a margin: one standard error of a
-    share, at least one input, else 0.01. It is None without an original. `relative_error` is that of int8 alone, from
-    the network's own float32: on the judged inputs without an original, else on the inputs that gave the ranges.
-    `operators` are {"int8" and "float32": {operation: how many}} of the file.
+    embeddings, "same_prediction" of class scores, or "relative_error". `loss` is what int8 alone takes of it: with
+    labels the score in float32 less that in int8, of a perplexity in nats; without labels the share that differs from
+    the same network in float32. Counted from the original instead, what the conversion has already changed would be
+    free. `allowed` is the loss of the original's int8 and a margin: one standard error of a share, at least one input,
+    else 0.01; it is None without an original. `relative_error` is that of int8 alone. `operators` are {"int8" and
+    "float32": {operation: how many}} of the file.
     """
 
     comparison: NetworkComparison
@@ -62,21 +63,19 @@ class JudgedInt8:
         """The verdict and its numbers in one line, for scripts."""
         *originals, (float32, int8) = ([self._shown(row) for row in rows] for rows in self.comparison.by_network)
         beside = f"original's int8 {originals[0][1]}" if originals else "not compared with an original's int8"
-        error = significant(self.relative_error)
+        alone = f"loses {significant(self.loss)}, allowed {significant(self.allowed)}"
+        if self.allowed is None or not self.relative_error <= MAX_RELATIVE_ERROR:
+            alone = f"has a relative error of {significant(self.relative_error)}, allowed {MAX_RELATIVE_ERROR}"
         verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
-        return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}; relative error of int8 alone {error})"
+        return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
 
     @property
     def refusal(self) -> str:
         """Why the file is not good, and what to do."""
-        if not self.relative_error <= MAX_RELATIVE_ERROR:
-            why = f"the largest relative error with which a network does its task is {MAX_RELATIVE_ERROR}"
-        else:
-            why = f"int8 takes {significant(self.loss)} of it, and {significant(self.allowed)} is allowed"
         return (
-            f"{self.line}. Nothing is kept: {why}. Give data with more inputs, or with inputs as where the network is "
+            f"{self.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
             "used; leave more in float (operations='layers'); convert in the network's own shape or with "
-            f"effort='distill'; {'give the original=, to which it is compared; ' if self.allowed is None else ''}"
+            f"effort='distill'; {'give the original=, whose int8 may lose as much; ' if self.allowed is None else ''}"
             "or keep the file as it is (allow_worse=True)"
         )
 
@@ -88,7 +87,7 @@ class JudgedInt8:
         return "\n".join([str(self.comparison), *operators, self.line])
 
     def _shown(self, row: ComparedNetwork) -> str:
-        value = _score_of(row, self.measure)
+        value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
         return significant(value) if self.measure == "relative_error" else score(self.measure, value)
 
 
@@ -185,7 +184,8 @@ def save_int8(
 def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]]) -> JudgedInt8:
     *originals, of_network = compared.by_network
     int8 = of_network[1]
-    change: Any = int8.change  # None of the first row alone
+    change: Any = int8.int8_change  # None in float32 alone
+    error = float(np.max([change.relative_error, *change.relative_errors.values()]))  # NaN where one is
     if int8.metrics:
         measure = next(iter(int8.metrics))
     elif change.embedding:
@@ -194,28 +194,26 @@ def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int
         measure = "relative_error" if change.kl is None else "same_prediction"
     loss = _loss(of_network, measure)
     if not originals:
-        errors = [change.relative_error, *change.relative_errors.values()]
-        return JudgedInt8(compared, operators, measure, loss, None, float(np.max(errors)))  # NaN where one is
-    margin = _MARGIN
+        return JudgedInt8(compared, operators, measure, loss, None, error)
+    allowed, margin = _loss(originals[0], measure), _MARGIN
     if measure in _SHARES:
-        share = _score_of(originals[0][1], measure)
+        share = originals[0][1].metrics.get(measure, 1 - allowed)
         margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
-    error: Any = int8.int8_error
-    return JudgedInt8(compared, operators, measure, loss, _loss(originals[0], measure) + margin, error)
+    return JudgedInt8(compared, operators, measure, loss, allowed + margin, error)
 
 
 def _loss(rows: Sequence[ComparedNetwork], measure: str) -> float:
-    """What int8 takes of the score of a network, given its rows in float32 and in int8."""
-    before, after = (_score_of(row, measure) for row in rows)
-    if measure == "perplexity":
-        return math.log(after / before)
-    return after - before if measure == "relative_error" else before - after
+    """What int8 takes of a network, given its rows in float32 and in int8."""
+    before, after = (row.metrics.get(measure) for row in rows)
+    if before is None or after is None:
+        near = _near(rows[1].int8_change, measure)
+        return near if measure == "relative_error" else 1 - near
+    return math.log(after / before) if measure == "perplexity" else before - after
 
 
-def _score_of(row: ComparedNetwork, measure: str) -> float:
-    if measure in row.metrics:
-        return row.metrics[measure]
-    if row.change is None:  # how near a network is to itself
+def _near(change: NetChange | None, measure: str) -> float:
+    """How near a network is to another by a measure without labels; None stands for the other itself."""
+    if change is None:
         return 0.0 if measure == "relative_error" else 1.0
-    own = {"same_prediction": row.change.agreement, "relative_error": row.change.relative_error}
-    return (own | dict(row.change.embedding))[measure]
+    found = {"same_prediction": change.agreement, "relative_error": change.relative_error, **change.embedding}
+    return found[measure]
