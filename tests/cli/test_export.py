@@ -94,8 +94,10 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     assert last.startswith(f"int8: {'worse' if outliers else 'good'}; accuracy 0.")
     assert "Operators in int8: Gemm 3" in said
     if outliers:
-        assert errors.startswith(f"hf-lgelu export: {last}. Nothing is kept. Give --data with more inputs")
-        assert errors.count("\n") == 1
+        assert errors.splitlines()[-1].startswith(
+            f"hf-lgelu export: {last}. Nothing is kept. Give data with more inputs"
+        )
+        assert "--operations 'layers'" in errors
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         status, said, _ = call(*words, tmp_path / "int8", "--allow_worse", "--disable_tqdm")
         assert (status, said.splitlines()[-1][:11]) == (0, "int8: worse")
@@ -234,9 +236,9 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert set(onnx.input_names) == set(python.inputs) == set(tokens)
     assert set(OnnxModel(tmp_path / "random" / "model.onnx").input_names) == set(python.inputs)
     words = ("export", tmp_path / "relu", "--to", "int8", "--data", texts, "--output_dir", tmp_path / "int8")
-    status, said, errors = call(*words, "--original", model, "--disable_tqdm")
+    status, said, errors = call(*words, "--original", model, "--allow_worse", "--disable_tqdm")
     assert status == 0, errors
-    assert said.splitlines()[-1].startswith("int8: good; same neighbour ")
+    assert said.splitlines()[-1].startswith("int8: worse; same neighbour ")  # of weights that are three times too large
     assert "original   int8" in said
     assert (tmp_path / "int8" / "tokenizer.json").exists()
 
