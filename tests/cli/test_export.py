@@ -3,11 +3,21 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 from torch import nn
-from transformers import BertModel, LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
+from transformers import (
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+)
 
 from hf_lgelu import export_onnx, substitute_relu
 from hf_lgelu.cli.sentence_transformer import find_sentence_folder
@@ -225,15 +235,15 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert "→ sentence_embedding" in said
     lines = texts.read_text().splitlines()[:5]
     tokens = {name: value for name, value in hardened.preprocess(lines).items() if isinstance(value, torch.Tensor)}
-    onnx = OnnxModel(tmp_path / "onnx" / "model.onnx")
-    (found,) = onnx(tokens)
+    exported = OnnxModel(tmp_path / "onnx" / "model.onnx")
+    (found,) = exported(tokens)
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(hardened.encode(lines)), rtol=0, atol=1e-5)
     assert (tmp_path / "onnx" / "tokenizer.json").exists()
     # The inputs that Python's export has, also where random ones are traced.
     status, said, errors = call("export", model, "--output_dir", tmp_path / "random", "--to", "onnx")
     assert status == 0, errors
     python = export_onnx(hardened, tmp_path / "python.onnx", lines, data_collator=hardened.preprocess)
-    assert set(onnx.input_names) == set(python.inputs) == set(tokens)
+    assert set(exported.input_names) == set(python.inputs) == set(tokens)
     assert set(OnnxModel(tmp_path / "random" / "model.onnx").input_names) == set(python.inputs)
     words = ("export", tmp_path / "relu", "--to", "int8", "--data", texts, "--output_dir", tmp_path / "int8")
     status, said, errors = call(*words, "--original", model, "--allow_worse", "--disable_tqdm")
@@ -258,3 +268,28 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(folder_of_old, tmp_path, 
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (
         16,
     )
+
+
+def test_a_network_of_timm_in_its_wrapper_is_judged_on_a_folder_of_images(tmp_path, call):
+    """Saved as docs/convert.md says; the size of the images is that of the config, and not timm's default of 224."""
+    timm, generator = pytest.importorskip("timm"), np.random.default_rng(0)
+    sizes = {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}
+    torch.manual_seed(0)
+    network = timm.create_model("resnet18", num_classes=3, **sizes)
+    images = network.pretrained_cfg | {"input_size": (3, 32, 32)}
+    config = TimmWrapperConfig(architecture="resnet18", num_labels=3, pretrained_cfg=images, model_args=sizes)
+    wrapper = TimmWrapperForImageClassification(config)
+    wrapper.timm_model.load_state_dict(network.state_dict())
+    wrapper.save_pretrained(tmp_path / "timm")
+    (tmp_path / "images").mkdir()
+    for number in range(24):
+        pixels = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((40, 40)).save(tmp_path / "images" / f"{number}.png")
+    for to, data in (("onnx", ()), ("int8", ("--data", tmp_path / "images"))):
+        words = ("export", tmp_path / "timm", "--to", to, *data, "--output_dir", tmp_path / to, "--disable_tqdm")
+        status, said, errors = call(*words)
+        assert status == 0, errors
+        (given,) = onnx.load(tmp_path / to / "model.onnx").graph.input
+        assert [size.dim_value for size in given.type.tensor_type.shape.dim[1:]] == [3, 32, 32]
+    assert said.splitlines()[-1].startswith("int8: good; same prediction ")
+    assert "Conv 12" in said.splitlines()[-3]  # one before four blocks of two, and one beside three of the sums
