@@ -328,7 +328,9 @@ def test_a_model_of_sentence_transformers_goes_whole_in_one_call(tmp_path, name,
     model.float()
     judged = export_int8(model, tmp_path / "judged", 4 * data, allow_worse=True, **collator)
     path = tmp_path / "judged" / "model.onnx"
-    assert quantize_onnx(path, tmp_path / "int8.onnx", data, max_relative_error=np.inf, **collator).calibration_rows == 3
+    assert (
+        quantize_onnx(path, tmp_path / "int8.onnx", data, max_relative_error=np.inf, **collator).calibration_rows == 3
+    )
     assert judged.comparison.samples == 9
     assert set(OnnxModel(tmp_path / "judged" / "model-int8.onnx").input_names) == set(given)
 

@@ -55,8 +55,8 @@ class JudgedInt8:
 
     @property
     def is_good(self) -> bool:
-        """Whether int8 loses no more than is allowed, and is no further than `MAX_RELATIVE_ERROR` from float32."""
-        return self.relative_error <= MAX_RELATIVE_ERROR and (self.allowed is None or self.loss <= self.allowed)
+        """Whether int8 loses no more than is allowed, or is at most `MAX_RELATIVE_ERROR` from float32."""
+        return self.relative_error <= MAX_RELATIVE_ERROR if self.allowed is None else self.loss <= self.allowed
 
     @property
     def line(self) -> str:
@@ -64,7 +64,7 @@ class JudgedInt8:
         *originals, (float32, int8) = ([self._shown(row) for row in rows] for rows in self.comparison.by_network)
         beside = f"original's int8 {originals[0][1]}" if originals else "not compared with an original's int8"
         alone = f"loses {significant(self.loss)}, allowed {significant(self.allowed)}"
-        if self.allowed is None or not self.relative_error <= MAX_RELATIVE_ERROR:
+        if self.allowed is None:
             alone = f"has a relative error of {significant(self.relative_error)}, allowed {MAX_RELATIVE_ERROR}"
         verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
         return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
@@ -72,11 +72,11 @@ class JudgedInt8:
     @property
     def refusal(self) -> str:
         """Why the file is not good, and what to do."""
+        original = "compare it with the int8 of the original (original=); " if self.allowed is None else ""
         return (
             f"{self.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
             "used; leave more in float (operations='layers'); convert in the network's own shape or with "
-            f"effort='distill'; {'give the original=, whose int8 may lose as much; ' if self.allowed is None else ''}"
-            "or keep the file as it is (allow_worse=True)"
+            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
         )
 
     def __str__(self) -> str:
@@ -107,9 +107,9 @@ def export_int8(
     """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
 
     Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
-    of the score than it takes of the original's, up to one standard error (`JudgedInt8.allowed`). The relative error
-    from the network's own float32 must be at most 0.25 in any case, as in `quantize_onnx`. The report, int8.json, lies
-    beside the files, with the config and what prepares the inputs.
+    than it takes of the original, up to one standard error (`JudgedInt8.allowed`): good is what loses no more than GELU
+    would. Without it, the relative error from float32 must be at most 0.25, as in `quantize_onnx`. The report,
+    int8.json, lies beside the files, with the config and what prepares the inputs.
 
     Args:
         model: any float network, e.g. of `convert_to_relu`; it stays as it is.
