@@ -118,6 +118,10 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
         new, old = folder / "new", folder.with_name(folder.name.removeprefix("."))
         new.mkdir()
         yield new
+        mode = new.stat().st_mode & 0o666  # as the umask has it; safetensors gives its files 0600
+        for file in new.rglob("*"):
+            if file.is_file():
+                file.chmod(mode)
         require_replaceable(named, overwrite=overwrite)  # the folder may have been filled in the meantime
         if target.exists() and _exchanged(new, target):
             return

@@ -26,11 +26,20 @@ EXPORT_FORMS = {
     "relu": "ReLU in the place of hard gates",
     "gelu": "GELU, with λ absorbed by the weights, exactly",
     "onnx": "the model as it is, whatever its gates, for onnxruntime",
+    "int8": "the same and its int8 file, judged on inputs of --data that gave no ranges",
 }
 """What `hf-lgelu export --to` writes. The first two are again checkpoints, of one with λ-GELU, and have a card."""
 
-_OF_A_CARD = ("push_to_hub", "license", "label_column", "max_eval_samples")
-_OF_A_FORM = {"allow_soft": ("relu",), "opset": ("onnx",), **dict.fromkeys(_OF_A_CARD, ("relu", "gelu"))}
+_OF_A_CARD = ("push_to_hub", "license", "max_eval_samples")
+_OF_INT8 = ("data", "data_split", "data_config", "max_samples", "original", "operations", "allow_worse")
+_OF_A_FORM = {
+    "allow_soft": ("relu",),
+    "opset": ("onnx",),
+    "label_column": ("relu", "gelu", "int8"),
+    "evaluation": ("relu", "gelu", "onnx"),
+    **dict.fromkeys(_OF_A_CARD, ("relu", "gelu")),
+    **dict.fromkeys(_OF_INT8, ("int8",)),
+}
 
 GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's options, in the order of its help
 
@@ -42,6 +51,9 @@ def _option(group: str, help: str, default: Any = dataclasses.MISSING, **setting
 
 
 _input, _method, _output, _hub = (partial(_option, group) for group in GROUPS)
+
+
+_onnx_dir = partial(_output, "Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
 
 
 def _of_config(name: str, **settings: Any) -> Any:
@@ -75,6 +87,9 @@ class Arguments:
             _require(self, name, getattr(self, name, None) is None or getattr(self, name) >= 1, "1 or more")
         if (folder := getattr(self, "output_dir", None)) is not None:
             vars(self)["output_dir"] = os.path.expanduser(folder)  # a shell leaves ~ as it is in --output_dir=~/relu
+        if (folder := getattr(self, "onnx_dir", None)) is not None:
+            _require(self, "onnx_dir", vars(self)["int8"], "left out without --int8")
+            _require(self, "onnx_dir", not any(Path(folder).glob("*.onnx")), "a folder without ONNX files")
 
 
 @dataclass(kw_only=True)
@@ -205,6 +220,7 @@ class ConvertArguments(OutputArguments):
         False,
     )
     int8: bool = _output("With --compare: both networks in int8 as well, by ONNX. Default: in float32.", False)
+    onnx_dir: str | None = _onnx_dir()
     resume: bool = _output(
         "Keep finished layers in a hidden folder beside --output_dir, and go on from there after an interruption. "
         "Default: nothing is kept.",
@@ -238,17 +254,34 @@ class ConvertArguments(OutputArguments):
 
 @dataclass(kw_only=True)
 class ExportArguments(OutputArguments):
-    """A hardened λ-GELU checkpoint to a plain ReLU, GELU or ONNX one."""
+    """A hardened λ-GELU checkpoint to a plain ReLU or GELU one; any checkpoint to ONNX, or to judged int8."""
 
     command = "export"
     examples = (
         "hf-lgelu export runs/tabular --output_dir out/relu --evaluation test.csv",
-        "hf-lgelu export runs/soft --to gelu --output_dir out/gelu",
+        "hf-lgelu export out/relu --to int8 --data texts.txt --output_dir out/int8 --original you/your-bert",
     )
 
     to: str = _method(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
+    data: str | None = _input(f"With --to int8, inputs like those the model meets: {_DATA}.", None, reads="dataset")
+    data_split: str | None = _input("Which split of it. Default: validation or test, else its only one.", None)
+    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
+    max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
+    original: str | None = _input(
+        "With --to int8, the checkpoint before its conversion: int8 must take no more from this one. Default: the "
+        "relative error of int8 is judged alone.",
+        None,
+        reads="model",
+    )
+    operations: str | None = _method(
+        "What int8 computes in integers: all, or of a network's layers alone the products. Default: layers with "
+        "attention, else all.",
+        None,
+        choices=("all", "layers"),
+    )
+    allow_worse: bool = _method("Keep an int8 file that is not good. Default: refused.", False)
     allow_soft: bool = _method("Put ReLU in even where gates are soft. Default: refused.", False)
     opset: int | None = _method("Version of ONNX's operations, 11 to 25. Default: 20.", None)
 
@@ -257,6 +290,10 @@ class ExportArguments(OutputArguments):
         given = [f"--{name}" for name, forms in _OF_A_FORM.items() if getattr(self, name) and self.to not in forms]
         if given:
             raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
+        _require(self, "data", self.to != "int8" or self.data is not None, "inputs, with --to int8")
+
+    def _of_a_set(self) -> Sequence[str]:
+        return super()._of_a_set() if self.data is None else ("evaluation_split", "evaluation_config")
 
 
 @dataclass(kw_only=True)
@@ -287,6 +324,7 @@ class CompareArguments(RowArguments):
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
     int8: bool = _method("Both networks in int8 as well, by ONNX. Default: in float32, by torch.", False)
+    onnx_dir: str | None = _onnx_dir()
 
 
 @dataclass(kw_only=True)

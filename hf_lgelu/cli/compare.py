@@ -29,7 +29,13 @@ def compare(arguments: CompareArguments, data: Rows) -> None:
     except (OSError, ValueError, LookupError, TypeError):  # not the folder of a conversion
         is_fitted = False
     print_table(
-        original.network, converted.network, inputs, int8=arguments.int8, is_fitted=is_fitted, progress=progress
+        original.network,
+        converted.network,
+        inputs,
+        int8=arguments.int8,
+        onnx_dir=arguments.onnx_dir,
+        is_fitted=is_fitted,
+        progress=progress,
     )
 
 
@@ -42,12 +48,13 @@ def print_table(
     progress: bool,
     is_fitted: bool = False,
     outputs: Sequence[str] | None = None,
+    onnx_dir: str | None = None,
 ) -> NetworkComparison:
     """The comparison of two networks on `data`, printed too; `is_fitted` where the conversion was fitted to these."""
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
     batches = data.batches("comparison", progress=progress)
-    compared = compare_networks(original, converted, batches, int8=int8, outputs=outputs)
+    compared = compare_networks(original, converted, batches, int8=int8, outputs=outputs, onnx_dir=onnx_dir)
     say(f"{data.description}:\n{compared}")
     if is_fitted:
         say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")

@@ -116,6 +116,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 second or inputs,
                 int8=arguments.int8,
                 outputs=named(arguments.outputs),
+                onnx_dir=arguments.onnx_dir,
                 is_fitted=second is None,
                 progress=progress,
             )

@@ -1,29 +1,39 @@
-"""`hf-lgelu export`: from a trained λ-GELU checkpoint to one that needs nothing of this package."""
+"""`hf-lgelu export`: from a checkpoint to one that needs nothing of this package, to ONNX, or to a judged int8 file."""
 
+import inspect
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from hf_lgelu.cli.arguments import ExportArguments
-from hf_lgelu.cli.checkpoint import push, read_checkpoint, require_hardness
+from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import print_table
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
+from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.hub.card import write_card
-from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
+from hf_lgelu.export.int8.judged import INT8_FILE, INT8_REPORT, JudgedInt8, save_int8
+from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, OPSET, save_onnx
 from hf_lgelu.export.plain import save_plain
 from hf_lgelu.files import whole_folder
+from hf_lgelu.networks.random_inputs import random_inputs
 
 _EXAMPLE_ROWS = 64
 
 
-def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
+def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | None) -> Any:
     """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
 
-    Raises what `export_relu`, `export_gelu` and `export_onnx` raise, and ValueError for a checkpoint without λ-GELU
-    where --to gives another checkpoint.
+    Raises what `export_relu`, `export_gelu`, `export_onnx` and `export_int8` raise, and ValueError for a checkpoint
+    without λ-GELU where --to gives another checkpoint.
     """
+    if data is not None:
+        return _export_int8(arguments, data)
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
     progress = arguments.progress
     # Entered first: a folder that cannot be written to must not be found out after the work.
@@ -49,6 +59,7 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
             )
             report = replace(report, folder=str(folder))
         else:  # of a sentence encoder with its pooling
+            inputs = _example_inputs(given) if inputs is None else inputs
             opset = arguments.opset or OPSET
             report = save_onnx(given.network, place, source=given.processors, inputs=inputs, opset=opset)
             report = replace(report, path=folder / report.path.name)
@@ -74,3 +85,35 @@ def export(arguments: ExportArguments, evaluation: Rows | None) -> Any:
     say(f"Saved in {folder}" + (", with the model card README.md" if is_checkpoint else ""))
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
     return report
+
+
+def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
+    """Write the float32 and the int8 file where int8 is good; the last line printed is the verdict in either case."""
+    with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
+        given = read_checkpoint(arguments.model, **arguments.reading)
+        original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading)
+        rows = read_rows(data, given)
+        say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
+        report = save_int8(
+            given.network,
+            new,
+            rows.batches("int8", progress=arguments.progress),
+            original=None if original is None else original.network,
+            source=given.processors,
+            operations=arguments.operations,
+        )
+        if not (report.is_good or arguments.allow_worse):
+            say(str(report))
+            raise RuntimeError(report.refusal)
+    say(f"Saved in {arguments.output_dir}: {ONNX_FILE}, {INT8_FILE} and {INT8_REPORT}\n{report}")
+    return report
+
+
+def _example_inputs(given: GivenCheckpoint) -> dict[str, Tensor]:
+    """Random inputs with the names that the tokenizer, if there is one, gives the network."""
+    inputs = random_inputs(given.network)
+    with suppress(ValueError):
+        names = tokenizer_of(given.processors).model_input_names if "input_ids" in inputs else ()
+        taken = [name for name in names if name in inspect.signature(given.network.forward).parameters]
+        inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in taken if name not in inputs}
+    return inputs

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -46,9 +47,9 @@ class ComparedNetwork:
     `metrics` has the accuracy, or of causal language models the perplexity; it is empty without labels. `change` is how
     far the network is from the original in float32, None of the original itself. `milliseconds` are the first quartile,
     median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
-    ONNX file, or without int8 of the weights. `operations` says what computes in integers, "all" or "layers"
-    (`quantize_onnx`); None in float32. `live_units` is the share of the outputs of the original's gates that are not
-    exactly zero here; None of the original, and in int8.
+    ONNX file, or without int8 of the weights. `live_units` is the share of the outputs of the original's gates that are
+    not exactly zero here; None of the original, and in int8. In int8 there are `operations`, what computes in integers
+    ("all" or "layers", `quantize_onnx`), and `int8_change`, how far it is from the same network in float32.
     """
 
     network: str
@@ -57,8 +58,9 @@ class ComparedNetwork:
     change: NetChange | None
     milliseconds: tuple[float, float, float]
     megabytes: float
-    operations: str | None = None
     live_units: float | None = None
+    operations: str | None = None
+    int8_change: NetChange | None = None
 
     @property
     def cells(self) -> dict[str, str]:
@@ -77,7 +79,7 @@ class ComparedNetwork:
 
 @dataclass(frozen=True)
 class NetworkComparison:
-    """The rows of `compare_networks`, as text a table: both networks in float32, and then in int8.
+    """The rows of `compare_networks`, as text a table: the networks in float32, and then in int8.
 
     `samples` inputs were scored and compared, and other `calibration_samples` gave the ranges of int8 (0 without int8).
     A timed call has `timed_samples` inputs; `runtime` ran it, "torch" or "onnxruntime".
@@ -88,6 +90,12 @@ class NetworkComparison:
     calibration_samples: int
     timed_samples: int
     runtime: str
+
+    @property
+    def by_network(self) -> list[list[ComparedNetwork]]:
+        """The rows of each network."""
+        names = dict.fromkeys(row.network for row in self.rows)
+        return [[row for row in self.rows if row.network == name] for name in names]
 
     def __str__(self) -> str:
         titles = list(self.rows[1].cells)  # the original has no distance
@@ -117,6 +125,8 @@ def compare_networks(
     *,
     int8: bool = False,
     outputs: Sequence[str] | None = None,
+    data_collator: Callable[[Any], Any] | None = None,
+    onnx_dir: str | os.PathLike | None = None,
 ) -> NetworkComparison:
     """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
 
@@ -131,9 +141,12 @@ def compare_networks(
             fitted flatter that network.
         int8: whether to add the rows in int8, which need the extra [onnx].
         outputs: names of the outputs that count; by default those that the task reads.
+        data_collator: makes a batch of a list of a dataset's items, as in `ConversionConfig`.
+        onnx_dir: a folder in which the files of int8 are kept: original-float32.onnx, original-int8.onnx and the two of
+            "converted". By default they are removed.
 
     Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
-    int8; ImportError for int8 without the extra [onnx].
+    int8; ImportError for int8 without the extra [onnx]; FileExistsError for a file that is in `onnx_dir`.
 
     Example:
         >>> import torch, hf_lgelu
@@ -143,28 +156,48 @@ def compare_networks(
         >>> [(row.network, row.precision) for row in comparison.rows]
         [('original', 'float32'), ('converted', 'float32')]
     """
-    if int8:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(onnx_dir or made)
+        folder.mkdir(parents=True, exist_ok=True)
+        networks = {ORIGINAL: original, CONVERTED: converted}
+        return compare_forms(networks, data, folder if int8 else None, outputs=outputs, data_collator=data_collator)
+
+
+def compare_forms(
+    networks: Mapping[str, nn.Module],
+    data: Any,
+    int8_dir: Path | None,
+    *,
+    outputs: Sequence[str] | None = None,
+    data_collator: Callable[[Any], Any] | None = None,
+    operations: str | None = None,
+) -> NetworkComparison:
+    """`compare_networks` of one network or two, of which the first counts as right; "original" and "converted" may have
+    live units. With `int8_dir` also in int8, with the `operations` of `quantize_onnx`; the files of ONNX stay there."""
+    if int8_dir is not None:
         require("onnxruntime", "onnx")
-    networks = {ORIGINAL: _in_float32(original), CONVERTED: _in_float32(converted)}
+    networks = {name: _in_float32(network) for name, network in networks.items()}
+    first = next(iter(networks))
     batches = [
         replace(batch, inputs=in_dtype(batch.inputs, torch.float32))
-        for batch in cut_batches(read_batches(data, model=networks[ORIGINAL]))
+        for batch in cut_batches(read_batches(data, model=networks[first], data_collator=data_collator))
     ]
     if not batches:
         raise nothing_given("data")
-    if int8 and batches[0].is_sample:
+    if int8_dir is not None and batches[0].is_sample:
         raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
     _require_alike(networks, batches[0][:TRIED], outputs)
-    calibration, judged = _apart(batches) if int8 else ([], batches)
+    calibration, judged = ([], batches) if int8_dir is None else _apart(batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
         for network in networks.values():
             context.enter_context(evaluation_mode(network))
-        if int8:
-            folder = Path(context.enter_context(tempfile.TemporaryDirectory()))
+        if int8_dir is not None:
             forms = [
-                form for name, network in networks.items() for form in _onnx_forms(name, network, calibration, folder)
+                form
+                for name, network in networks.items()
+                for form in _onnx_forms(name, network, calibration, int8_dir, operations)
             ]
             forms.sort(key=lambda form: form.precision)  # float32 first
         else:
@@ -176,20 +209,24 @@ def compare_networks(
             f"{form.name} {form.precision}": partial(OutputReader(networks[form.name], outputs), call=form.outputs)
             for form in forms[1:]
         }
-        original_score, changes = compare_networks_on(networks[ORIGINAL], runs, judged, outputs)
+        first_score, changes = compare_networks_on(networks[first], runs, judged, outputs)
+        own = {}
+        for form in (form for form in forms if form.precision == INT8):
+            name, network = f"{form.name} {INT8}", networks[form.name]
+            is_first = form.name == first
+            found = changes if is_first else compare_networks_on(network, {name: runs[name]}, judged, outputs)[1]
+            own[name] = found[name].change
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
     for form, milliseconds in zip(forms, times, strict=True):
-        found = changes.get(f"{form.name} {form.precision}")
-        change = None if found is None else found.change
-        metrics = original_score.values if change is None else change.metrics
+        name = f"{form.name} {form.precision}"
+        change = changes[name].change if name in changes else None
+        metrics = first_score.values if change is None else change.metrics
         size, live = form.bytes / 1e6, form.live.share
-        rows.append(
-            ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, size, form.operations, live)
-        )
-    return NetworkComparison(
-        tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
-    )
+        of_form = (metrics, change, milliseconds, size, live, form.operations, own.get(name))
+        rows.append(ComparedNetwork(form.name, form.precision, *of_form))
+    runtime = "torch" if int8_dir is None else "onnxruntime"
+    return NetworkComparison(tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), runtime)
 
 
 @dataclass(frozen=True)
@@ -219,14 +256,16 @@ class _Form:
         return dict(zip(self.output_names, map(torch.from_numpy, self.run(inputs)), strict=True))
 
 
-def _onnx_forms(name: str, network: nn.Module, calibration: Sequence[Batch], folder: Path) -> list[_Form]:
+def _onnx_forms(
+    name: str, network: nn.Module, calibration: Sequence[Batch], folder: Path, operations: str | None
+) -> list[_Form]:
     """The network as an ONNX file in float32, and in int8."""
     rows = [batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors for batch in calibration]
     files = {precision: folder / f"{name}-{precision}.onnx" for precision in (FLOAT32, INT8)}
     first = calibration[0][:_TIMED_AT_ONCE]
     export_onnx(network, files[FLOAT32], first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
     # However far int8 is: the table says so.
-    report = quantize_onnx(files[FLOAT32], files[INT8], rows, max_relative_error=math.inf)
+    report = quantize_onnx(files[FLOAT32], files[INT8], rows, operations=operations, max_relative_error=math.inf)
     output = run_example(network, first.inputs)
     runners = {precision: OnnxModel(file) for precision, file in files.items()}
     names = runners[FLOAT32].output_names
@@ -235,8 +274,8 @@ def _onnx_forms(name: str, network: nn.Module, calibration: Sequence[Batch], fol
     elif not isinstance(output, Mapping):
         names = tuple(given.removeprefix("output_") for given in names)
     return [
-        _Form(name, precision, runners[precision], file.stat().st_size, names, operations)
-        for (precision, file), operations in zip(files.items(), (None, report.operations), strict=True)
+        _Form(name, precision, runners[precision], file.stat().st_size, names, computed)
+        for (precision, file), computed in zip(files.items(), (None, report.operations), strict=True)
     ]
 
 
@@ -255,9 +294,9 @@ def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Seque
         require_taken(network, few.inputs, f"data, given to the {name} network")
         found = compared_outputs(network, few.inputs, outputs).tensors
         shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
-    if any(others != shapes[0] for others in shapes):
+    if shapes[0] != shapes[-1]:
         raise ValueError(
-            f"the original gives {shapes[0]} and the converted network {shapes[1]} for the same inputs; give two "
+            f"the original gives {shapes[0]} and the converted network {shapes[-1]} for the same inputs; give two "
             "networks of the same task"
         )
 

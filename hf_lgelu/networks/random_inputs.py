@@ -64,7 +64,9 @@ def _image_shape(model: PreTrainedModel) -> tuple[int, ...]:
     channels = getattr(config, "num_channels", 3)
     size = getattr(config, "image_size", None)
     if hasattr(model, "timm_model"):
-        described = getattr(model.timm_model, "pretrained_cfg", None) or {}
+        # What prepares the images reads the config; timm's own is that of the published weights.
+        own, published = (getattr(place, "pretrained_cfg", None) or {} for place in (config, model.timm_model))
+        described = published | own
         channels, *size = described.get("input_size") or (3, _PIXELS, _PIXELS)
         size = getattr(getattr(model.timm_model, "patch_embed", None), "img_size", None) or size
     if size is None:

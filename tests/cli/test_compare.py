@@ -48,11 +48,15 @@ def test_inputs_that_were_fitted_are_named(place, relu, call):
 
 
 @pytest.mark.slow
-def test_int8_beside_float32(place, relu, call):
+def test_int8_beside_float32(place, relu, tmp_path, call):
     pytest.importorskip("onnxruntime")
     words = ("compare", place / "gelu", relu[0], "--data", place / "test.csv", "--int8", "--disable_tqdm")
-    status, said, errors = call(*words)
+    status, said, errors = call(*words, "--onnx_dir", tmp_path / "files")
     assert (status, errors) == (0, "")
+    assert {path.name for path in (tmp_path / "files").iterdir()} == {
+        f"{network}-{precision}.onnx" for network in ("original", "converted") for precision in ("float32", "int8")
+    }
+    assert "onnx_dir must be a folder without ONNX files" in call(*words, "--onnx_dir", tmp_path / "files")[2]
     assert [cells(said, line)[:2] for line in (3, 4)] == [["original", "int8"], ["converted", "int8"]]
     assert "ranges of 25 other inputs" in said
 

@@ -2,13 +2,24 @@
 
 import json
 
+import numpy as np
+import onnx
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from PIL import Image
 from torch import nn
-from transformers import BertModel, LlamaConfig, LlamaForCausalLM, ModernBertConfig, ModernBertForSequenceClassification
+from transformers import (
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+)
 
-from hf_lgelu import substitute_relu
+from hf_lgelu import export_onnx, substitute_relu
 from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -72,6 +83,47 @@ def test_a_network_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path,
     session = onnxruntime.InferenceSession(str(tmp_path / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {"features": test_rows[0].numpy()})[0])
     torch.testing.assert_close(found, model.eval()(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outliers", [False, True])
+def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_rows, tmp_path, call):
+    """The outliers change nothing in float32: half of the units are 3,000 times as large, and read by as much less."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = load_checkpoint(place / "gelu")
+    substitute_relu(model, kinds=("gelu",))
+    with torch.no_grad():
+        for layer, behind in ((model.layers[0].linear, model.layers[1].linear),) if outliers else ():
+            layer.weight[::2] *= 3000
+            layer.bias[::2] *= 3000
+            behind.weight[:, ::2] /= 3000
+    model.save_pretrained(tmp_path / "model")
+    words = ("export", tmp_path / "model", "--to", "int8", "--data", place / "test.csv", "--output_dir")
+    status, said, errors = call(*words, tmp_path / "int8", "--original", place / "gelu", "--disable_tqdm")
+    assert status == outliers
+    last = said.splitlines()[-1]
+    assert last.startswith(f"int8: {'worse' if outliers else 'good'}; accuracy 0.")
+    assert "Operators in int8: Gemm 3" in said
+    if outliers:
+        assert errors.splitlines()[-1].startswith(
+            f"hf-lgelu export: {last}. Nothing is kept. Give data with more inputs"
+        )
+        assert "--operations 'layers'" in errors
+        assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        status, said, _ = call(*words, tmp_path / "int8", "--allow_worse", "--disable_tqdm")
+        assert (status, said.splitlines()[-1][:11]) == (0, "int8: worse")
+    assert {path.name for path in (tmp_path / "int8").iterdir()} == {
+        "config.json", "model.onnx", "model-int8.onnx", "int8.json",
+    }  # fmt: skip
+    features, labels = test_rows
+    judged = json.loads((tmp_path / "int8" / "int8.json").read_text())
+    order = torch.from_numpy(np.random.RandomState(0).permutation(100))
+    rows = order[[number for number in range(100) if number % 4]]
+    of_network = [row for row in judged["comparison"]["rows"] if row["network"] != "original"]
+    for name, row in zip(("model.onnx", "model-int8.onnx"), of_network, strict=True):
+        path = str(tmp_path / "int8" / name)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        scores = session.run(None, {"features": features[rows].numpy()})[0]
+        assert row["metrics"]["accuracy"] == (scores.argmax(1) == labels[rows].numpy()).mean()
 
 
 @pytest.mark.parametrize(
@@ -183,9 +235,22 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert "→ sentence_embedding" in said
     lines = texts.read_text().splitlines()[:5]
     tokens = {name: value for name, value in hardened.preprocess(lines).items() if isinstance(value, torch.Tensor)}
-    (found,) = OnnxModel(tmp_path / "onnx" / "model.onnx")(tokens)
+    exported = OnnxModel(tmp_path / "onnx" / "model.onnx")
+    (found,) = exported(tokens)
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(hardened.encode(lines)), rtol=0, atol=1e-5)
     assert (tmp_path / "onnx" / "tokenizer.json").exists()
+    # The inputs that Python's export has, also where random ones are traced.
+    status, said, errors = call("export", model, "--output_dir", tmp_path / "random", "--to", "onnx")
+    assert status == 0, errors
+    python = export_onnx(hardened, tmp_path / "python.onnx", lines, data_collator=hardened.preprocess)
+    assert set(exported.input_names) == set(python.inputs) == set(tokens)
+    assert set(OnnxModel(tmp_path / "random" / "model.onnx").input_names) == set(python.inputs)
+    words = ("export", tmp_path / "relu", "--to", "int8", "--data", texts, "--output_dir", tmp_path / "int8")
+    status, said, errors = call(*words, "--original", model, "--disable_tqdm")
+    assert status == 0, errors
+    assert said.splitlines()[-1].startswith("int8: good; same neighbour ")
+    assert "original   int8" in said
+    assert (tmp_path / "int8" / "tokenizer.json").exists()
 
 
 def test_an_encoder_in_a_folder_of_its_own_stays_there(folder_of_old, tmp_path, call):
@@ -203,3 +268,28 @@ def test_an_encoder_in_a_folder_of_its_own_stays_there(folder_of_old, tmp_path, 
     assert sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu").encode("the cat").shape == (
         16,
     )
+
+
+def test_a_network_of_timm_in_its_wrapper_is_judged_on_a_folder_of_images(tmp_path, call):
+    """Saved as docs/convert.md says; the size of the images is that of the config, and not timm's default of 224."""
+    timm, generator = pytest.importorskip("timm"), np.random.default_rng(0)
+    sizes = {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}
+    torch.manual_seed(0)
+    network = timm.create_model("resnet18", num_classes=3, **sizes)
+    images = network.pretrained_cfg | {"input_size": (3, 32, 32)}
+    config = TimmWrapperConfig(architecture="resnet18", num_labels=3, pretrained_cfg=images, model_args=sizes)
+    wrapper = TimmWrapperForImageClassification(config)
+    wrapper.timm_model.load_state_dict(network.state_dict())
+    wrapper.save_pretrained(tmp_path / "timm")
+    (tmp_path / "images").mkdir()
+    for number in range(24):
+        pixels = generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((40, 40)).save(tmp_path / "images" / f"{number}.png")
+    for to, data in (("onnx", ()), ("int8", ("--data", tmp_path / "images", "--allow_worse"))):
+        words = ("export", tmp_path / "timm", "--to", to, *data, "--output_dir", tmp_path / to, "--disable_tqdm")
+        status, said, errors = call(*words)
+        assert status == 0, errors
+        (given,) = onnx.load(tmp_path / to / "model.onnx").graph.input
+        assert [size.dim_value for size in given.type.tensor_type.shape.dim[1:]] == [3, 32, 32]
+    assert said.splitlines()[-1].startswith("int8: worse; same prediction ")  # of random weights
+    assert "Conv 13" in said.splitlines()[-3]  # the stem's, two in each of four blocks, and one beside each block

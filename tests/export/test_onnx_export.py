@@ -8,15 +8,18 @@ import onnx
 import pytest
 import small_networks as networks
 import torch
+from datasets import Dataset
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
     BertTokenizerFast,
+    default_data_collator,
 )
 
-import hf_lgelu  # noqa: F401  registers lambda_gelu
+from hf_lgelu import export_int8, quantize_onnx
 from hf_lgelu.export.onnx import onnx_export
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx
@@ -314,10 +317,28 @@ def test_a_model_of_sentence_transformers_goes_whole_in_one_call(tmp_path, name,
     model = getattr(package, name)(str(tmp_path / "bert"), device="cpu")
     texts = ["the cat", "a dog saw the cat", "the dog ate"]
     data = texts if name == "SentenceTransformer" else [(text, "a cat") for text in texts]
-    report = export_onnx(model, tmp_path / "model.onnx", data, opset=12)
+    collator = {"data_collator": model.preprocess}
+    report = export_onnx(model, tmp_path / "model.onnx", data, opset=12, **collator)
     assert (report.outputs, report.opset) == ((output,), 12)
     given = {key: value for key, value in model.preprocess(data[::-1]).items() if isinstance(value, torch.Tensor)}
     with torch.no_grad():
         wanted = model.double()(dict(given))[output]
     (found,) = OnnxModel(tmp_path / "model.onnx")(given)
     torch.testing.assert_close(torch.from_numpy(found), wanted.float(), rtol=0, atol=1e-5)
+    model.float()
+    judged = export_int8(model, tmp_path / "judged", 4 * data, allow_worse=True, **collator)
+    path = tmp_path / "judged" / "model.onnx"
+    assert (
+        quantize_onnx(path, tmp_path / "int8.onnx", data, max_relative_error=np.inf, **collator).calibration_rows == 3
+    )
+    assert judged.comparison.samples == 9
+    assert set(OnnxModel(tmp_path / "judged" / "model-int8.onnx").input_names) == set(given)
+
+
+def test_a_dataset_is_taken_by_its_first_items(tmp_path):
+    rows = [{"features": row.tolist()} for row in torch.randn(20, 5, generator=torch.Generator().manual_seed(0))]
+    for inputs in (DataLoader(rows, 4, collate_fn=default_data_collator), Dataset.from_list(rows)):
+        report = export_onnx(mlp("relu"), tmp_path / "a.onnx", inputs, overwrite=True)
+        assert report.inputs == {"features": ("batch", 5)}
+    with pytest.raises(ValueError, match="inputs holds no inputs"):
+        export_onnx(mlp("relu"), tmp_path / "none.onnx", iter(()))

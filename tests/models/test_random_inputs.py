@@ -2,7 +2,16 @@ import pytest
 import torch
 from families import FAMILIES
 from family import main_output
-from transformers import ASTConfig, AutoModel, ConvNextConfig, GPT2Config, GPT2LMHeadModel, VideoMAEConfig
+from transformers import (
+    ASTConfig,
+    AutoModel,
+    ConvNextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TimmWrapperConfig,
+    TimmWrapperForImageClassification,
+    VideoMAEConfig,
+)
 
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.networks.random_inputs import random_inputs
@@ -57,6 +66,14 @@ def test_videos_spectrograms_and_half_precision(config, shape):
     model = AutoModel.from_config(config).eval()
     (value,) = random_inputs(model).values()
     assert (tuple(value.shape), value.dtype) == (shape, model.dtype)
+
+
+def test_images_of_timm_have_the_size_that_the_config_says_and_not_timms_default():
+    config = TimmWrapperConfig(architecture="resnet18", model_args={"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)})
+    config.pretrained_cfg = {"input_size": [3, 32, 48]}  # what prepares the images reads this
+    model = TimmWrapperForImageClassification(config).eval()
+    assert model.timm_model.pretrained_cfg["input_size"] == (3, 224, 224)
+    assert random_inputs(model)["pixel_values"].shape == (2, 3, 32, 48)
 
 
 def test_what_a_model_does_not_take_is_told(monkeypatch):

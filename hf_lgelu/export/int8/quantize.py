@@ -14,7 +14,10 @@ itself. What such numbers flow through, up to and with the softmax behind them, 
 """
 
 import functools
+import itertools
 import os
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,7 @@ def quantize_onnx(
     output_path: str | os.PathLike,
     data: Any,
     *,
+    data_collator: Callable[[Any], Any] | None = None,
     operations: str | None = None,
     reduce_range: bool | None = None,
     max_relative_error: float = MAX_RELATIVE_ERROR,
@@ -116,6 +120,8 @@ def quantize_onnx(
         output_path: the file to be.
         data: training rows from which ranges are taken, as `convert_to_relu` takes them; several inputs by name. What
             the graph does not have is left out. Give padded rows where rows will be padded.
+        data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
+            `model.preprocess`, with a list of texts as data.
         operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone, of which the
             last two take integers and give float. By default "layers" where the graph multiplies activations with
             activations, as attention does, else "all".
@@ -152,7 +158,7 @@ def quantize_onnx(
     if any(node.op_type == "QuantizeLinear" for node in float_graph.graph.node):
         raise ValueError(f"{path} is quantized already; give the float32 file")
     operations = operations or ("layers" if _multiplies_activations(float_graph.graph) else "all")
-    batches = _read_arrays(data, float_model.input_names)
+    batches = _read_arrays(data, float_model.input_names, data_collator)
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
         large = _quantize(quantization, path, file, batches, operations, reduce_range)
@@ -178,10 +184,12 @@ def quantize_onnx(
     )
 
 
-def _read_arrays(data: Any, names: tuple[str, ...]) -> list[dict[str, np.ndarray]]:
+def _read_arrays(
+    data: Any, names: tuple[str, ...], data_collator: Callable[[Any], Any] | None
+) -> list[dict[str, np.ndarray]]:
     """Every batch as finite arrays by the `names` of the graph's inputs."""
     found = []
-    for batch in read_batches(data):
+    for batch in read_batches(data, data_collator=data_collator):
         given = batch.inputs
         if not isinstance(given, dict):
             given = dict(zip(names, (given,) if isinstance(given, Tensor) else given, strict=False))
@@ -216,6 +224,31 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
     # torch's maximum, unlike Python's, is NaN where one of them is.
     errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
     return first.change, errors.max().item()
+
+
+def operators_by_precision(path: str | os.PathLike) -> dict[str, dict[str, int]]:
+    """{"int8" and "float32": {operation: how many}} of an int8 file, the most frequent first.
+
+    In int8 is what gets its numbers from dequantizations, if onnxruntime computes the operation on integers, which it
+    does not of a GELU. Constants, quantizations, dequantizations and what computes on shapes are left out.
+    """
+    onnx, registry = require("onnx", "onnx"), require("onnxruntime.quantization.registry", "onnx")
+    graph = onnx.shape_inference.infer_shapes(read_onnx(path)).graph
+    values = itertools.chain(graph.input, graph.output, graph.value_info)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
+    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    # What has no known kind is taken for numbers, so that nothing is called int8 that may not be.
+    others = {name for name, kind in kinds.items() if kind not in (0, onnx.TensorProto.FLOAT)}
+    constants = {tensor.name for tensor in graph.initializer}
+    dequantized = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+    found: dict[str, Counter[str]] = {"int8": Counter(), "float32": Counter()}
+    for node in graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant") or others.issuperset(node.output):
+            continue
+        numbers = {name for name in node.input if name} - others - constants
+        is_int8 = numbers and numbers <= dequantized and node.op_type in registry.QLinearOpsRegistry
+        found["int8" if is_int8 else "float32"][node.op_type] += 1
+    return {precision: dict(counted.most_common()) for precision, counted in found.items()}
 
 
 @functools.cache

@@ -3,14 +3,14 @@
 import inspect
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.environment import require
@@ -18,8 +18,8 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity, 
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.batches import nothing_given, read_batches
 from hf_lgelu.networks.outputs import named_tensors, task_outputs
-from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import (
     NOT_TAKEN,
     Inputs,
@@ -42,6 +42,8 @@ DynamicAxes = Mapping[str, Mapping[int, str]]
 """{input: {axis: name}}; axes of one name have one size."""
 
 BATCH, SEQUENCE = "batch", "sequence"
+
+_EXAMPLES = 8  # items of a dataset
 
 MAX_BYTES = 2**31 - 2**20  # what one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room
 
@@ -81,8 +83,9 @@ class OnnxReport:
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike,
-    inputs: Inputs | Sequence[Any],
+    inputs: Any,
     *,
+    data_collator: Callable[[Any], Any] | None = None,
     dynamic_axes: DynamicAxes | None = None,
     opset: int = OPSET,
     tolerance: float = 1e-4,
@@ -104,8 +107,10 @@ def export_onnx(
     Args:
         model: float32. On another device than the CPU, a copy is exported.
         path: the file to be, ".onnx" as a rule.
-        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out. Of a model of
-            sentence-transformers also a list of texts.
+        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out. Or a dataset or an
+            iterable of batches, of which the first is taken.
+        data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
+            `model.preprocess`, with a list of texts as inputs.
         dynamic_axes: which axes may vary instead, e.g. {"pixel_values": {0: "batch"}}; {} for none.
         opset: version of ONNX's operations, 11 to 25; below 18 by torch's older exporter.
         tolerance: largest difference allowed, relative to the largest |output| or to 1 if that is larger.
@@ -142,8 +147,12 @@ def export_onnx(
     if not MIN_OPSET <= opset <= MAX_OPSET:
         raise ValueError(f"opset must be {MIN_OPSET} to {MAX_OPSET}, which torch's exporters write, got {opset}")
     model = uncompiled(model)  # whose forward names its arguments
-    if hasattr(model, "preprocess") and not isinstance(inputs, Mapping | Tensor):  # of sentence-transformers
-        inputs = {name: value for name, value in model.preprocess(inputs).items() if isinstance(value, Tensor)}
+    if data_collator is not None or not isinstance(inputs, Mapping | Tensor | list | tuple):
+        batches = read_batches(inputs, model=model, batch_size=_EXAMPLES, data_collator=data_collator)
+        batch = next(batches, None)
+        if batch is None:
+            raise nothing_given("inputs")
+        inputs = batch.inputs if isinstance(batch.inputs, Tensor) else batch.tensors
     inputs = _named_inputs(model, inputs)
     axes = _choose_axes(inputs, dynamic_axes)
     if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -178,17 +187,23 @@ def save_onnx(
     model: Any,
     folder: str | os.PathLike,
     *,
+    inputs: Inputs,
     source: str | os.PathLike | None = None,
-    inputs: Inputs | None = None,
     opset: int = OPSET,
 ) -> OnnxReport:
     """`export_onnx` of a copy in float32 into a folder that is there, with its config and what prepares its inputs."""
-    inputs = in_dtype(random_inputs(model) if inputs is None else inputs, torch.float32)
-    report = export_onnx(independent_copy(model).float(), Path(folder) / ONNX_FILE, inputs, opset=opset)
-    model.config.save_pretrained(folder)
-    if source is not None:
-        copy_processor_files(source, Path(folder))
+    path = Path(folder) / ONNX_FILE
+    report = export_onnx(independent_copy(model).float(), path, in_dtype(inputs, torch.float32), opset=opset)
+    save_beside_onnx(model, folder, source)
     return report
+
+
+def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.PathLike | None) -> None:
+    """Write the config of a model that has one, and what prepares the inputs in the folder or Hub id `source`."""
+    if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
+        config.save_pretrained(folder)
+    if source is not None:
+        copy_processor_files(source, folder)
 
 
 def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:

@@ -1,0 +1,219 @@
+"""An int8 file of a network, judged on inputs that gave no ranges before it is called good."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.export.comparison import (
+    CONVERTED,
+    FLOAT32,
+    INT8,
+    ORIGINAL,
+    ComparedNetwork,
+    NetworkComparison,
+    compare_forms,
+)
+from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
+from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
+from hf_lgelu.files import whole_folder
+from hf_lgelu.formats import finite_or_none, score, significant
+
+INT8_FILE, INT8_REPORT = "model-int8.onnx", "int8.json"
+
+_SHARES = ("accuracy", "same_neighbour", "same_prediction")
+_MARGIN = 0.01  # of measures that are no shares: 1 % of a perplexity, 0.01 of a cosine or of the share of squares
+
+
+@dataclass(frozen=True)
+class JudgedInt8:
+    """The verdict on an int8 file, and what it is made of.
+
+    `measure` is the one that decides: "accuracy" or "perplexity" where there are labels, else "same_neighbour" of
+    embeddings, "same_prediction" of class scores, or "relative_error". `loss` is what int8 alone takes of it: with
+    labels the score in float32 less that in int8, of a perplexity in nats; without labels the share that differs from
+    the same network in float32. Counted from the original instead, what the conversion has already changed would be
+    free. `allowed` is the loss of the original's int8 and a margin: one standard error of a share, at least one input,
+    else 0.01; it is None without an original. `relative_error` is that of int8 alone. `operators` are {"int8" and
+    "float32": {operation: how many}} of the file.
+    """
+
+    comparison: NetworkComparison
+    operators: Mapping[str, Mapping[str, int]]
+    measure: str
+    loss: float
+    allowed: float | None
+    relative_error: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether int8 loses no more than is allowed, or is at most `MAX_RELATIVE_ERROR` from float32."""
+        return self.relative_error <= MAX_RELATIVE_ERROR if self.allowed is None else self.loss <= self.allowed
+
+    @property
+    def line(self) -> str:
+        """The verdict and its numbers in one line, for scripts."""
+        *originals, (float32, int8) = ([self._shown(row) for row in rows] for rows in self.comparison.by_network)
+        beside = f"original's int8 {originals[0][1]}" if originals else "not compared with an original's int8"
+        alone = f"loses {significant(self.loss)}, allowed {significant(self.allowed)}"
+        if self.allowed is None:
+            alone = f"has a relative error of {significant(self.relative_error)}, allowed {MAX_RELATIVE_ERROR}"
+        verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
+        return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
+
+    @property
+    def refusal(self) -> str:
+        """Why the file is not good, and what to do."""
+        original = "compare it with the int8 of the original (original=); " if self.allowed is None else ""
+        return (
+            f"{self.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
+            "used; leave more in float (operations='layers'); convert in the network's own shape or with "
+            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
+        )
+
+    def __str__(self) -> str:
+        operators = (
+            f"Operators in {precision}: {', '.join(f'{name} {count}' for name, count in found.items()) or 'none'}"
+            for precision, found in self.operators.items()
+        )
+        return "\n".join([str(self.comparison), *operators, self.line])
+
+    def _shown(self, row: ComparedNetwork) -> str:
+        value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
+        return significant(value) if self.measure == "relative_error" else score(self.measure, value)
+
+
+def export_int8(
+    model: nn.Module,
+    folder: str | os.PathLike,
+    data: Any,
+    *,
+    original: nn.Module | None = None,
+    source: str | os.PathLike | None = None,
+    outputs: Sequence[str] | None = None,
+    data_collator: Callable[[Any], Any] | None = None,
+    operations: str | None = None,
+    allow_worse: bool = False,
+    overwrite: bool = False,
+) -> JudgedInt8:
+    """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
+
+    Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
+    than it takes of the original, up to one standard error (`JudgedInt8.allowed`): good is what loses no more than GELU
+    would. Without it, the relative error from float32 must be at most 0.25, as in `quantize_onnx`. The report,
+    int8.json, lies beside the files, with the config and what prepares the inputs.
+
+    Args:
+        model: any float network, e.g. of `convert_to_relu`; it stays as it is.
+        folder: the folder to be.
+        data: inputs, as `convert_to_relu` takes them; labels give a score.
+        original: the network that `model` was converted from.
+        source: folder or Hub id of the tokenizer or image processor.
+        outputs: names of the outputs that count; by default those that the task reads.
+        data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
+            `model.preprocess`, with a list of texts as data.
+        operations: as in `quantize_onnx`; for the original too.
+        allow_worse: keep files that are not good.
+        overwrite: replace a folder that holds a model.
+
+    Raises:
+        RuntimeError: int8 is not good; the message says what was measured and what to do, and nothing is left behind.
+        ImportError: without the extra [onnx].
+        ValueError: a network does not take the inputs, there is one alone, or each batch has its own shape.
+        FileExistsError: the folder is not empty, and `overwrite` is False.
+
+    Example:
+        >>> import tempfile, torch, hf_lgelu
+        >>> model, rows = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(80, 4)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = hf_lgelu.export_int8(model, f"{folder}/int8", rows)
+        >>> report.is_good, report.operators["int8"]["Gemm"]
+        (True, 1)
+    """
+    with whole_folder(folder, overwrite=overwrite) as new:
+        report = save_int8(
+            model,
+            new,
+            data,
+            original=original,
+            source=source,
+            outputs=outputs,
+            data_collator=data_collator,
+            operations=operations,
+        )
+        if not report.is_good and not allow_worse:
+            raise RuntimeError(report.refusal)
+    return report
+
+
+def save_int8(
+    model: nn.Module,
+    folder: Path,
+    data: Any,
+    *,
+    original: nn.Module | None,
+    source: str | os.PathLike | None,
+    outputs: Sequence[str] | None = None,
+    data_collator: Callable[[Any], Any] | None = None,
+    operations: str | None = None,
+) -> JudgedInt8:
+    """`export_int8` into a folder that is there, whatever the verdict."""
+    networks = {"network": model} if original is None else {ORIGINAL: original, CONVERTED: model}
+    with tempfile.TemporaryDirectory(dir=folder) as files:
+        compared = compare_forms(
+            networks, data, Path(files), outputs=outputs, data_collator=data_collator, operations=operations
+        )
+        for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
+            os.replace(Path(files, f"{list(networks)[-1]}-{precision}.onnx"), folder / name)
+    save_beside_onnx(model, folder, source)
+    report = _judge(compared, operators_by_precision(folder / INT8_FILE))
+    document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
+    text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
+    return report
+
+
+def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]]) -> JudgedInt8:
+    *originals, of_network = compared.by_network
+    int8 = of_network[1]
+    change: Any = int8.int8_change  # None in float32 alone
+    error = float(np.max([change.relative_error, *change.relative_errors.values()]))  # NaN where one is
+    if int8.metrics:
+        measure = next(iter(int8.metrics))
+    elif change.embedding:
+        measure = "same_neighbour" if "same_neighbour" in change.embedding else "cosine"
+    else:
+        measure = "relative_error" if change.kl is None else "same_prediction"
+    loss = _loss(of_network, measure)
+    if not originals:
+        return JudgedInt8(compared, operators, measure, loss, None, error)
+    allowed, margin = _loss(originals[0], measure), _MARGIN
+    if measure in _SHARES:
+        share = originals[0][1].metrics.get(measure, 1 - allowed)
+        margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
+    return JudgedInt8(compared, operators, measure, loss, allowed + margin, error)
+
+
+def _loss(rows: Sequence[ComparedNetwork], measure: str) -> float:
+    """What int8 takes of a network, given its rows in float32 and in int8."""
+    before, after = (row.metrics.get(measure) for row in rows)
+    if before is None or after is None:
+        near = _near(rows[1].int8_change, measure)
+        return near if measure == "relative_error" else 1 - near
+    return math.log(after / before) if measure == "perplexity" else before - after
+
+
+def _near(change: NetChange | None, measure: str) -> float:
+    """How near a network is to another by a measure without labels; None stands for the other itself."""
+    if change is None:
+        return 0.0 if measure == "relative_error" else 1.0
+    found = {"same_prediction": change.agreement, "relative_error": change.relative_error, **change.embedding}
+    return found[measure]
