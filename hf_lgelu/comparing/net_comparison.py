@@ -24,23 +24,17 @@ _SCORES_AT_ONCE = 2**26  # values of the outputs: 256 MiB, of which a comparison
 
 
 def compare_networks_on(
-    original: nn.Module,
+    read: OutputReader,
     others: Mapping[str, Callable[[Any], Compared]],
     batches: Iterable[Batch],
-    outputs: Sequence[str] | None = None,
     *,
     over_processes: bool = False,
 ) -> tuple["Score", dict[str, "NetComparison"]]:
-    """The original's score, and {name: how far a network is from it} of others, given as calls with inputs.
+    """The score of the original, which `read` reads, and {name: how far a network is from it} of others, as calls.
 
     `over_processes` adds up what all processes find, each on batches of its own; then every process must call.
     """
-    read, score, found, causal = (
-        OutputReader(original, outputs),
-        Score(),
-        {name: NetComparison() for name in others},
-        is_causal(original),
-    )
+    score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(read.model)
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}

@@ -25,7 +25,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, percent, score, significant
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.networks.outputs import OutputReader, compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import find_sites, uncompiled
 
@@ -117,6 +117,7 @@ def compare_networks(
     *,
     int8: bool = False,
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
 ) -> NetworkComparison:
     """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
 
@@ -131,6 +132,7 @@ def compare_networks(
             fitted flatter that network.
         int8: whether to add the rows in int8, which need the extra [onnx].
         outputs: names of the outputs that count; by default those that the task reads.
+        box_channels: of a detector's raw maps, as in `ConversionConfig`.
 
     Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
     int8; ImportError for int8 without the extra [onnx].
@@ -145,6 +147,7 @@ def compare_networks(
     """
     if int8:
         require("onnxruntime", "onnx")
+    read = partial(OutputReader, names=outputs, box_channels=box_channels)
     networks = {ORIGINAL: _in_float32(original), CONVERTED: _in_float32(converted)}
     batches = [
         replace(batch, inputs=in_dtype(batch.inputs, torch.float32))
@@ -154,7 +157,7 @@ def compare_networks(
         raise nothing_given("data")
     if int8 and batches[0].is_sample:
         raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
-    _require_alike(networks, batches[0][:TRIED], outputs)
+    _require_alike(networks, batches[0][:TRIED], read)
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
@@ -173,10 +176,10 @@ def compare_networks(
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
             forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
-            f"{form.name} {form.precision}": partial(OutputReader(networks[form.name], outputs), call=form.outputs)
+            f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs)
             for form in forms[1:]
         }
-        original_score, changes = compare_networks_on(networks[ORIGINAL], runs, judged, outputs)
+        original_score, changes = compare_networks_on(read(networks[ORIGINAL]), runs, judged)
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
     for form, milliseconds in zip(forms, times, strict=True):
@@ -248,12 +251,12 @@ def _in_float32(network: nn.Module) -> nn.Module:
     return network if kinds <= {("cpu", torch.float32)} else independent_copy(network).float().cpu()
 
 
-def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Sequence[str] | None) -> None:
+def _require_alike(networks: Mapping[str, nn.Module], few: Batch, read: Callable[[nn.Module], OutputReader]) -> None:
     """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
     shapes = []
     for name, network in networks.items():
         require_taken(network, few.inputs, f"data, given to the {name} network")
-        found = compared_outputs(network, few.inputs, outputs).tensors
+        found = read(network)(few.inputs).tensors
         shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
     if any(others != shapes[0] for others in shapes):
         raise ValueError(

@@ -137,6 +137,9 @@ class ConversionConfig:
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
             (logits, boxes, embeddings).
+        box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the box:
+            4, or 64 for distances as distributions. The others are class scores, each read by a sigmoid. Default: the
+            outputs are no raw maps.
         max_samples: At most so many rows, sequences or images of the data. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
@@ -168,6 +171,7 @@ class ConversionConfig:
     strict: bool = False
     kinds: Sequence[str] | None = None
     outputs: Sequence[str] | None = None
+    box_channels: int | None = None
     max_samples: int | None = None
     batch_size: int | None = None
     data_collator: Callable[[Any], Any] | None = None
@@ -183,7 +187,7 @@ class ConversionConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
-        for name in ("max_samples", "batch_size", "distill_steps"):
+        for name in ("box_channels", "max_samples", "batch_size", "distill_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be a whole number, at least 1, got {value!r}")

@@ -78,6 +78,7 @@ class Distill:
                 student,
                 task.folds,
                 config.outputs,
+                config.box_channels,
                 names=names,
                 steps=config.distill_steps,
                 bf16=config.bf16,
@@ -101,6 +102,7 @@ def distill(
     converted: nn.Module,
     folds: Folds,
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
     *,
     names: Sequence[str],
     steps: int | None = None,
@@ -117,6 +119,7 @@ def distill(
         converted: the network that is moved, in eval mode throughout.
         folds: the data; steps use every fold, the held-out part only judges.
         outputs: names of the outputs that count.
+        box_channels: the leading channels of a detector's maps that are boxes.
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
             tenth of the loss away.
@@ -133,7 +136,8 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        run = _Descent(original, moved, folds, outputs, parameters, bf16, is_narrow)
+        readers = [OutputReader(model, outputs, box_channels) for model in (original, moved)]
+        run = _Descent(*readers, folds, parameters, bf16, is_narrow)
         best = run.start
         try:
             for rate in _RATES:
@@ -190,15 +194,14 @@ class _Descent:
 
     def __init__(
         self,
-        original: nn.Module,
-        converted: nn.Module,
+        original: OutputReader,
+        converted: OutputReader,
         folds: Folds,
-        outputs: Sequence[str] | None,
         parameters: Mapping[str, Tensor],
         bf16: bool,
         is_narrow: bool,
     ) -> None:
-        self._original, self._converted = OutputReader(original, outputs), OutputReader(converted, outputs)
+        self._original, self._converted = original, converted
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         most = samples_at_once(self._original, folds.fitted[-1].load())
@@ -216,7 +219,7 @@ class _Descent:
             self._variances = column_variances(
                 (self._reference(batch, loaded), loaded, batch.weight) for batch, loaded in loads
             )
-            self._centred = centred_maps(converted, parameters.keys(), first)
+            self._centred = centred_maps(converted.model, parameters.keys(), first)
         self.start = self._seen()
 
     @torch.no_grad()
