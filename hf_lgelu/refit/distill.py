@@ -39,7 +39,9 @@ from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 _STEPS = 200
 _LOOKS = 8  # how often the held-out inputs are looked at
 _RATES = (0.003, 0.0003)  # the second where the first leads to nothing nearer
+_OF_CONVOLUTIONS = 10  # times the rate, for the weights of convolutions
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # where the first look leaves less of the loss, so many times the steps
+_SIDES = 4  # of a box, each of which counts as much as the mean of another output's columns
 _KEPT_VALUES = 2**26  # of the original's outputs
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # batches of them, as large as those of the steps
@@ -310,14 +312,15 @@ class CentredAdam:
         """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value.
 
         Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is √(32/n) times that;
-        of a convolution its channels count, whatever the kernel.
+        of a convolution its channels count, whatever the kernel, and the rate is ten times that.
         """
         transposed = {id(centred.weight) for centred in maps if centred.transposed}
         self._rates = []
         for value in parameters:
             inputs = 1 if value.ndim < 2 else len(value) if id(value) in transposed else value.shape[1]
+            higher = _OF_CONVOLUTIONS if value.ndim > 2 else 1
             size = max(value.detach().abs().mean().item(), _LEAST_SIZE)
-            self._rates.append(rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
+            self._rates.append(higher * rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
 
@@ -378,7 +381,7 @@ def output_loss(
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
     columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings, 1 −
     cos of each sample's mean over positions is added. A detector's scores that a sigmoid reads have a KL for each
-    class. A box's error counts with the original's certainty. Both are divided by the sum of the certainties. With
+    class. A box's error counts four times, with the original's certainty. Both are divided by the sum of the certainties. With
     several processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
     """
     given = in_order_of(reference, converted(batch.inputs, call_alike))
@@ -403,7 +406,8 @@ def output_loss(
         else:
             varies = variances[name] > 0
             error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
-            total = total + error.sum() / rows / max(int(varies.sum()), 1)
+            sides = _SIDES if certainty is not None and name in QUERIES else 1
+            total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 
 
