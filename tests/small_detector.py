@@ -69,7 +69,7 @@ class Yolo(nn.Module):
 
 def average_precision(maps_of: Callable[[Tensor], Sequence[Any]]) -> float:
     """A number in the place of AP50-95: the mean chance of an untrained network's cells."""
-    maps = map(torch.as_tensor, maps_of(torch.rand(2, 3, 32, 32)))
+    maps = map(torch.as_tensor, maps_of(torch.rand(1, 3, 32, 32)))
     return torch.cat([cells[:, 4 * BINS :].flatten() for cells in maps]).sigmoid().mean().item()
 
 
