@@ -176,8 +176,7 @@ def compare_networks(
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
             forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
-            f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs)
-            for form in forms[1:]
+            f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs) for form in forms[1:]
         }
         original_score, changes = compare_networks_on(read(networks[ORIGINAL]), runs, judged)
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])

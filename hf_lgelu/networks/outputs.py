@@ -132,9 +132,7 @@ class OutputReader:
     With `box_channels` all outputs together are a detector's, as `_detections` reads them.
     """
 
-    def __init__(
-        self, model: nn.Module, names: Sequence[str] | None = None, box_channels: int | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str] | None = None, box_channels: int | None = None) -> None:
         """`names` are the outputs that count, as in `task_outputs`."""
         self.model, self._names, self._box_channels = model, names, box_channels
         self._class_axes: dict[str, int | None] = {}  # {output: the axis of its classes, where it can be followed}

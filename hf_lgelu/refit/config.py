@@ -137,9 +137,9 @@ class ConversionConfig:
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: those that the model's task reads
             (logits, boxes, embeddings).
-        box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the box:
-            4, or 64 for distances as distributions. The others are class scores, each read by a sigmoid. Default: the
-            outputs are no raw maps.
+        box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the
+            box: 4, or 64 for distances as distributions. The others are class scores, each read by a sigmoid.
+            Default: the outputs are no raw maps.
         max_samples: At most so many rows, sequences or images of the data. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal

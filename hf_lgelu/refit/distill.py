@@ -138,8 +138,8 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        readers = [OutputReader(model, outputs, box_channels) for model in (original, moved)]
-        run = _Descent(*readers, folds, parameters, bf16, is_narrow)
+        read = partial(OutputReader, names=outputs, box_channels=box_channels)
+        run = _Descent(read(original), read(moved), folds, parameters, bf16, is_narrow)
         best = run.start
         try:
             for rate in _RATES:
@@ -381,8 +381,9 @@ def output_loss(
     For a first output of class scores this is the mean KL(original ‖ converted), for other outputs the mean over
     columns of the mean square error over the column's variance, from `variances` or on this batch. Of embeddings, 1 −
     cos of each sample's mean over positions is added. A detector's scores that a sigmoid reads have a KL for each
-    class. A box's error counts four times, with the original's certainty. Both are divided by the sum of the certainties. With
-    several processes it is this process's part of the mean over all rows, in which its rows count with its `weight`.
+    class. A box's error counts four times, with the original's certainty. Both are divided by the sum of the
+    certainties. With several processes it is this process's part of the mean over all rows, in which its rows count
+    with its `weight`.
     """
     given = in_order_of(reference, converted(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances

@@ -245,10 +245,12 @@ class Wrapped(nn.Module):
 
 
 def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
-    net, pictures, steps = load(), torch.rand(96, 3, 32, 32), {"effort": "distill", "distill_steps": 40, "keep": 2, "target": "leaky_relu"}
-    found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **steps)
-    expected, of_wrapped = convert_with(Wrapped(net), pictures, **steps)
-    assert report.outputs == ("logits", "pred_boxes") and report.steps[-1].is_kept
+    net, pictures = load(), torch.rand(96, 3, 32, 32)
+    options = {"effort": "distill", "distill_steps": 40, "keep": 2, "target": "leaky_relu"}
+    found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
+    expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
+    assert report.outputs == ("logits", "pred_boxes")
+    assert report.steps[-1].is_kept
     assert [name.removeprefix("net.") for name in of_wrapped.kept] == [*report.kept]
     for name, value in found.state_dict().items():
         torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
