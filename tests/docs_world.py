@@ -7,6 +7,7 @@ from pathlib import Path
 import small_networks as networks
 import torch
 from datasets import Dataset, DatasetDict
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -34,6 +35,10 @@ def build_world(folder: Path) -> None:
     networks.llama(**sizes, head_dim=16).save_pretrained(folder / "your" / "llama")
     tokenizer.save_pretrained(folder / "your" / "llama")
     _encoder(folder / "your" / "bert", folder / "your" / "encoder")
+    shutil.copy(Path(__file__).parent / "small_detector.py", folder / "your_detector.py")
+    (folder / "pictures").mkdir()
+    for number, picture in enumerate(torch.randint(256, (64, 32, 32, 3), dtype=torch.uint8)):
+        Image.fromarray(picture.numpy()).save(folder / "pictures" / f"{number}.png")
     texts = _texts(160)
     (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
     columns = dict(tokenizer(texts[:24], padding=True)) | {"labels": [index % 2 for index in range(24)]}

@@ -63,6 +63,7 @@ def world(tmp_path_factory):
 def _in_a_copy(world, tmp_path, monkeypatch):
     shutil.copytree(world, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     torch.manual_seed(0)
 
 

@@ -151,10 +151,9 @@ def _swap(examined: Examined) -> Iterator[str]:
         return
     asked, outputs = examined.arguments, examined.outputs
     score, found = compare_networks_on(
-        network,
+        OutputReader(network, outputs),
         {"swapped": OutputReader(swapped, outputs)},
         cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress))),
-        outputs,
     )
     change = found["swapped"].change
     words = change.beside(score.values)

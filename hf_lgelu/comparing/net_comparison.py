@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -24,23 +24,17 @@ _SCORES_AT_ONCE = 2**26  # values of the outputs, 256 MiB; a comparison or a los
 
 
 def compare_networks_on(
-    original: nn.Module,
+    read: OutputReader,
     others: Mapping[str, Callable[[Any], Compared]],
     batches: Iterable[Batch],
-    outputs: Sequence[str] | None = None,
     *,
     over_processes: bool = False,
 ) -> tuple["Score", dict[str, "NetComparison"]]:
-    """(the original's score, {name: a network's distance from the original}). `others` are functions of the inputs.
+    """(the score of the original, which `read` reads, {name: a network's distance from it}). `others` are functions.
 
     `over_processes` adds up the results of all processes, each on batches of its own. Then every process must call.
     """
-    read, score, found, causal = (
-        OutputReader(original, outputs),
-        Score(),
-        {name: NetComparison() for name in others},
-        is_causal(original),
-    )
+    score, found, causal = Score(), {name: NetComparison() for name in others}, is_causal(read.model)
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}

@@ -26,7 +26,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.formats import NONE, percent, score, significant
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.networks.outputs import OutputReader, compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import find_sites, uncompiled
 
@@ -127,6 +127,7 @@ def compare_networks(
     outputs: Sequence[str] | None = None,
     data_collator: Callable[[Any], Any] | None = None,
     onnx_dir: str | os.PathLike | None = None,
+    box_channels: int | None = None,
 ) -> NetworkComparison:
     """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
 
@@ -144,6 +145,7 @@ def compare_networks(
         data_collator: makes a batch of a list of a dataset's items, as in `ConversionConfig`.
         onnx_dir: a folder in which the files of int8 are kept: original-float32.onnx, original-int8.onnx and the two of
             "converted". By default they are removed.
+        box_channels: of a detector's raw maps, as in `ConversionConfig`.
 
     Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
     int8; ImportError for int8 without the extra [onnx]; FileExistsError for a file that is in `onnx_dir`.
@@ -160,7 +162,8 @@ def compare_networks(
         folder = Path(onnx_dir or made)
         folder.mkdir(parents=True, exist_ok=True)
         networks = {ORIGINAL: original, CONVERTED: converted}
-        return compare_forms(networks, data, folder if int8 else None, outputs=outputs, data_collator=data_collator)
+        reading: dict[str, Any] = {"outputs": outputs, "box_channels": box_channels, "data_collator": data_collator}
+        return compare_forms(networks, data, folder if int8 else None, **reading)
 
 
 def compare_forms(
@@ -169,13 +172,18 @@ def compare_forms(
     int8_dir: Path | None,
     *,
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
     data_collator: Callable[[Any], Any] | None = None,
     operations: str | None = None,
 ) -> NetworkComparison:
-    """`compare_networks` of one network or two, of which the first counts as right; "original" and "converted" may have
-    live units. With `int8_dir` also in int8, with the `operations` of `quantize_onnx`; the files of ONNX stay there."""
+    """`compare_networks` of one network or two, of which the first counts as right.
+
+    A network named "converted" next to "original" has live units. With `int8_dir` the comparison is also in int8, with
+    the `operations` of `quantize_onnx`; the ONNX files stay there.
+    """
     if int8_dir is not None:
         require("onnxruntime", "onnx")
+    read = partial(OutputReader, names=outputs, box_channels=box_channels)
     networks = {name: _in_float32(network) for name, network in networks.items()}
     first = next(iter(networks))
     batches = [
@@ -186,7 +194,7 @@ def compare_forms(
         raise nothing_given("data")
     if int8_dir is not None and batches[0].is_sample:
         raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
-    _require_alike(networks, batches[0][:TRIED], outputs)
+    _require_alike(networks, batches[0][:TRIED], read)
     calibration, judged = ([], batches) if int8_dir is None else _apart(batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
@@ -206,15 +214,13 @@ def compare_forms(
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
             forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
-            f"{form.name} {form.precision}": partial(OutputReader(networks[form.name], outputs), call=form.outputs)
-            for form in forms[1:]
+            f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs) for form in forms[1:]
         }
-        first_score, changes = compare_networks_on(networks[first], runs, judged, outputs)
+        first_score, changes = compare_networks_on(read(networks[first]), runs, judged)
         own = {}
         for form in (form for form in forms if form.precision == INT8):
-            name, network = f"{form.name} {INT8}", networks[form.name]
-            is_first = form.name == first
-            found = changes if is_first else compare_networks_on(network, {name: runs[name]}, judged, outputs)[1]
+            name, reader = f"{form.name} {INT8}", read(networks[form.name])
+            found = changes if form.name == first else compare_networks_on(reader, {name: runs[name]}, judged)[1]
             own[name] = found[name].change
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
@@ -287,12 +293,12 @@ def _in_float32(network: nn.Module) -> nn.Module:
     return network if kinds <= {("cpu", torch.float32)} else independent_copy(network).float().cpu()
 
 
-def _require_alike(networks: Mapping[str, nn.Module], few: Batch, outputs: Sequence[str] | None) -> None:
+def _require_alike(networks: Mapping[str, nn.Module], few: Batch, read: Callable[[nn.Module], OutputReader]) -> None:
     """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
     shapes = []
     for name, network in networks.items():
         require_taken(network, few.inputs, f"data, given to the {name} network")
-        found = compared_outputs(network, few.inputs, outputs).tensors
+        found = read(network)(few.inputs).tensors
         shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
     if shapes[0] != shapes[-1]:
         raise ValueError(

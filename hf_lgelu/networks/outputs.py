@@ -35,6 +35,7 @@ _EMBEDDINGS = frozenset(
 )
 QUERIES = ("logits", "pred_boxes")  # outputs of a detector: the scores and the box of each place
 _OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
+_LEAST_CHANCE = 1e-6  # probabilities nearer to 0 or 1 are read as this near
 _TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by chance
 
 
@@ -126,11 +127,13 @@ class OutputReader:
     convolution, as in torch's losses, the last axis after a linear layer. This axis is followed once, in a run of its
     own. Named outputs of three axes have classes last. One number per sample (N,) becomes (N, 1). Probabilities are no
     class scores.
+
+    With `box_channels`, all outputs together are a detector's, as `_detections` reads them.
     """
 
-    def __init__(self, model: nn.Module, names: Sequence[str] | None = None) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str] | None = None, box_channels: int | None = None) -> None:
         """`names` are the outputs that count, as in `task_outputs`."""
-        self.model, self._names = model, names
+        self.model, self._names, self._box_channels = model, names, box_channels
         self._class_axes: dict[str, int | None] = {}  # {output: the axis of its classes, where it can be followed}
 
     def __call__(self, inputs: Any, call: Callable[[nn.Module, Any], Any] = run_example) -> Compared:
@@ -141,6 +144,8 @@ class OutputReader:
         model = self.model
         whole = call(model, inputs)
         found = task_outputs(whole, self._names)
+        if self._box_channels is not None:
+            return Compared(_detections(found, self._box_channels), are_logits=False)
         name = next(iter(found), "")
         if not found or found[name].ndim == 0:
             raise ValueError(
@@ -170,6 +175,34 @@ class OutputReader:
         )
         chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
         return Compared(tensors, are_logits, chosen, are_vectors)
+
+
+def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:
+    """{"logits": (B, cells, classes), "pred_boxes": (B, cells, box channels)} of the maps of a detector.
+
+    A map is (B, channels, H, W), (B, anchors, H, W, channels), or one row a cell; then the shorter axis has the
+    channels. Maps of one size lie on each other: first those of boxes. Probabilities are read back into scores.
+    """
+    maps: dict[torch.Size, list[Tensor]] = {}
+    for value in found.values():
+        if value.ndim in (3, 4, 5):
+            axis = {3: 1 if value.shape[1] < value.shape[-1] else 2, 4: 1, 5: 4}[value.ndim]
+            value = value.movedim(axis, -1)
+            maps.setdefault(value.shape[1:-1], []).append(value.flatten(1, -2))
+    joined = [torch.cat(parts, -1) for parts in maps.values()]
+    channels = {value.shape[-1] for value in joined}
+    if len(channels) != 1 or min(channels) <= box_channels:
+        shapes = ", ".join(f"{name!r} {tuple(value.shape)}" for name, value in found.items())
+        raise ValueError(
+            f"box_channels={box_channels}: the outputs ({shapes}) are no maps of as many channels each, and more than "
+            "that; name the raw maps (outputs=)"
+        )
+    cells = torch.cat(joined, 1)
+    boxes, scores = cells[..., :box_channels], cells[..., box_channels:]
+    least, most = scores.detach().aminmax()
+    if least >= 0 and most <= 1:
+        scores = scores.float().logit(_LEAST_CHANCE)
+    return {"logits": scores, "pred_boxes": boxes}
 
 
 def compared_outputs(

@@ -136,6 +136,9 @@ class ConversionConfig:
         outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
             scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
             reads (logits, boxes, embeddings).
+        box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the
+            box: 4, or 64 for distances as distributions. The others are class scores, each read by a sigmoid.
+            Default: the outputs are no raw maps.
         max_samples: The most rows, sequences or images of the data to use. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
@@ -167,6 +170,7 @@ class ConversionConfig:
     strict: bool = False
     kinds: Sequence[str] | None = None
     outputs: Sequence[str] | None = None
+    box_channels: int | None = None
     max_samples: int | None = None
     batch_size: int | None = None
     data_collator: Callable[[Any], Any] | None = None
@@ -178,7 +182,16 @@ class ConversionConfig:
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        above_0 = ("tolerance", "max_seconds", "max_kl", "live", "max_samples", "batch_size", "distill_steps")
+        above_0 = (
+            "tolerance",
+            "max_seconds",
+            "max_kl",
+            "live",
+            "box_channels",
+            "max_samples",
+            "batch_size",
+            "distill_steps",
+        )
         for name, value in ((name, getattr(self, name)) for name in above_0):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")

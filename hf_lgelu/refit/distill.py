@@ -39,7 +39,9 @@ from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 _STEPS = 200
 _LOOKS = 8  # number of comparisons on the held-out inputs
 _RATES = (0.003, 0.0003)  # the second is for cases where the first finds nothing nearer
+_OF_CONVOLUTIONS = 10  # the rate of convolutions' weights is multiplied by this
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, the steps are multiplied
+_SIDES = 4  # of a box; each counts as much as the mean of another output's columns
 _KEPT_VALUES = 2**26  # the most values of the original's outputs that are kept
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # the most batches that judge a state
@@ -78,6 +80,7 @@ class Distill:
                 student,
                 task.folds,
                 config.outputs,
+                config.box_channels,
                 names=names,
                 steps=config.distill_steps,
                 bf16=config.bf16,
@@ -101,6 +104,7 @@ def distill(
     converted: nn.Module,
     folds: Folds,
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
     *,
     names: Sequence[str],
     steps: int | None = None,
@@ -117,6 +121,7 @@ def distill(
         converted: the network that is moved, in eval mode throughout.
         folds: the data; steps use every fold, and the samples that choose only judge.
         outputs: names of the outputs that count.
+        box_channels: the leading channels of a detector's maps that are boxes.
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
             tenth of the loss away.
@@ -133,7 +138,8 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        run = _Descent(original, moved, folds, outputs, parameters, bf16, is_narrow)
+        read = partial(OutputReader, names=outputs, box_channels=box_channels)
+        run = _Descent(read(original), read(moved), folds, parameters, bf16, is_narrow)
         best = run.start
         try:
             for rate in _RATES:
@@ -190,15 +196,14 @@ class _Descent:
 
     def __init__(
         self,
-        original: nn.Module,
-        converted: nn.Module,
+        original: OutputReader,
+        converted: OutputReader,
         folds: Folds,
-        outputs: Sequence[str] | None,
         parameters: Mapping[str, Tensor],
         bf16: bool,
         is_narrow: bool,
     ) -> None:
-        self._original, self._converted = OutputReader(original, outputs), OutputReader(converted, outputs)
+        self._original, self._converted = original, converted
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         most = samples_at_once(self._original, folds.fitted[-1].load())
@@ -216,7 +221,7 @@ class _Descent:
             self._variances = column_variances(
                 (self._reference(batch, loaded), loaded, batch.weight) for batch, loaded in loads
             )
-            self._centred = centred_maps(converted, parameters.keys(), first)
+            self._centred = centred_maps(converted.model, parameters.keys(), first)
         self.start = self._seen()
 
     @torch.no_grad()
@@ -307,14 +312,15 @@ class CentredAdam:
         """`rate` is the highest learning rate of each parameter, as a share of the parameter's mean absolute value.
 
         Many inputs may all move an output the same way. So the rate of a map with n > 32 inputs is multiplied by
-        √(32/n). For a convolution n is the number of channels, whatever the kernel.
+        √(32/n). For a convolution n is the number of channels, whatever the kernel, and the rate is ten times that.
         """
         transposed = {id(centred.weight) for centred in maps if centred.transposed}
         self._rates = []
         for value in parameters:
             inputs = 1 if value.ndim < 2 else len(value) if id(value) in transposed else value.shape[1]
+            higher = _OF_CONVOLUTIONS if value.ndim > 2 else 1
             size = max(value.detach().abs().mean().item(), _LEAST_SIZE)
-            self._rates.append(rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
+            self._rates.append(higher * rate * size * min(1.0, math.sqrt(_FEW_INPUTS / inputs)))
         self._adam = torch.optim.Adam([{"params": [value]} for value in parameters], betas=(0.9, 0.95))
         self._maps = maps
 
@@ -375,9 +381,9 @@ def output_loss(
     For a first output of class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the
     mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances (by
     default of this batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
-    scores that a sigmoid reads have a KL for each class. A box's error counts with the original's certainty. Both are
-    divided by the sum of the certainties. With several processes, the result is this process's part of the mean over
-    all rows, and its rows count with its `weight`.
+    scores that a sigmoid reads have a KL for each class. A box's error counts four times, with the original's
+    certainty. Both are divided by the sum of the certainties. With several processes, the result is this process's
+    part of the mean over all rows, and its rows count with its `weight`.
     """
     given = in_order_of(reference, converted(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
@@ -401,7 +407,8 @@ def output_loss(
         else:
             varies = variances[name] > 0
             error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
-            total = total + error.sum() / rows / max(int(varies.sum()), 1)
+            sides = _SIDES if certainty is not None and name in QUERIES else 1
+            total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 
 

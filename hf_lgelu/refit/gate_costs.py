@@ -25,6 +25,7 @@ def gate_costs(
     batch_size: int | None = None,
     max_samples: int | None = SAMPLES_TO_RANK,
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
 ) -> dict[str, float]:
     """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
 
@@ -48,28 +49,26 @@ def gate_costs(
         batches = list(cut_batches(read, batch_size))
         if not batches:
             raise nothing_given("data")
-        return swap_costs(model, batches, SMOOTH_KINDS, outputs)
+        return swap_costs(OutputReader(model, outputs, box_channels), batches, SMOOTH_KINDS)
 
 
 def swap_costs(
-    model: nn.Module,
+    read: OutputReader,
     batches: Sequence[Batch],
     kinds: Sequence[str],
-    outputs: Sequence[str] | None,
     make: Callable[[], nn.Module] = nn.ReLU,
 ) -> dict[str, float]:
-    """`gate_costs` of a model in eval mode, on this process's batches; `make` builds the new gate, by default ReLU."""
+    """`gate_costs` of the model that `read` reads, on this process's batches; `make` builds the new gate."""
+    model = read.model
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     swaps = {name: TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names}
-
-    read = OutputReader(model, outputs)
 
     def alone(name: str, inputs: Any) -> Compared:
         with swaps[name].applied():
             return read(inputs)
 
     runs = {name: partial(alone, name) for name in names}
-    _, found = compare_networks_on(model, runs, batches, outputs, over_processes=True)
+    _, found = compare_networks_on(read, runs, batches, over_processes=True)
     if not all(comparison.first.rows for comparison in found.values()):
         raise ValueError("no input has a prediction that is no padding; give others")
     costs = {name: comparison.change.distance for name, comparison in found.items()}

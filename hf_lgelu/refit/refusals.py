@@ -5,7 +5,7 @@ from torch import nn
 
 from hf_lgelu.comparing.net_comparison import labels_fit
 from hf_lgelu.networks.batches import TRIED, Batch
-from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
@@ -96,7 +96,7 @@ def require_comparable(
     Raises ValueError unless the model gives outputs that can be compared.
     """
     few = batch[:TRIED]
-    tensors = compared_outputs(model, few.inputs, config.outputs).tensors
+    tensors = OutputReader(model, config.outputs, config.box_channels)(few.inputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
         return tuple(tensors), ()

@@ -75,7 +75,8 @@ def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) ->
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
         some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
-        dearest = list(swap_costs(model, [batch.load() for batch in some], kinds, config.outputs, make=make))[:keep]
+        read = OutputReader(model, config.outputs, config.box_channels)
+        dearest = list(swap_costs(read, [batch.load() for batch in some], kinds, make=make))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
@@ -214,7 +215,8 @@ class Task:
     def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
         """`evaluate_conversion` of original, plain swap and student."""
         swap = self.exchange.plain_swap(self.model)
-        return evaluate_conversion(self.model, student, swap, batches, self.config.outputs)
+        names, box_channels = self.config.outputs, self.config.box_channels
+        return evaluate_conversion(self.model, student, swap, batches, names, box_channels)
 
     def seconds_until(self, deadline: float) -> float:
         """The seconds that a rung may take: its last look and two comparisons after it have to end by `deadline`."""
@@ -229,6 +231,7 @@ def evaluate_conversion(
     substitution: TemporaryRelu,
     batches: Iterable[Batch],
     outputs: Sequence[str] | None = None,
+    box_channels: int | None = None,
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
     """(the evaluation of the three networks, the distance of the converted network from the original on each sample).
 
@@ -236,7 +239,7 @@ def evaluate_conversion(
     original. Every process must call, with batches of its own.
     """
 
-    of_original = OutputReader(original, outputs)
+    of_original = OutputReader(original, outputs, box_channels)
 
     def swapped(inputs: Any) -> Compared:
         with substitution.applied():
@@ -250,9 +253,9 @@ def evaluate_conversion(
 
     runs: dict[str, Callable[[Any], Compared]] = {
         "direct": swapped,
-        "refitted": partial(OutputReader(converted, outputs), call=counted),
+        "refitted": partial(OutputReader(converted, outputs, box_channels), call=counted),
     }
-    score, found = compare_networks_on(original, runs, batches, outputs, over_processes=True)
+    score, found = compare_networks_on(of_original, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
     rows, gaps = refitted.first.rows, refitted.first.gaps
     counts = zip(*each_has((live.live, live.outputs)), strict=True)

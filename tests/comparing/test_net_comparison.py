@@ -121,6 +121,46 @@ def test_queries_are_chosen_where_the_output_says_so():
         assert found.queries_are_chosen == expected
 
 
+def _cells(*maps):
+    """(pictures, cells, channels) of maps (pictures, channels, H, W), a cell at a time."""
+    places = [(part, i, j) for part in maps for i in range(part.shape[2]) for j in range(part.shape[3])]
+    return torch.stack([part[:, :, i, j] for part, i, j in places], 1)
+
+
+MAPS = [torch.randn(2, 7, size, size, generator=torch.Generator().manual_seed(size)) for size in (4, 2)]
+ROWS = _cells(*MAPS)
+DECODED = torch.cat([100 * ROWS[..., :4], ROWS[..., 4:].sigmoid()], -1)
+ANCHORS = torch.stack(MAPS[:1] * 2, 1).permute(0, 1, 3, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "expected"),
+    [
+        (MAPS[0], None, ROWS[:, :16]),
+        (MAPS, None, ROWS),
+        ((DECODED, MAPS), ["1"], ROWS),  # Ultralytics
+        (ROWS, None, ROWS),
+        (ROWS.mT, None, ROWS),
+        ([ANCHORS], None, ROWS[:, [*range(16)] * 2]),  # YOLOv5
+        (([part[:, 4:] for part in MAPS], [part[:, :4] for part in MAPS]), ["1", "0"], ROWS),  # a head for each
+        ({"scores": ROWS[..., 4:].mT, "boxes": ROWS[..., :4].mT}, ["boxes", "scores"], ROWS),
+        ((DECODED.mT, MAPS), ["0"], torch.cat([100 * ROWS[..., :4], ROWS[..., 4:]], -1)),  # from probabilities
+    ],
+)
+def test_maps_of_a_detector_are_read_as_the_scores_and_the_box_of_each_cell(given, names, expected):
+    found = OutputReader(nn.Identity(), names, 4)(given, lambda model, inputs: inputs)
+    assert (list(found.tensors), found.are_logits) == (["logits", "pred_boxes"], False)
+    torch.testing.assert_close(found.tensors["logits"], expected[..., 4:], rtol=0, atol=1e-4)
+    assert torch.equal(found.tensors["pred_boxes"], expected[..., :4])
+    torch.testing.assert_close(found.certainty(), expected[..., 4:].sigmoid().amax(-1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("given", "channels"), [((DECODED, [MAPS[0][:, :6]]), 4), (MAPS, 7), (torch.randn(2, 7), 4)])
+def test_maps_of_other_channels_each_are_no_detectors(given, channels):
+    with pytest.raises(ValueError, match=rf"box_channels={channels}: .*\(2, .*name the raw maps"):
+        OutputReader(nn.Identity(), None, channels)(given, lambda model, inputs: inputs)
+
+
 class Copier(nn.Module):
     """As an encoder-decoder's interface: what it gives is made of the decoder's tokens where there are some."""
 

@@ -255,6 +255,18 @@ def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp
     assert "  2 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
 
 
+def test_parts_that_are_joined_into_an_output_keep_a_scale_each(tmp_path):
+    """Boxes in pixels beside scores: on one scale, whose step is larger than a score, no score would be left."""
+    nodes = [("Gemm", ["x", "boxes"], "b"), ("Gemm", ["x", "scores"], "s"), ("Concat", ["b", "s"], "maps", {"axis": 1})]
+    weights = {"boxes": WEIGHTS[0] * 100, "scores": WEIGHTS[0][:, :3] / [1, 100, 1]}
+    path = save_graph(tmp_path / "maps.onnx", nodes, {"x": ["batch", 6]}, {"maps": ["batch", 11]}, weights)
+    report = quantize_onnx(path, tmp_path / "int8.onnx", INPUTS, operations="all")
+    exact = INPUTS.astype(np.float64) @ weights["scores"]
+    (found,) = OnnxModel(tmp_path / "int8.onnx")({"x": INPUTS})
+    assert abs(found[:, 8:] - exact).max() < 4 * (exact.max() - exact.min()) / 255
+    assert report.large_number_operations == 0
+
+
 def padded_rows(count, generator):
     """Token ids of which the largest decides the class (odd or even), and their mask; only attention can find it."""
     ids = torch.randint(4, 40, (count, 12), generator=generator)

@@ -1,5 +1,6 @@
 """Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
 
+import types
 from contextlib import nullcontext
 
 import peft
@@ -7,6 +8,7 @@ import pytest
 import small_networks as networks
 import torch
 from refit_nets import BY_NAME, drawn
+from small_detector import BINS, CLASSES, load
 from small_networks import convert_with
 from torch import nn
 from transformers import LlamaForCausalLM
@@ -226,6 +228,34 @@ def test_outputs_that_the_task_reads_are_counted_and_no_others():
         assert error == pytest.approx(exact.item(), rel=1e-9)
     p, q = (output["logits"].log_softmax(-1) for output in (expected, found))
     assert report.evaluation.refitted.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-9)
+
+
+class Wrapped(nn.Module):
+    """A `Yolo` with the outputs of transformers' detectors, written by hand."""
+
+    config = types.SimpleNamespace(num_labels=CLASSES)  # scores are read by a sigmoid each
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        cells = torch.cat([cells.flatten(2) for cells in self.net(x)[1]], 2).mT
+        return {"logits": cells[..., 4 * BINS :], "pred_boxes": cells[..., : 4 * BINS]}
+
+
+def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
+    net, pictures = load(), torch.rand(96, 3, 32, 32)
+    options = {"effort": "distill", "distill_steps": 40, "keep": 2, "target": "leaky_relu"}
+    found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
+    expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
+    assert report.outputs == ("logits", "pred_boxes")
+    assert report.steps[-1].is_kept
+    assert [name.removeprefix("net.") for name in of_wrapped.kept] == [*report.kept]
+    for name, value in found.state_dict().items():
+        torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
+    errors = of_wrapped.held_out.refitted.relative_errors
+    assert report.held_out.refitted.relative_errors == pytest.approx(errors, rel=1e-3)
 
 
 def test_other_outputs_on_request():

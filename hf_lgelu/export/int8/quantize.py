@@ -111,8 +111,9 @@ def quantize_onnx(
 ) -> Int8Report:
     """Write an int8 version of a float32 ONNX file: quantize/dequantize nodes (QDQ), u8 activations, s8 weights.
 
-    Masks that are added to attention scores, and the softmax behind them, stay in float; so do other numbers of at
-    least 1e4, such as raw features, as far as the next layer. The int8 file is compared with the float one on the
+    Masks that are added to attention scores, and the softmax behind them, stay in float; so does what joins parts into
+    an output (a detector's boxes and scores), and other numbers of at least 1e4, such as raw features, as far as the
+    next layer. The int8 file is compared with the float one on the
     calibration rows before it is put in place.
 
     Args:
@@ -294,13 +295,16 @@ def _quantize(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
             )
             large = _large_number_operations(prepared, batches)
+            graph = read_onnx(prepared).graph
+            outputs = {value.name for value in graph.output}  # what is joined there keeps a scale for each part
+            joined = [node.name for node in graph.node if node.op_type == "Concat" and node.output[0] in outputs]
             quantization.quantize_static(
                 os.fspath(prepared),
                 os.fspath(raw),
                 Reader(),
                 quant_format=quantization.QuantFormat.QDQ,
                 op_types_to_quantize=None if chosen is None else list(chosen),
-                nodes_to_exclude=large,
+                nodes_to_exclude=[*large, *joined],
                 per_channel=True,
                 reduce_range=reduce_range,
                 activation_type=quantization.QuantType.QUInt8,

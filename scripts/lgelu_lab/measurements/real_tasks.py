@@ -66,7 +66,7 @@ def _judge(original: nn.Module, network: nn.Module, units: list[Inputs], process
     for unit in units:
         inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
         batches.append(Batch(inputs, unit["labels"] if "labels" in unit else unit["input_ids"]))
-    _, found = compare_networks_on(original, {"": OutputReader(network)}, batches)
+    _, found = compare_networks_on(OutputReader(original), {"": OutputReader(network)}, batches)
     change = found[""].change
     if change.embedding:
         same = change.embedding["same_neighbour"]

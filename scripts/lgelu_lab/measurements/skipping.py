@@ -25,7 +25,7 @@ from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.surgery import exchange_activations
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.outputs import OutputReader, compared_outputs
 from hf_lgelu.networks.run import forward_hooks, plain_evaluation, run_example
 from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
@@ -174,7 +174,7 @@ def measure(
         inputs = {name: value for name, value in batch.items() if name != "labels"}
         units.append(Batch(inputs, batch.get("labels", batch.get("input_ids"))))
     runs = {str(number): partial(run, number) for number in range(len(asked))}
-    _, changes = compare_networks_on(original, runs, units)
+    _, changes = compare_networks_on(OutputReader(original), runs, units)
     return [(changes[str(number)].change, used) for number, used in enumerate(useds)]
 
 
