@@ -69,16 +69,6 @@ class JudgedInt8:
         verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
         return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
 
-    @property
-    def refusal(self) -> str:
-        """Why the file is not good, and what to do."""
-        original = "compare it with the int8 of the original (original=); " if self.allowed is None else ""
-        return (
-            f"{self.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
-            "used; leave more in float (operations='layers'); convert in the network's own shape or with "
-            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
-        )
-
     def __str__(self) -> str:
         operators = (
             f"Operators in {precision}: {', '.join(f'{name} {count}' for name, count in found.items()) or 'none'}"
@@ -89,6 +79,19 @@ class JudgedInt8:
     def _shown(self, row: ComparedNetwork) -> str:
         value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
         return significant(value) if self.measure == "relative_error" else score(self.measure, value)
+
+
+class Int8RefusedError(RuntimeError):
+    """An int8 file is not good, and was not kept; `report` says all that was measured."""
+
+    def __init__(self, report: JudgedInt8) -> None:
+        self.report = report
+        original = "compare it with the int8 of the original (original=); " if report.allowed is None else ""
+        super().__init__(
+            f"{report.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
+            "used; leave more in float (operations='layers'); convert in the network's own shape or with "
+            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
+        )
 
 
 def export_int8(
@@ -125,7 +128,8 @@ def export_int8(
         overwrite: replace a folder that holds a model.
 
     Raises:
-        RuntimeError: int8 is not good; the message says what was measured and what to do, and nothing is left behind.
+        Int8RefusedError: a RuntimeError; int8 is not good. The message says what was measured and what to do, and
+            nothing is left behind.
         ImportError: without the extra [onnx].
         ValueError: a network does not take the inputs, there is one alone, or each batch has its own shape.
         FileExistsError: the folder is not empty, and `overwrite` is False.
@@ -138,46 +142,21 @@ def export_int8(
         >>> report.is_good, report.operators["int8"]["Gemm"]
         (True, 1)
     """
-    with whole_folder(folder, overwrite=overwrite) as new:
-        report = save_int8(
-            model,
-            new,
-            data,
-            original=original,
-            source=source,
-            outputs=outputs,
-            data_collator=data_collator,
-            operations=operations,
-        )
-        if not report.is_good and not allow_worse:
-            raise RuntimeError(report.refusal)
-    return report
-
-
-def save_int8(
-    model: nn.Module,
-    folder: Path,
-    data: Any,
-    *,
-    original: nn.Module | None,
-    source: str | os.PathLike | None,
-    outputs: Sequence[str] | None = None,
-    data_collator: Callable[[Any], Any] | None = None,
-    operations: str | None = None,
-) -> JudgedInt8:
-    """`export_int8` into a folder that is there, whatever the verdict."""
     networks = {"network": model} if original is None else {ORIGINAL: original, CONVERTED: model}
-    with tempfile.TemporaryDirectory(dir=folder) as files:
-        compared = compare_forms(
-            networks, data, Path(files), outputs=outputs, data_collator=data_collator, operations=operations
-        )
-        for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
-            os.replace(Path(files, f"{list(networks)[-1]}-{precision}.onnx"), folder / name)
-    save_beside_onnx(model, folder, source)
-    report = _judge(compared, operators_by_precision(folder / INT8_FILE))
-    document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
-    text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
+    with whole_folder(folder, overwrite=overwrite) as new:
+        with tempfile.TemporaryDirectory(dir=new) as files:
+            compared = compare_forms(
+                networks, data, Path(files), outputs=outputs, data_collator=data_collator, operations=operations
+            )
+            for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
+                os.replace(Path(files, f"{list(networks)[-1]}-{precision}.onnx"), new / name)
+        report = _judge(compared, operators_by_precision(new / INT8_FILE))
+        if not report.is_good and not allow_worse:
+            raise Int8RefusedError(report)
+        save_beside_onnx(model, new, source)
+        document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
+        text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
+        (new / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
     return report
 
 
