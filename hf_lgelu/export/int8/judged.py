@@ -13,15 +13,7 @@ import numpy as np
 from torch import nn
 
 from hf_lgelu.comparing.net_change import NetChange
-from hf_lgelu.export.comparison import (
-    CONVERTED,
-    FLOAT32,
-    INT8,
-    ORIGINAL,
-    ComparedNetwork,
-    NetworkComparison,
-    compare_forms,
-)
+from hf_lgelu.export.comparison import ComparedNetwork, NetworkComparison, compare_networks
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.files import whole_folder
@@ -142,14 +134,21 @@ def export_int8(
         >>> report.is_good, report.operators["int8"]["Gemm"]
         (True, 1)
     """
-    networks = {"network": model} if original is None else {ORIGINAL: original, CONVERTED: model}
+    first, second = (model, None) if original is None else (original, model)
     with whole_folder(folder, overwrite=overwrite) as new:
         with tempfile.TemporaryDirectory(dir=new) as files:
-            compared = compare_forms(
-                networks, data, Path(files), outputs=outputs, data_collator=data_collator, operations=operations
+            compared = compare_networks(
+                first,
+                second,
+                data,
+                int8=True,
+                outputs=outputs,
+                data_collator=data_collator,
+                operations=operations,
+                onnx_dir=files,
             )
-            for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
-                os.replace(Path(files, f"{list(networks)[-1]}-{precision}.onnx"), new / name)
+            for row, name in zip(compared.by_network[-1], (ONNX_FILE, INT8_FILE), strict=True):
+                os.replace(Path(files, f"{row.network}-{row.precision}.onnx"), new / name)
         report = _judge(compared, operators_by_precision(new / INT8_FILE))
         if not report.is_good and not allow_worse:
             raise Int8RefusedError(report)
