@@ -265,7 +265,11 @@ class ExportArguments(OutputArguments):
     to: str = _method(
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
-    data: str | None = _input(f"With --to int8, inputs like those the model meets: {_DATA}.", None, reads="dataset")
+    data: str | None = _input(
+        f"Inputs like those the model meets, for --to int8: {_DATA}. Default: only int8 takes some, and needs them.",
+        None,
+        reads="dataset",
+    )
     data_split: str | None = _input("Which split of it. Default: validation or test, else its only one.", None)
     data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
     max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.cli.arguments import (
-    CompareArguments,
-    ConvertArguments,
-    ExportArguments,
-    InputArguments,
-    RowArguments,
-)
+from hf_lgelu.cli.arguments import ConvertArguments, InputArguments, RowArguments
 from hf_lgelu.files import local, require_there
 
 _SECOND_SPLITS = ("validation", "valid", "test")
@@ -75,7 +69,7 @@ def open_sets(arguments: Any) -> dict[str, Rows | None]:
     return {name: read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
 
 
-def data_set(arguments: ConvertArguments | CompareArguments | ExportArguments) -> Rows | None:
+def data_set(arguments: Any) -> Rows | None:
     """The rows that --data names; None without --data.
 
     Raises ValueError that says what is accepted where a set is not to be had, is empty or lacks a column that is asked

@@ -17,7 +17,7 @@ from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.hub.card import write_card
-from hf_lgelu.export.int8.judged import INT8_FILE, INT8_REPORT, JudgedInt8, save_int8
+from hf_lgelu.export.int8.judged import INT8_FILE, INT8_REPORT, Int8RefusedError, JudgedInt8, export_int8
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, OPSET, save_onnx
 from hf_lgelu.export.plain import save_plain
 from hf_lgelu.files import whole_folder
@@ -89,22 +89,24 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
 
 def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     """Write the float32 and the int8 file where int8 is good; the last line printed is the verdict in either case."""
-    with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
-        given = read_checkpoint(arguments.model, **arguments.reading)
-        original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading)
-        rows = read_rows(data, given)
-        say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
-        report = save_int8(
+    given = read_checkpoint(arguments.model, **arguments.reading)
+    original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
+    rows = read_rows(data, given)
+    say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
+    try:
+        report = export_int8(
             given.network,
-            new,
+            arguments.output_dir,
             rows.batches("int8", progress=arguments.progress),
-            original=None if original is None else original.network,
+            original=original,
             source=given.processors,
             operations=arguments.operations,
+            allow_worse=arguments.allow_worse,
+            overwrite=arguments.overwrite,
         )
-        if not (report.is_good or arguments.allow_worse):
-            say(str(report))
-            raise RuntimeError(report.refusal)
+    except Int8RefusedError as error:
+        say(str(error.report))
+        raise
     say(f"Saved in {arguments.output_dir}: {ONNX_FILE}, {INT8_FILE} and {INT8_REPORT}\n{report}")
     return report
 

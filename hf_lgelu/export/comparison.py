@@ -30,7 +30,7 @@ from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import find_sites, uncompiled
 
-ORIGINAL, CONVERTED = "original", "converted"
+ORIGINAL, CONVERTED, ALONE = "original", "converted", "network"
 FLOAT32, INT8 = "float32", "int8"
 
 _CALIBRATED_ON = 64  # inputs at most, and at most a quarter of all
@@ -42,7 +42,7 @@ _MOST_SECONDS = 60.0  # of all rounds but the fewest
 
 @dataclass(frozen=True)
 class ComparedNetwork:
-    """One network, "original" or "converted", in one precision, "float32" or "int8".
+    """One network, "original" or "converted" or alone "network", in one precision, "float32" or "int8".
 
     `metrics` has the accuracy, or of causal language models the perplexity; it is empty without labels. `change` is how
     far the network is from the original in float32, None of the original itself. `milliseconds` are the first quartile,
@@ -120,12 +120,13 @@ class NetworkComparison:
 
 def compare_networks(
     original: nn.Module,
-    converted: nn.Module,
+    converted: nn.Module | None,
     data: Any,
     *,
     int8: bool = False,
     outputs: Sequence[str] | None = None,
     data_collator: Callable[[Any], Any] | None = None,
+    operations: str | None = None,
     onnx_dir: str | os.PathLike | None = None,
     box_channels: int | None = None,
 ) -> NetworkComparison:
@@ -137,14 +138,16 @@ def compare_networks(
 
     Args:
         original: the network that counts as right.
-        converted: a network of the same task, e.g. of `convert_to_relu`.
+        converted: a network of the same task, e.g. of `convert_to_relu`; None for the first one, "network", and its
+            int8 alone.
         data: inputs, as `convert_to_relu` takes them; labels give a score. Inputs to which the converted network was
             fitted flatter that network.
         int8: whether to add the rows in int8, which need the extra [onnx].
         outputs: names of the outputs that count; by default those that the task reads.
         data_collator: makes a batch of a list of a dataset's items, as in `ConversionConfig`.
-        onnx_dir: a folder in which the files of int8 are kept: original-float32.onnx, original-int8.onnx and the two of
-            "converted". By default they are removed.
+        operations: what int8 computes in integers, as in `quantize_onnx`.
+        onnx_dir: a folder in which the files of int8 are kept, as original-float32.onnx and converted-int8.onnx. By
+            default they are removed.
         box_channels: of a detector's raw maps, as in `ConversionConfig`.
 
     Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
@@ -158,54 +161,33 @@ def compare_networks(
         >>> [(row.network, row.precision) for row in comparison.rows]
         [('original', 'float32'), ('converted', 'float32')]
     """
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(onnx_dir or made)
-        folder.mkdir(parents=True, exist_ok=True)
-        networks = {ORIGINAL: original, CONVERTED: converted}
-        reading: dict[str, Any] = {"outputs": outputs, "box_channels": box_channels, "data_collator": data_collator}
-        return compare_forms(networks, data, folder if int8 else None, **reading)
-
-
-def compare_forms(
-    networks: Mapping[str, nn.Module],
-    data: Any,
-    int8_dir: Path | None,
-    *,
-    outputs: Sequence[str] | None = None,
-    box_channels: int | None = None,
-    data_collator: Callable[[Any], Any] | None = None,
-    operations: str | None = None,
-) -> NetworkComparison:
-    """`compare_networks` of one network or two, of which the first counts as right.
-
-    A network named "converted" next to "original" has live units. With `int8_dir` the comparison is also in int8, with
-    the `operations` of `quantize_onnx`; the ONNX files stay there.
-    """
-    if int8_dir is not None:
+    if int8:
         require("onnxruntime", "onnx")
     read = partial(OutputReader, names=outputs, box_channels=box_channels)
-    networks = {name: _in_float32(network) for name, network in networks.items()}
-    first = next(iter(networks))
+    first = _in_float32(original)
+    networks = {ALONE: first} if converted is None else {ORIGINAL: first, CONVERTED: _in_float32(converted)}
     batches = [
         replace(batch, inputs=in_dtype(batch.inputs, torch.float32))
-        for batch in cut_batches(read_batches(data, model=networks[first], data_collator=data_collator))
+        for batch in cut_batches(read_batches(data, model=first, data_collator=data_collator))
     ]
     if not batches:
         raise nothing_given("data")
-    if int8_dir is not None and batches[0].is_sample:
+    if int8 and batches[0].is_sample:
         raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
     _require_alike(networks, batches[0][:TRIED], read)
-    calibration, judged = ([], batches) if int8_dir is None else _apart(batches)
+    calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
         context.enter_context(torch.no_grad())
         for network in networks.values():
             context.enter_context(evaluation_mode(network))
-        if int8_dir is not None:
+        if int8:
+            folder = Path(onnx_dir or context.enter_context(tempfile.TemporaryDirectory()))
+            folder.mkdir(parents=True, exist_ok=True)
             forms = [
                 form
                 for name, network in networks.items()
-                for form in _onnx_forms(name, network, calibration, int8_dir, operations)
+                for form in _onnx_forms(name, network, calibration, folder, operations)
             ]
             forms.sort(key=lambda form: form.precision)  # float32 first
         else:
@@ -216,11 +198,11 @@ def compare_forms(
         runs = {
             f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs) for form in forms[1:]
         }
-        first_score, changes = compare_networks_on(read(networks[first]), runs, judged)
+        first_score, changes = compare_networks_on(read(first), runs, judged)
         own = {}
         for form in (form for form in forms if form.precision == INT8):
-            name, reader = f"{form.name} {INT8}", read(networks[form.name])
-            found = changes if form.name == first else compare_networks_on(reader, {name: runs[name]}, judged)[1]
+            name, network = f"{form.name} {INT8}", networks[form.name]
+            found = changes if network is first else compare_networks_on(read(network), {name: runs[name]}, judged)[1]
             own[name] = found[name].change
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
@@ -231,8 +213,9 @@ def compare_forms(
         size, live = form.bytes / 1e6, form.live.share
         of_form = (metrics, change, milliseconds, size, live, form.operations, own.get(name))
         rows.append(ComparedNetwork(form.name, form.precision, *of_form))
-    runtime = "torch" if int8_dir is None else "onnxruntime"
-    return NetworkComparison(tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), runtime)
+    return NetworkComparison(
+        tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
+    )
 
 
 @dataclass(frozen=True)

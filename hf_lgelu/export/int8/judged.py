@@ -13,15 +13,7 @@ import numpy as np
 from torch import nn
 
 from hf_lgelu.comparing.net_change import NetChange
-from hf_lgelu.export.comparison import (
-    CONVERTED,
-    FLOAT32,
-    INT8,
-    ORIGINAL,
-    ComparedNetwork,
-    NetworkComparison,
-    compare_forms,
-)
+from hf_lgelu.export.comparison import ComparedNetwork, NetworkComparison, compare_networks
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.files import whole_folder
@@ -69,16 +61,6 @@ class JudgedInt8:
         verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
         return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
 
-    @property
-    def refusal(self) -> str:
-        """Why the file is not good, and what to do."""
-        original = "compare it with the int8 of the original (original=); " if self.allowed is None else ""
-        return (
-            f"{self.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
-            "used; leave more in float (operations='layers'); convert in the network's own shape or with "
-            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
-        )
-
     def __str__(self) -> str:
         operators = (
             f"Operators in {precision}: {', '.join(f'{name} {count}' for name, count in found.items()) or 'none'}"
@@ -89,6 +71,21 @@ class JudgedInt8:
     def _shown(self, row: ComparedNetwork) -> str:
         value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
         return significant(value) if self.measure == "relative_error" else score(self.measure, value)
+
+
+class Int8RefusedError(RuntimeError):
+    """An int8 file is not good, and was not kept; `report` says all that was measured."""
+
+    def __init__(self, report: JudgedInt8) -> None:
+        self.report = report
+        original = "compare it with the int8 of the original (original=); " if report.allowed is None else ""
+        fewer = report.comparison.rows[-1].operations != "layers"
+        layers = "leave more in float (operations='layers'); " if fewer else ""
+        super().__init__(
+            f"{report.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
+            f"used; {layers}convert in the network's own shape or with "
+            f"effort='distill'; {original}or keep the file as it is (allow_worse=True)"
+        )
 
 
 def export_int8(
@@ -125,7 +122,8 @@ def export_int8(
         overwrite: replace a folder that holds a model.
 
     Raises:
-        RuntimeError: int8 is not good; the message says what was measured and what to do, and nothing is left behind.
+        Int8RefusedError: a RuntimeError; int8 is not good. The message says what was measured and what to do, and
+            nothing is left behind.
         ImportError: without the extra [onnx].
         ValueError: a network does not take the inputs, there is one alone, or each batch has its own shape.
         FileExistsError: the folder is not empty, and `overwrite` is False.
@@ -138,46 +136,28 @@ def export_int8(
         >>> report.is_good, report.operators["int8"]["Gemm"]
         (True, 1)
     """
+    first, second = (model, None) if original is None else (original, model)
     with whole_folder(folder, overwrite=overwrite) as new:
-        report = save_int8(
-            model,
-            new,
-            data,
-            original=original,
-            source=source,
-            outputs=outputs,
-            data_collator=data_collator,
-            operations=operations,
-        )
+        with tempfile.TemporaryDirectory(dir=new) as files:
+            compared = compare_networks(
+                first,
+                second,
+                data,
+                int8=True,
+                outputs=outputs,
+                data_collator=data_collator,
+                operations=operations,
+                onnx_dir=files,
+            )
+            for row, name in zip(compared.by_network[-1], (ONNX_FILE, INT8_FILE), strict=True):
+                os.replace(Path(files, f"{row.network}-{row.precision}.onnx"), new / name)
+        report = _judge(compared, operators_by_precision(new / INT8_FILE))
         if not report.is_good and not allow_worse:
-            raise RuntimeError(report.refusal)
-    return report
-
-
-def save_int8(
-    model: nn.Module,
-    folder: Path,
-    data: Any,
-    *,
-    original: nn.Module | None,
-    source: str | os.PathLike | None,
-    outputs: Sequence[str] | None = None,
-    data_collator: Callable[[Any], Any] | None = None,
-    operations: str | None = None,
-) -> JudgedInt8:
-    """`export_int8` into a folder that is there, whatever the verdict."""
-    networks = {"network": model} if original is None else {ORIGINAL: original, CONVERTED: model}
-    with tempfile.TemporaryDirectory(dir=folder) as files:
-        compared = compare_forms(
-            networks, data, Path(files), outputs=outputs, data_collator=data_collator, operations=operations
-        )
-        for precision, name in ((FLOAT32, ONNX_FILE), (INT8, INT8_FILE)):
-            os.replace(Path(files, f"{list(networks)[-1]}-{precision}.onnx"), folder / name)
-    save_beside_onnx(model, folder, source)
-    report = _judge(compared, operators_by_precision(folder / INT8_FILE))
-    document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
-    text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
+            raise Int8RefusedError(report)
+        save_beside_onnx(model, new, source)
+        document = {"verdict": report.line, "is_good": report.is_good, **asdict(report)}
+        text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
+        (new / INT8_REPORT).write_text(f"{text}\n", encoding="utf-8")
     return report
 
 
