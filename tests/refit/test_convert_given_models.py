@@ -1,5 +1,6 @@
 """Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
 
+import itertools
 import types
 from contextlib import nullcontext
 
@@ -13,7 +14,7 @@ from small_networks import convert_with
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu import ConversionRefusedError, compare_networks, convert_to_relu
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
 
@@ -246,7 +247,8 @@ class Wrapped(nn.Module):
 
 def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
     net, pictures = load(), torch.rand(96, 3, 32, 32)
-    options = {"effort": "distill", "distill_steps": 40, "keep": 2, "target": "leaky_relu"}
+    later = itertools.count()  # by this score a later rung is better, and is kept
+    options = {"distill_steps": 8, "keep": 2, "target": "leaky_relu", "metric": lambda _: next(later)}
     found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
     expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
     assert report.outputs == ("logits", "pred_boxes")
@@ -256,6 +258,11 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
         torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
     errors = of_wrapped.held_out.refitted.relative_errors
     assert report.held_out.refitted.relative_errors == pytest.approx(errors, rel=1e-3)
+    table = compare_networks(net, found, pictures, int8=True, outputs=["1"], box_channels=4 * BINS)
+    errors = compare_networks(Wrapped(net), expected, pictures, int8=True).rows[1].change.relative_errors
+    near, *in_int8 = (row.change.relative_errors for row in table.rows[1:])
+    assert near == pytest.approx(errors, rel=1e-3)
+    assert 0 < max(errors["pred_boxes"] for errors in in_int8) < 0.01
 
 
 def test_other_outputs_on_request():
