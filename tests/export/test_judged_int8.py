@@ -102,7 +102,7 @@ def test_outliers_that_int8_cannot_hold_are_refused_and_kept_only_where_asked(ha
     model = with_outliers(network(nn.ReLU()))
     original = network(nn.ReLU()) if has_original else None
     torch.testing.assert_close(model(ROWS), network(nn.ReLU())(ROWS), rtol=1e-3, atol=1e-4)  # in float the same
-    what = r"int8: worse; same prediction .* Nothing is kept\. Give data .*operations='layers'.*allow_worse=True"
+    what = r"int8: worse; same prediction .* Nothing is kept\. Give data .*`operations` layers.*`allow_worse`"
     with pytest.raises(RuntimeError, match=what) as raised:
         export_int8(model, tmp_path / "out", ROWS, original=original)
     assert ("(original=)" in str(raised.value)) != has_original

@@ -78,13 +78,13 @@ class Int8RefusedError(RuntimeError):
 
     def __init__(self, report: JudgedInt8) -> None:
         self.report = report
-        original = "compare it with the int8 of the original (original=); " if report.allowed is None else ""
+        original = "compare it with the int8 of the original (`original`); " if report.allowed is None else ""
         fewer = report.comparison.rows[-1].operations != "layers"
         layers = "leave more in float (`operations` layers); " if fewer else ""
         super().__init__(
             f"{report.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
             f"used; {layers}convert in the network's own shape or with "
-            f"effort='distill'; {original}or keep the file as it is (`allow_worse`)"
+            f"`effort` distill; {original}or keep the file as it is (`allow_worse`)"
         )
 
 
