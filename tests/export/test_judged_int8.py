@@ -105,7 +105,7 @@ def test_outliers_that_int8_cannot_hold_are_refused_and_kept_only_where_asked(ha
     what = r"int8: worse; same prediction .* Nothing is kept\. Give data .*`operations` layers.*`allow_worse`"
     with pytest.raises(RuntimeError, match=what) as raised:
         export_int8(model, tmp_path / "out", ROWS, original=original)
-    assert ("(original=)" in str(raised.value)) != has_original
+    assert ("(`original`)" in str(raised.value)) != has_original
     assert list(tmp_path.iterdir()) == []
     report = export_int8(model, tmp_path / "out", ROWS, original=original, allow_worse=True)
     exact, found = (outputs(tmp_path / "out" / name, ROWS[JUDGED]) for name in ("model.onnx", "model-int8.onnx"))
