@@ -23,20 +23,24 @@ def compare(arguments: CompareArguments, data: Rows) -> None:
         read_checkpoint(name, **arguments.reading) for name in (arguments.model, arguments.converted)
     )
     inputs = read_rows(data, original)
-    try:
-        report = json.loads((Path(converted.name) / REPORT_FILE).read_text(encoding="utf-8"))
-        is_fitted = report["provenance"]["data"] == inputs.description
-    except (OSError, ValueError, LookupError, TypeError):  # not the folder of a conversion
-        is_fitted = False
     print_table(
         original.network,
         converted.network,
         inputs,
         int8=arguments.int8,
         onnx_dir=arguments.onnx_dir,
-        is_fitted=is_fitted,
+        is_fitted=was_fitted_to(converted.name, inputs),
         progress=progress,
     )
+
+
+def was_fitted_to(name: str, inputs: InputSet) -> bool:
+    """Whether the folder of a conversion says that inputs of this set were fitted; False for any other folder."""
+    try:
+        report = json.loads((Path(name) / REPORT_FILE).read_text(encoding="utf-8"))
+        return report["provenance"]["data"] == inputs.description
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def print_table(
