@@ -26,7 +26,7 @@ LIMITS = {  # limit, goal
     "refit: lines": (5_899, 5_300),
     "refit: modules": (28, 28),
     "package: raise statements": (300, 300),
-    "package: public names": (34, 34),
+    "package: public names": (35, 34),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_259, 10_500),
     "tests: lines": (30_874, 30_000),

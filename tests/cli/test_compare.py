@@ -39,11 +39,14 @@ def test_the_table_of_two_checkpoints(place, relu, test_rows, call):
     assert "was fitted to" not in said
 
 
-def test_inputs_that_were_fitted_are_named(place, relu, call):
+def test_inputs_that_were_fitted_are_named(place, relu, tmp_path, call):
     said = call(
         "compare", place / "gelu", relu[0], "--data", place / "rows.csv", "--max_samples", "40", "--disable_tqdm"
     )[1]
     assert "On 40 inputs" in said
+    assert "The conversion was fitted to inputs of this set" in said
+    words = ("export", relu[0], "--to", "int8", "--allow_worse", "--data", place / "rows.csv", "--disable_tqdm")
+    said = call(*words, "--output_dir", tmp_path / "int8")[1]
     assert "The conversion was fitted to inputs of this set" in said
 
 

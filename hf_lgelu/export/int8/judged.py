@@ -74,7 +74,20 @@ class JudgedInt8:
 
 
 class Int8RefusedError(RuntimeError):
-    """An int8 file is not good, and was not kept; `report` says all that was measured."""
+    """An int8 file is not good, and was not kept; `report` says all that was measured.
+
+    >>> import tempfile, torch
+    >>> from hf_lgelu import Int8RefusedError, export_int8
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+    >>> with torch.no_grad():  # one unit sets the range of all
+    ...     net[0].weight[0], net[0].bias[0], net[2].weight[:, 0] = 1e4, 1e4, 1e-4
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     try:
+    ...         _ = export_int8(net, f"{folder}/int8", torch.randn(64, 4))
+    ...     except Int8RefusedError as error:
+    ...         print(error.report.is_good)
+    False
+    """
 
     def __init__(self, report: JudgedInt8) -> None:
         self.report = report
