@@ -40,7 +40,8 @@ def build_world(folder: Path) -> None:
     for number, picture in enumerate(torch.randint(256, (64, 32, 32, 3), dtype=torch.uint8)):
         Image.fromarray(picture.numpy()).save(folder / "pictures" / f"{number}.png")
     texts = _texts(160)
-    (folder / "texts.txt").write_text("\n".join(texts), encoding="utf-8")
+    for name in ("texts.txt", "other.txt"):
+        (folder / name).write_text("\n".join(texts), encoding="utf-8")
     columns = dict(tokenizer(texts[:24], padding=True)) | {"labels": [index % 2 for index in range(24)]}
     rows = Dataset.from_dict(columns)
     DatasetDict(train=rows.select(range(16)), test=rows.select(range(16, 24))).save_to_disk(folder / "your" / "rows")

@@ -30,7 +30,7 @@ LIMITS = {  # limit, goal
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (11_259, 10_500),
     "tests: lines": (30_874, 30_000),
-    "pages without api and changelog: words": (13_500, 12_500),
+    "pages without api and changelog: words": (13_580, 12_500),
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

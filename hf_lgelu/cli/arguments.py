@@ -294,7 +294,8 @@ class ExportArguments(OutputArguments):
         given = [f"--{name}" for name, forms in _OF_A_FORM.items() if getattr(self, name) and self.to not in forms]
         if given:
             raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
-        _require(self, "data", self.to != "int8" or self.data is not None, "inputs, with --to int8")
+        if self.to == "int8" and self.data is None:
+            raise ValueError("--to int8 needs --data: inputs like those the model meets, without labels")
 
     def _of_a_set(self) -> Sequence[str]:
         return super()._of_a_set() if self.data is None else ("evaluation_split", "evaluation_config")

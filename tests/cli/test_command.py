@@ -135,7 +135,7 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*EXPORT, "--to", "gelu", "--allow_soft"), "--allow_soft: --to gelu does not take that"),
         ((*EXPORT, "--data", "a.csv", "--original", "b"), "--data and --original: --to relu does not take that"),
         ((*EXPORT, "--to", "int8", "--data", "a.csv", "--evaluation", "b"), "--evaluation: --to int8 does not take"),
-        ((*EXPORT, "--to", "int8"), "--data must be inputs, with --to int8"),
+        ((*EXPORT, "--to", "int8"), "--to int8 needs --data: inputs"),
         (("convert", "m", "--output_dir", "o", "--column", "x"), "nothing reads --column without the data set"),
         (("check", "m", "--evaluation_split", "test", "--column", "x"), "--evaluation_split and --column without"),
         (("compare", "a", "--data", "x"), "compare: the following arguments are required: CONVERTED"),

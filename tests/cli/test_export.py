@@ -292,4 +292,4 @@ def test_a_network_of_timm_in_its_wrapper_is_judged_on_a_folder_of_images(tmp_pa
         (given,) = onnx.load(tmp_path / to / "model.onnx").graph.input
         assert [size.dim_value for size in given.type.tensor_type.shape.dim[1:]] == [3, 32, 32]
     assert said.splitlines()[-1].startswith("int8: worse; same prediction ")  # of random weights
-    assert "Conv 13" in said.splitlines()[-3]  # the stem's, two in each of four blocks, and one beside each block
+    assert "Operators in int8: Conv 13" in said  # the stem's, two in each of four blocks, and one beside each block

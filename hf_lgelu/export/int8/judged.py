@@ -4,7 +4,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hf_lgelu.formats import finite_or_none, score, significant
 
 INT8_FILE, INT8_REPORT = "model-int8.onnx", "int8.json"
 
+_ENOUGH = 96  # inputs that judge
 _SHARES = ("accuracy", "same_neighbour", "same_prediction")
 _MARGIN = 0.01  # of measures that are no shares: 1 % of a perplexity, 0.01 of a cosine or of the share of squares
 
@@ -66,7 +67,15 @@ class JudgedInt8:
             f"Operators in {precision}: {', '.join(f'{name} {count}' for name, count in found.items()) or 'none'}"
             for precision, found in self.operators.items()
         )
-        return "\n".join([str(self.comparison), *operators, self.line])
+        return "\n".join([str(self.comparison), *operators, *self._notes(), self.line])
+
+    def _notes(self) -> Iterator[str]:
+        """What the verdict does not say: that few inputs judged, and that the original's int8 is nearer."""
+        if self.comparison.samples < _ENOUGH:
+            yield f"Only {self.comparison.samples} inputs judged: give data with {_ENOUGH * 4 // 3} or more."
+        *original, own = (rows[1].change for rows in self.comparison.by_network)
+        if original and original[0] and own and original[0].distance < own.distance:
+            yield "The original's int8 is nearer to the original: take it where the runtime has its gates."
 
     def _shown(self, row: ComparedNetwork) -> str:
         value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
