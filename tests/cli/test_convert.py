@@ -401,7 +401,7 @@ def test_a_language_model_without_data_samples_text(language_model, tmp_path, ca
     assert report_of(tmp_path / "relu")["provenance"]["data"] == "640 tokens that the model sampled itself"
     status, _, errors = call("convert", language_model[0], "--output_dir", tmp_path / "none")  # no start token
     assert status != 0
-    assert "give inputs (--data)" in errors
+    assert "give --data: " in errors
 
 
 def test_a_language_model_on_the_texts_of_a_folder(language_model, tmp_path, call, monkeypatch):
