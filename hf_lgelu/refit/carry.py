@@ -74,12 +74,12 @@ class Carrier:
 
     def __init__(self, traces: TracedNetworks, converted: nn.Module, folds: Folds) -> None:
         """`converted` is a copy of the traced model with other gates at its sites. It is refitted meanwhile."""
-        self._programs, self._converted = traces, converted
+        self._traced, self._converted = traces, converted
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
         ]
-        self._images = len(folds.samples.keys) - folds.held_out_samples
+        self._images = sum(map(len, folds.fitted))
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
         self._pairs: dict[TracedNetwork, TracedPair] = {}
@@ -214,9 +214,9 @@ class Carrier:
 
     def _pair(self, batch: FoldBatch) -> TracedPair:
         """Both networks for the batch's shape, traced on the first call."""
-        traced = self._programs.of(batch)
+        traced = self._traced.of(batch)
         if traced not in self._pairs:
-            model, sites = self._programs.model, self._programs.sites
+            model, sites = self._traced.model, self._traced.sites
             found = find_layers(traced, model, sites)
             # A gated unit is placed after the later of its two maps, and both maps are run again.
             halves = {}

@@ -105,8 +105,8 @@ class Int8RefusedError(RuntimeError):
         layers = "leave more in float (`operations` layers); " if fewer else ""
         super().__init__(
             f"{report.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
-            f"used; {layers}convert in the network's own shape or with "
-            f"`effort` distill; {original}or keep the file as it is (`allow_worse`)"
+            f"used; {layers}convert with `effort` distill or a larger `width`; "
+            f"{original}or keep the file as it is (`allow_worse`)"
         )
 
 
@@ -126,9 +126,9 @@ def export_int8(
     """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
 
     Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
-    than it takes of the original, up to one standard error (`JudgedInt8.allowed`): good is what loses no more than GELU
-    would. Without it, the relative error from float32 must be at most 0.25, as in `quantize_onnx`. The report,
-    int8.json, lies beside the files, with the config and what prepares the inputs.
+    from the model than from the original, up to one standard error (`JudgedInt8.allowed`). Without it, the relative
+    error from float32 must be at most 0.25, as in `quantize_onnx`. The report, int8.json, lies in the same folder, with
+    the config and the files that prepare the inputs.
 
     Args:
         model: any float network, e.g. of `convert_to_relu`; it stays as it is.
