@@ -1,4 +1,4 @@
-"""The operations around each λ-GELU as a graph, read off one forward pass.
+"""The operations around each activation as a graph, read off one forward pass.
 
 Module names do not say which layer feeds an activation. So one trace has a marker, an operation of its own, in the
 place of each λ-GELU. `torch.export` then records the ATen operations and the parameters that each of them takes.

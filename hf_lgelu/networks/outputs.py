@@ -1,4 +1,4 @@
-"""The outputs of a model that count, and the comparison of two models by them."""
+"""The outputs of a model that count, and how they are read for a comparison."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
