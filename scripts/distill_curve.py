@@ -35,6 +35,7 @@ from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.distill import distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 _PROSE = ("scipy", "sympy", "torch", "transformers")
 _JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
@@ -85,7 +86,7 @@ def _measure(arguments: CurveArguments) -> None:
     refitted = convert_to_relu(measured.model, fitted, options=options).model
     units = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
     data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
-    folds = deal_folds(data, model=measured.model)
+    folds = deal_folds(read_samples(data, model=measured.model), OutputReader(measured.model))
     most = samples_at_once(OutputReader(measured.model), folds.fitted[-1].load())
     a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.fitted)
     for tokens in (0, *arguments.tokens):
@@ -95,7 +96,7 @@ def _measure(arguments: CurveArguments) -> None:
         moved, started = copy.deepcopy(refitted), time.perf_counter()
         names, steps, losses = moved_names(moved), round(tokens / a_step), (None, None)
         if steps:
-            losses = distill(measured.model, moved, folds, names=names, steps=steps, bf16=arguments.bf16)
+            losses = distill(OutputReader(measured.model), moved, folds, names=names, steps=steps, bf16=arguments.bf16)
         judged = measured.row("distilled", moved)
         row = asked | {name: judged[name] for name in (*_JUDGED, "judged")} | {
             "refit_tokens": sum(next(iter(unit.values())).numel() for unit in own[: arguments.units]), "steps": steps,

@@ -29,6 +29,7 @@ from torch import nn
 
 from hf_lgelu import ConversionConfig, convert_to_relu
 from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.distill import distill, moved_names
 
 _KEY = ("network", "made", "rule", "asked", "seed")
@@ -148,7 +149,7 @@ def _made(
     options = ConversionConfig(checkpoint_dir=folder / measured.network.name)
     network = convert_to_relu(model, fitted, options=options, progress=True).model
     if form == "distill":
-        losses = distill(model, network, wiring.folds, names=moved_names(network), steps=int(number))
+        losses = distill(OutputReader(model), network, wiring.folds, names=moved_names(network), steps=int(number))
         print(f"distilled: loss {losses[0]} → {losses[1]}", flush=True)
     return network
 

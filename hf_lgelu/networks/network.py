@@ -1,6 +1,6 @@
-"""A model under observation: one block for all temporary changes of it."""
+"""A model under observation: one block for all temporary changes of it, and the outputs that count."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from threading import RLock
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from hf_lgelu.networks.calls import CALLED_KINDS, gates_as_modules
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs, plain_evaluation
 from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 
@@ -34,9 +35,16 @@ class Network:
 
     _one_at_a_time = RLock()
 
-    def __init__(self, model: nn.Module, kinds: Collection[str] | None = None) -> None:
-        """`kinds` are the rows of `hf_lgelu.networks.sites.KINDS` that count as gates."""
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Collection[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        box_channels: int | None = None,
+    ) -> None:
+        """`kinds` are the rows of `hf_lgelu.networks.sites.KINDS` that count as gates; the rest is for `read`."""
         self.model, self._kinds, self._block = model, kinds, ExitStack()
+        self.read = OutputReader(model, outputs, box_channels)
 
     def __enter__(self) -> "Network":
         with ExitStack() as block:

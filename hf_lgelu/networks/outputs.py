@@ -136,6 +136,14 @@ class OutputReader:
         self.model, self._names, self._box_channels = model, names, box_channels
         self._class_axes: dict[str, int | None] = {}  # {output: the axis of its classes, where it can be followed}
 
+    def of(self, model: nn.Module) -> "OutputReader":
+        """A reader of the same outputs of another network."""
+        return OutputReader(model, self._names, self._box_channels)
+
+    def counted(self, output: Any) -> list[Tensor]:
+        """The tensors that count of an output of the model."""
+        return list(task_outputs(output, self._names).values())
+
     def __call__(self, inputs: Any, call: Callable[[nn.Module, Any], Any] = run_example) -> Compared:
         """The outputs for inputs; `call` runs the model, and may keep gradients.
 

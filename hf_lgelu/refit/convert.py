@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hf_lgelu.models.copies import changeable_module
-from hf_lgelu.networks.batches import TRIED, read_batches
+from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
@@ -26,7 +26,7 @@ from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.refusals import require_comparable, require_gates, require_refittable
 from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
 from hf_lgelu.refit.resume import work_in
-from hf_lgelu.refit.samples import TEXTS, sampled_text
+from hf_lgelu.refit.samples import TEXTS, read_samples, sampled_text
 from hf_lgelu.refit.task import Student, Task, Work, choose_exchange
 from hf_lgelu.refit.verdict import (
     config_warnings,
@@ -114,8 +114,8 @@ def convert_to_relu(
     require_refittable(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
-    read: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
-    with Network(model, config.kinds) as network, ExitStack() as stack:
+    reading: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
+    with Network(model, config.kinds, config.outputs, config.box_channels) as network, ExitStack() as stack:
         started, made = time.perf_counter(), list[str]()
         if data is None:
             texts = config.max_samples or TEXTS
@@ -123,29 +123,23 @@ def convert_to_relu(
             made.append(own_text_warning(data["input_ids"], time.perf_counter() - started))
             if shown:
                 print(made[0], file=sys.stderr, flush=True)
-        batches = read_batches(data, model=model, max_samples=config.max_samples, **read)
-        folds = deal_folds(
-            batches,
-            batch_size=config.batch_size,
-            model=model,
-            outputs=config.outputs,
-            is_choice=len(config.rungs) > 1,
-        )
-        first = folds.first.load()
-        outputs, warnings = require_comparable(model, first, "data", config)  # raises before the work begins
-        few = first[:TRIED].inputs
+        batches = read_batches(data, model=model, max_samples=config.max_samples, **reading)
+        samples = read_samples(batches, model=model)
+        few = samples.few.inputs
+        outputs, warnings = require_comparable(network.read, samples.few, "data")  # raises before the work begins
         network.take_calls(few)
         require_gates(model, few, config)
+        folds = deal_folds(samples, network.read, batch_size=config.batch_size, is_choice=len(config.rungs) > 1)
         second = None
         if evaluation_data is not None:
-            second = SecondSet(model, evaluation_data, folds, **read)
-            warnings += require_comparable(model, second.first, "evaluation_data", config)[1]
-        exchange = choose_exchange(model, folds, config)
+            second = SecondSet(model, evaluation_data, folds, **reading)
+            warnings += require_comparable(network.read, second.first, "evaluation_data")[1]
+        exchange = choose_exchange(network.read, folds, config)
 
         work: Callable[[str], Work] = Work
         if config.checkpoint_dir is not None:
             work = stack.enter_context(work_in(Path(config.checkpoint_dir), model, folds, exchange, config))
-        task = Task(model, folds, exchange, config, work, shown)
+        task = Task(network.read, folds, exchange, config, work, shown)
         best, steps = climb(build_rungs(task), config, model, started)
 
         calls = find_smooth_calls(best.model, few)

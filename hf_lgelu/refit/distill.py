@@ -76,11 +76,9 @@ class Distill:
             work.begin(student)
             task.tell(f"{self.effort}: steps on the whole network")
             distill(
-                task.model,
+                task.read,
                 student,
                 task.folds,
-                config.outputs,
-                config.box_channels,
                 names=names,
                 steps=config.distill_steps,
                 bf16=config.bf16,
@@ -100,11 +98,9 @@ def moved_names(model: nn.Module) -> list[str]:
 
 
 def distill(
-    original: nn.Module,
+    original: OutputReader,
     converted: nn.Module,
     folds: Folds,
-    outputs: Sequence[str] | None = None,
-    box_channels: int | None = None,
     *,
     names: Sequence[str],
     steps: int | None = None,
@@ -117,11 +113,9 @@ def distill(
     the time runs out.
 
     Args:
-        original: the network whose outputs are the aim.
+        original: reads the network whose outputs are the aim.
         converted: the network that is moved, in eval mode throughout.
         folds: the data; steps use every fold, and the samples that choose only judge.
-        outputs: names of the outputs that count.
-        box_channels: the leading channels of a detector's maps that are boxes.
         names: the parameters that are moved.
         steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
             tenth of the loss away.
@@ -138,8 +132,7 @@ def distill(
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
     with _learning(moved, names) as parameters:
-        read = partial(OutputReader, names=outputs, box_channels=box_channels)
-        run = _Descent(read(original), read(moved), folds, parameters, bf16, is_narrow)
+        run = _Descent(original, original.of(moved), folds, parameters, bf16, is_narrow)
         best = run.start
         try:
             for rate in _RATES:

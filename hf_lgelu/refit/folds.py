@@ -6,20 +6,19 @@ any number of processes, because `Samples` are sorted by their keys. Each proces
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
-from hf_lgelu.networks.calls import gates_as_modules
 from hf_lgelu.networks.channels import ChannelAxes
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.processes import each_has, known_processes
-from hf_lgelu.refit.samples import Samples, choose_padding, read_samples, sample_keys
+from hf_lgelu.refit.samples import Samples, choose_padding, sample_keys
 
 FOLDS = 4
 LEAST_ROWS = 16
@@ -37,25 +36,19 @@ _WORTH_A_TRACE = 0.8
 
 
 def deal_folds(
-    batches: Iterable[Batch],
-    *,
-    batch_size: int | None = None,
-    model: nn.Module | None = None,
-    outputs: Sequence[str] | None = None,
-    is_choice: bool = False,
+    samples: Samples, read: OutputReader | None = None, *, batch_size: int | None = None, is_choice: bool = False
 ) -> "Folds":
-    """The distinct samples in four folds and a part that is held out.
+    """The samples in four folds and a part that is held out.
 
-    `model` takes the batches, and its outputs decide how sequences of different lengths are padded. `is_choice` says
-    that the held-out samples will choose one of several networks. If enough samples are held out, one half of them
-    chooses a network, and the other half measures it.
+    The outputs that `read` reads decide how sequences of different lengths are padded. `is_choice` says that the
+    held-out samples will choose one of several networks. If enough samples are held out, one half of them chooses a
+    network, and the other half measures it.
 
-    Raises ValueError for batches that do not go together, and for fewer than 16 distinct rows.
+    Raises ValueError for fewer than 16 distinct rows.
     """
-    samples = read_samples(batches, model=model)
     is_few = samples.are_batches or sum(samples.rows) == len(samples.rows) < LEAST_ROWS_TO_HOLD_OUT
-    if model is not None and is_few:
-        samples = replace(samples, rows=_rows_of_maps(model, samples))
+    if read is not None and is_few:
+        samples = replace(samples, rows=_rows_of_maps(read.model, samples))
     is_few = is_few and len(samples.rows) < LEAST_SAMPLES_TO_HOLD_OUT
     if sum(samples.rows) < LEAST_ROWS:
         raise ValueError(
@@ -63,7 +56,7 @@ def deal_folds(
             f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
             "inputs, at best several times the width of the widest layer"
         )
-    samples = samples if model is None else choose_padding(samples, model, outputs)
+    samples = samples if read is None else choose_padding(samples, read)
 
     size = 1 if samples.are_batches else batch_size or samples.at_once
     held_out, dealt, size = _deal(samples.rows, size, is_few)
@@ -100,12 +93,8 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
     rows: dict[int, int] = {}
     # Samples that run together have one shape, and therefore equally many rows.
     parts = [[number] for number in numbers] if samples.are_batches else [list(numbers[:TRIED])]
-    with ExitStack() as stack:
-        # Functions that the forward calls are gates, too.
-        stack.enter_context(gates_as_modules(model, samples.alone(0).inputs))
-        sites = find_sites(model) or find_sites(model, KINDS)
-        stack.enter_context(forward_hooks({site.module for site in sites}, see))
-        stack.enter_context(axes.watching())
+    sites = find_sites(model) or find_sites(model, KINDS)
+    with forward_hooks({site.module for site in sites}, see), axes.watching():
         for part in parts:
             found.clear()
             run_example(model, samples.take(part, samples.longest(part)).inputs)

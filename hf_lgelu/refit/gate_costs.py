@@ -44,12 +44,12 @@ def gate_costs(
     """
     model = changeable_module(model)
     TemporaryRelu(model, kinds=SMOOTH_KINDS)  # raises where there is no gate
-    with Network(model):
+    with Network(model, outputs=outputs, box_channels=box_channels) as network:
         read = read_batches(data, model=model, batch_size=batch_size, max_samples=max_samples)
         batches = list(cut_batches(read, batch_size))
         if not batches:
             raise nothing_given("data")
-        return swap_costs(OutputReader(model, outputs, box_channels), batches, SMOOTH_KINDS)
+        return swap_costs(network.read, batches, SMOOTH_KINDS)
 
 
 def swap_costs(

@@ -32,7 +32,7 @@ class Refit:
         changes = [*original.config_changes, *task.exchange.carry_out(student)]
         told = [*map(str, changes), *forget_quantizer(student)]
 
-        traces = task.traces if original.model is task.model else task.exchange.traces(original.model, task.config)
+        traces = task.traces if original.model is task.model else task.exchange.traces(task.read.of(original.model))
         with closing(Carrier(traces, student, task.folds)) as carrier:  # runs both networks side by side
             traced, found = carrier.pair.traced, carrier.pair.layers
             names = [site.name for site in traces.sites]

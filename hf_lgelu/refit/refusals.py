@@ -88,15 +88,13 @@ def can_take_steps(model: nn.Module) -> bool:
     return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
-def require_comparable(
-    model: nn.Module, batch: Batch, what: str, config: ConversionConfig
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def require_comparable(read: OutputReader, batch: Batch, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(names of the outputs that count, warnings of labels that do not fit the first output).
 
     Raises ValueError unless the model gives outputs that can be compared.
     """
     few = batch[:TRIED]
-    tensors = OutputReader(model, config.outputs, config.box_channels)(few.inputs).tensors
+    tensors = read(few.inputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
         return tuple(tensors), ()

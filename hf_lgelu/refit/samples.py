@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_lgelu.comparing.output_comparison import OutputComparison
-from hf_lgelu.networks.batches import LABELS, Batch, nothing_given
+from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, are_class_scores, is_causal
 from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
@@ -30,7 +30,7 @@ _KEY_BYTES = 16
 # keeping it only costs time.
 _MOST_CHANGE, _MOST_CHANGE_OF_CROPPED = 0.1, 0.02
 
-_TRIED = 8  # shortest sequences
+_MOST_SHORT = 8  # sequences
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,11 @@ class Samples:
     def are_batches(self) -> bool:
         """Whether each sample is a batch of its own."""
         return self.batches[0].is_sample
+
+    @property
+    def few(self) -> Batch:
+        """The first of the given samples, for a look at the model."""
+        return self.batches[0][:TRIED]
 
     @cached_property
     def lengths(self) -> list[dict[str, int]]:
@@ -78,7 +83,7 @@ class Samples:
 
     def some_short(self) -> list[int]:
         """Numbers of the shortest samples."""
-        return self.short_first(range(len(self.keys)))[:_TRIED]
+        return self.short_first(range(len(self.keys)))[:_MOST_SHORT]
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length}, the longest sequences of the samples `numbers`."""
@@ -265,7 +270,7 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
     return [1 if tokens is None else tokens[0].numel()] * len(batch)
 
 
-def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | None = None) -> Samples:
+def choose_padding(samples: Samples, read: OutputReader) -> Samples:
     """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
 
     The side of the given padding is tried first. A classifier that reads the last position needs padding in front. A
@@ -279,16 +284,16 @@ def choose_padding(samples: Samples, model: nn.Module, outputs: Sequence[str] | 
         there = replace(samples, left=side)
         shorter = [number for number in there.some_short() if there.lengths[number] != whole]
         pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
-        changes[side] = _largest_change(model, outputs, pairs)
+        changes[side] = _largest_change(read, pairs)
         if changes[side] <= _MOST_CHANGE:
             # Tokenizers may pad to the longest text of all, or to the model's limit.
             without = replace(there, is_cropped=True)
-            change = _largest_change(model, outputs, _cropped(there, without), must_compare=True)
+            change = _largest_change(read, _cropped(there, without), must_compare=True)
             return without if change <= _MOST_CHANGE_OF_CROPPED else there
     behind = changes.pop(frozenset())
     (in_front,) = changes.values()
     raise ValueError(
-        f"{type(model).__name__} gives something else for a sequence that is padded to {max(whole.values())}, the "
+        f"{type(read.model).__name__} gives something else for a sequence that is padded to {max(whole.values())}, the "
         f"longest of the data: outputs change by {behind:.2g} of their spread with padding behind it, by "
         f"{in_front:.2g} with padding in front, though an attention mask hides the padding. Give sequences of one "
         "length, padded as they are where the model is used"
@@ -307,16 +312,12 @@ def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]
             yield from ((given, without.take([number], lengths)) for lengths in (least, *longer))
 
 
-def _largest_change(
-    model: nn.Module, outputs: Sequence[str] | None, pairs: Iterable[tuple[Batch, Batch]], *, must_compare: bool = False
-) -> float:
+def _largest_change(read: OutputReader, pairs: Iterable[tuple[Batch, Batch]], *, must_compare: bool = False) -> float:
     """The largest change of an output between the two batches of a pair, which differ in padding; 0 without pairs.
 
     Outputs that cannot be compared count as no change, and so does a model that changes its structure. With
     `must_compare` both count as an infinite change.
     """
-
-    read = OutputReader(model, outputs)
 
     def counted_rows(batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """(name, (rows, columns)) of the outputs in float64, without padding."""
@@ -329,7 +330,7 @@ def _largest_change(
     changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
     for first, second in pairs:
         given = None
-        with structure_kept(model) as is_another:
+        with structure_kept(read.model) as is_another:
             try:
                 given = dict(counted_rows(first))
                 other = dict(counted_rows(second))

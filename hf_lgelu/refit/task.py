@@ -18,8 +18,8 @@ from hf_lgelu.formats import counted, significant
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
-from hf_lgelu.networks.batches import TRIED, Batch
-from hf_lgelu.networks.outputs import Compared, OutputReader, task_outputs
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import Compared, OutputReader
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
 from hf_lgelu.processes import each_has, main_decides, own_part
@@ -47,10 +47,9 @@ class Exchange:
         """The gates of a model that are exchanged."""
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
-    def traces(self, model: nn.Module, config: ConversionConfig) -> TracedNetworks:
+    def traces(self, read: OutputReader) -> TracedNetworks:
         """Traces of the original or of a wider copy, up to the outputs that count."""
-        outputs_of = lambda output: list(task_outputs(output, config.outputs).values())  # noqa: E731
-        return TracedNetworks(model, self.sites(model), outputs_of)
+        return TracedNetworks(read.model, self.sites(read.model), read.counted)
 
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
         """A context in which the gates of `model` are the target; no weight changes."""
@@ -64,25 +63,24 @@ class Exchange:
         return exchange_activations(model, sites, gates, plan_gates).config_changes
 
 
-def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) -> Exchange:
+def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) -> Exchange:
     """The exchange that the options ask for. If `keep` is a number, the costliest gates stay.
 
     A gate that computes the target already stays, too. So does a Softplus with no linear map after it: it makes a scale
     positive, and ReLU would give zeros. Raises ValueError where all gates stay, and ConversionRefusedError where a gate
     works in place on an input that is used again, because a trace has no in-place operations.
     """
-    kinds, keep = check_kinds(config.kinds or SMOOTH_KINDS), config.keep
+    model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
         some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
-        read = OutputReader(model, config.outputs, config.box_channels)
         dearest = list(swap_costs(read, [batch.load() for batch in some], kinds, make=make))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
     sites = exchange.sites(model)
     if any(site.kind == "softplus" for site in sites):
-        traced = exchange.traces(model, config).of(folds.first)
+        traced = exchange.traces(read).of(folds.first)
         without_map = set().union(*find_layers(traced, model, sites).unfit.values())
         scales = [site.name for index, site in enumerate(sites) if site.kind == "softplus" and index in without_map]
         exchange = replace(exchange, keep=(*exchange.keep, *scales))
@@ -91,7 +89,7 @@ def choose_exchange(model: nn.Module, folds: Folds, config: ConversionConfig) ->
             f"{', '.join(exchange.keep[:4])}: nothing to convert, computes {config.gate.title} already, or is a "
             "Softplus with no linear map behind it"
         )
-    if reused := reused_inputs(model, exchange.sites(model), folds.first.load()[:TRIED].inputs):
+    if reused := reused_inputs(model, exchange.sites(model), folds.samples.few.inputs):
         raise ConversionRefusedError(
             f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again: what is "
             "behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
@@ -149,15 +147,20 @@ class WiderOriginal:
 
 @dataclass(frozen=True)
 class Task:
-    """The common inputs of all rungs: the original `model`, the samples, the options and the finished work."""
+    """The common inputs of all rungs: the original that `read` reads, the samples, the options, the finished work."""
 
-    model: nn.Module
+    read: OutputReader
     folds: Folds
     exchange: Exchange
     config: ConversionConfig
     work: Callable[[str], Work]
     progress: bool = False
     _compared: list[float] = field(default_factory=list)  # seconds of each comparison
+
+    @property
+    def model(self) -> nn.Module:
+        """The original."""
+        return self.read.model
 
     def tell(self, line: str) -> None:
         """Print a line on stderr if `progress` is set, else log it."""
@@ -169,7 +172,7 @@ class Task:
     @cached_property
     def traces(self) -> TracedNetworks:
         """The original's traces, one for each shape of inputs."""
-        return self.exchange.traces(self.model, self.config)
+        return self.exchange.traces(self.read)
 
     def unfinished(
         self, effort: str, layers: Sequence[Layer], student: nn.Module, done: list[LayerRefit], deadline: float
@@ -214,9 +217,7 @@ class Task:
 
     def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
         """`evaluate_conversion` of original, plain swap and student."""
-        swap = self.exchange.plain_swap(self.model)
-        names, box_channels = self.config.outputs, self.config.box_channels
-        return evaluate_conversion(self.model, student, swap, batches, names, box_channels)
+        return evaluate_conversion(self.read, student, self.exchange.plain_swap(self.model), batches)
 
     def seconds_until(self, deadline: float) -> float:
         """The seconds that a rung may take: its last look and two comparisons after it have to end by `deadline`."""
@@ -226,24 +227,17 @@ class Task:
 
 
 def evaluate_conversion(
-    original: nn.Module,
-    converted: nn.Module,
-    substitution: TemporaryRelu,
-    batches: Iterable[Batch],
-    outputs: Sequence[str] | None = None,
-    box_channels: int | None = None,
+    read: OutputReader, converted: nn.Module, substitution: TemporaryRelu, batches: Iterable[Batch]
 ) -> tuple[Evaluation | None, tuple[float, ...]]:
     """(the evaluation of the three networks, the distance of the converted network from the original on each sample).
 
-    The result is (None, ()) if every prediction of all processes is padding. `substitution` makes the plain swap of the
-    original. Every process must call, with batches of its own.
+    The result is (None, ()) if every prediction of all processes is padding. `read` reads the original, and
+    `substitution` makes its plain swap. Every process must call, with batches of its own.
     """
-
-    of_original = OutputReader(original, outputs, box_channels)
 
     def swapped(inputs: Any) -> Compared:
         with substitution.applied():
-            return of_original(inputs)
+            return read(inputs)
 
     live = LiveUnits({name: converted.get_submodule(name) for name in substitution.gates})
 
@@ -253,9 +247,9 @@ def evaluate_conversion(
 
     runs: dict[str, Callable[[Any], Compared]] = {
         "direct": swapped,
-        "refitted": partial(OutputReader(converted, outputs, box_channels), call=counted),
+        "refitted": partial(read.of(converted), call=counted),
     }
-    score, found = compare_networks_on(of_original, runs, batches, over_processes=True)
+    score, found = compare_networks_on(read, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
     rows, gaps = refitted.first.rows, refitted.first.gaps
     counts = zip(*each_has((live.live, live.outputs)), strict=True)

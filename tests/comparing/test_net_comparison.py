@@ -218,7 +218,7 @@ def test_live_units_are_those_of_a_network_whose_zeros_are_known():
     batch = Batch({"values": values, "attention_mask": torch.tensor([[1, 1], [1, 0]])})
     original = Tokens(nn.GELU)
     substitution = TemporaryRelu(original, kinds=("gelu",))
-    found, _ = evaluate_conversion(original, Tokens(nn.ReLU), substitution, [batch, batch])
+    found, _ = evaluate_conversion(OutputReader(original), Tokens(nn.ReLU), substitution, [batch, batch])
     assert found.live_units == {"first": 5 / 9, "shared": (3 + 5) / 18}
 
 
@@ -235,11 +235,15 @@ def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monk
     batch = Batch(torch.randn(11, 3, dtype=torch.float64), torch.randint(5, (11,)))
     seen = []
     original.register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
-    whole, gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    whole, gaps = evaluate_conversion(
+        OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]
+    )
     assert max(seen) == 11
     monkeypatch.setattr("hf_lgelu.comparing.net_comparison._SCORES_AT_ONCE", 15)  # of three samples
     seen.clear()
-    parts, few_gaps = evaluate_conversion(original, converted, TemporaryRelu(original, kinds=("gelu",)), [batch])
+    parts, few_gaps = evaluate_conversion(
+        OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]
+    )
     assert max(seen) == 3
     assert few_gaps == pytest.approx(gaps)
     for part, all_together in zip(evaluation_numbers(parts), evaluation_numbers(whole), strict=True):

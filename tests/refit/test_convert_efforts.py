@@ -20,6 +20,7 @@ from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.ladder import Metric, climb
+from hf_lgelu.refit.samples import read_samples
 from hf_lgelu.refit.task import OutOfTimeError
 from hf_lgelu.refit.widen import widen_original
 
@@ -34,7 +35,7 @@ def test_the_ridge_behind_a_placed_gate_is_that_of_its_new_features(monkeypatch)
     converted, report = convert_to_relu(model, inputs, effort="place")
     assert [step.effort for step in report.steps] == ["refit", "place"]
     assert report.steps[1].is_kept, report.steps
-    folds = deal_folds(read_batches(inputs))
+    folds = deal_folds(read_samples(read_batches(inputs)))
     rows = torch.cat([batch.load().inputs for fold in folds.folds for batch in fold])
     features, target = converted[1](converted[0](rows)).detach(), model(rows).detach()
     centred = features - features.mean(0)
@@ -121,7 +122,7 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
     converted, report = convert_to_relu(model, inputs, target=target)
     assert report.target == TARGETS[target].title
     assert f"became {report.target}." in str(report)
-    folds = deal_folds(read_batches(inputs))
+    folds = deal_folds(read_samples(read_batches(inputs)))
     rows = torch.cat([batch.load().inputs for fold in folds.folds for batch in fold])
     with torch.no_grad():
         features, wanted = FORMULAS[target](model[0](rows)), model(rows)

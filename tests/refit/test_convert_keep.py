@@ -20,6 +20,7 @@ from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.gate_costs import gate_costs
+from hf_lgelu.refit.samples import read_samples
 
 
 def mlp(**more):
@@ -37,7 +38,9 @@ def test_a_number_keeps_the_gates_that_cost_the_most():
     with torch.no_grad():
         for layer, factor in zip(model.layers, (1, 9, 3), strict=True):
             layer.linear.weight.mul_(factor)
-    fitted = torch.cat([batch.load().inputs for fold in deal_folds(read_batches(inputs)).folds for batch in fold])
+    fitted = torch.cat(
+        [batch.load().inputs for fold in deal_folds(read_samples(read_batches(inputs))).folds for batch in fold]
+    )
     costs = {}
     for index in range(3):
         swapped = copy.deepcopy(model)

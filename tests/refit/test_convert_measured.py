@@ -12,10 +12,11 @@ from torch import nn
 from hf_lgelu import convert_to_relu
 from hf_lgelu.formats import percent
 from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit import convert, distill, layerwise, task
 from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.samples import sampled_text
+from hf_lgelu.refit.samples import read_samples, sampled_text
 
 
 def rows(count, seed=0):
@@ -35,7 +36,7 @@ def rows_in(*parts):
 @pytest.mark.parametrize("count", [400, 200, 60])
 def test_of_many_samples_held_out_half_choose_and_half_measure(count):
     batches = [Batch(rows(count))]
-    whole, split = deal_folds(batches), deal_folds(batches, is_choice=True)
+    whole, split = deal_folds(read_samples(batches)), deal_folds(read_samples(batches), is_choice=True)
     assert whole.choosing == whole.held_out
     assert [rows_in(fold) for fold in whole.folds] == [rows_in(fold) for fold in split.folds]
     assert whole.held_out_samples == split.held_out_samples
@@ -49,7 +50,7 @@ def test_of_many_samples_held_out_half_choose_and_half_measure(count):
 def test_the_distance_is_that_of_samples_that_chose_nothing(model):
     data = rows(600)
     converted, report = convert_with(model, data, effort="place")
-    folds = deal_folds([Batch(data)], is_choice=True)
+    folds = deal_folds(read_samples([Batch(data)]), is_choice=True)
     for part, said in ((folds.held_out, report.held_out.refitted.kl), (folds.choosing, report.steps[-1].distance)):
         x = torch.cat([batch.load().inputs for batch in part])
         p, q = (network(x).double().log_softmax(-1).detach() for network in (model, converted))
@@ -104,7 +105,9 @@ def test_steps_end_early_where_none_comes_nearer(monkeypatch):
     monkeypatch.setattr(distill, "_RATES", (1e5, 1e3))  # far too high
     other = copy.deepcopy(original)
     other[2].bias.data[0] += 0.01
-    distill.distill(original, other, deal_folds([Batch(torch.randn(200, 4))]), names=["2.weight"])
+    distill.distill(
+        OutputReader(original), other, deal_folds(read_samples([Batch(torch.randn(200, 4))])), names=["2.weight"]
+    )
     assert len(steps) == 2 * 50
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 def rows(*shape, seed=0):
@@ -39,7 +40,7 @@ def test_a_batch_norm_over_another_axis_is_left_alone(tokens):
     inputs = rows(96, tokens, 4)
     converted, _ = convert_to_relu(model, inputs)
     step = Step(("down",), "down", bias=("down.bias", ones))
-    expected, _ = refit(model, [step], deal_folds([Batch(inputs)]))
+    expected, _ = refit(model, [step], deal_folds(read_samples([Batch(inputs)])))
     torch.testing.assert_close(converted.down.weight, expected.down.weight, rtol=0, atol=1e-9)
     torch.testing.assert_close(converted.down.bias, expected.down.bias, rtol=0, atol=1e-9)
     for name, value in model.norm.state_dict().items():
@@ -90,7 +91,9 @@ def test_where_an_output_ends_up(name):
     factors = {"factor": model.factor, "inverse": 1 / model.factor}
     of = (lambda _: factors[scale]) if isinstance(scale, str) else (lambda _: scale)
     converted, report = convert_to_relu(model, inputs)
-    expected, _ = refit(model, [Step(("down",), target, (of,), ("down.bias", of))], deal_folds([Batch(inputs)]))
+    expected, _ = refit(
+        model, [Step(("down",), target, (of,), ("down.bias", of))], deal_folds(read_samples([Batch(inputs)]))
+    )
     assert report.layers[0].choice == "refit"
     for part in ("weight", "bias"):
         ours, theirs = (net.down.get_parameter(part) for net in (converted, expected))
@@ -109,7 +112,7 @@ def test_a_map_whose_sum_holds_another_is_fitted_behind_it():
     converted, report = convert_to_relu(model, inputs)
     assert [layer.layers for layer in report.layers] == [("late",), ("early",)]
     steps = [Step((name,), at, bias=(f"{name}.bias", ones)) for name, at in (("late", "late"), ("early", "target"))]
-    expected, _ = refit(model, steps, deal_folds([Batch(inputs)]))
+    expected, _ = refit(model, steps, deal_folds(read_samples([Batch(inputs)])))
     for name in ("early", "late"):
         ours, theirs = (net.get_submodule(name).weight for net in (converted, expected))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)

@@ -8,11 +8,17 @@ from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 def planned(model, inputs, batch_size):
-    return deal_folds(read_batches(inputs, batch_size=batch_size, model=model), batch_size=batch_size, model=model)
+    return deal_folds(
+        read_samples(read_batches(inputs, batch_size=batch_size, model=model), model=model),
+        OutputReader(model),
+        batch_size=batch_size,
+    )
 
 
 def assert_close(actual, expected, tolerance=1e-8):

@@ -12,6 +12,7 @@ from two_processes import run_in_two_processes
 from two_processes_run import PLANS
 
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.parametrize("case", PLANS)
 def test_two_processes_have_the_plan_of_one_in_whatever_order_they_read(found, case):
-    expected = run.described(deal_folds(run.samples_given(case, 0), batch_size=run.CHUNK_SIZE))
+    expected = run.described(deal_folds(read_samples(run.samples_given(case, 0)), batch_size=run.CHUNK_SIZE))
     assert len(expected["parts"]) == 5
     assert all(part for part in expected["parts"])
     assert [each["plans"][case] for each in found] == [expected, expected]

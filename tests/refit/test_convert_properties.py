@@ -12,8 +12,10 @@ from torch import nn
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit import carry
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 def state_of(model):
@@ -148,7 +150,7 @@ def test_batch_norm_is_recentred_and_the_function_stays(name):
     converted, report = convert_to_relu(model, inputs)
     assert all(layer.choice == "refit" for layer in report.layers)
     expected, _ = refit(
-        model, net.steps, deal_folds(read_batches(inputs), model=model)
+        model, net.steps, deal_folds(read_samples(read_batches(inputs), model=model), OutputReader(model))
     )  # leaves the statistics as they are
     fresh = net.inputs(seed=4)
     torch.testing.assert_close(converted(fresh), expected(fresh), rtol=0, atol=1e-9)
@@ -205,7 +207,7 @@ def test_padding_never_enters():
     other, _ = convert_with(model, sentences(pad=49), batch_size=8)
     assert_same_state(converted.state_dict(), other.state_dict())
     assert report.rows == int(sentences(0)["attention_mask"].sum())
-    plan = deal_folds(read_batches(sentences(45), batch_size=8), batch_size=8)
+    plan = deal_folds(read_samples(read_batches(sentences(45), batch_size=8)), batch_size=8)
     fitted = sum(int(chunk.load().inputs["attention_mask"].sum()) for fold in plan.folds for chunk in fold)
     assert report.layers[0].rows == fitted
 
@@ -288,7 +290,7 @@ def test_the_mask_of_the_text_says_nothing_about_the_image():
     patches = torch.randn(48, 7, 4, dtype=torch.float64)
     _, report = convert_with(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)
     rows = {layer.layers: layer.rows for layer in report.layers}
-    plan = deal_folds(read_batches({**text, "patches": patches}, batch_size=8), batch_size=8)
+    plan = deal_folds(read_samples(read_batches({**text, "patches": patches}, batch_size=8)), batch_size=8)
     chunks = [chunk for fold in plan.folds for chunk in fold]
     assert rows["down",] == sum(int(chunk.load().inputs["attention_mask"].sum()) for chunk in chunks)
     assert rows["out",] == 7 * sum(map(len, chunks)) > rows["down",]

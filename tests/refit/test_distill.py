@@ -23,6 +23,7 @@ from hf_lgelu.refit.distill import (
     output_loss,
 )
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -185,8 +186,8 @@ def test_all_parameters_move_but_those_of_embeddings():
     assert moved == ["norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias"]
     before = copy.deepcopy(converted.state_dict())
     ids = {"input_ids": torch.randint(20, (40, 9)), "attention_mask": torch.ones(40, 9, dtype=torch.long)}
-    folds = deal_folds(read_batches(ids), batch_size=8)
-    first, last = distill(original, converted, folds, names=moved, steps=8)
+    folds = deal_folds(read_samples(read_batches(ids)), batch_size=8)
+    first, last = distill(OutputReader(original), converted, folds, names=moved, steps=8)
     assert last < first
     changed = [name for name, value in converted.named_parameters() if not torch.equal(value, before[name])]
     assert changed == moved
@@ -220,7 +221,7 @@ def loud_and_swapped(seed):
     model[0].weight.data *= 3
     converted = copy.deepcopy(model)
     converted[1] = nn.ReLU()
-    return model, converted, deal_folds(read_batches(torch.randn(300, 4)), batch_size=16)
+    return model, converted, deal_folds(read_samples(read_batches(torch.randn(300, 4))), batch_size=16)
 
 
 @torch.no_grad()
@@ -237,7 +238,7 @@ def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr("hf_lgelu.refit.distill.time.perf_counter", lambda: next(ticks))
     names = [name for name, _ in converted.named_parameters()]
-    before, after = distill(model, converted, folds, names=names, max_seconds=12.5)
+    before, after = distill(OutputReader(model), converted, folds, names=names, max_seconds=12.5)
     assert after < 0.95 * before
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
@@ -254,7 +255,7 @@ def test_a_descent_that_goes_well_takes_three_times_the_steps_once(monkeypatch, 
     monkeypatch.setattr(CentredAdam, "step", counted)
     monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 16)
     monkeypatch.setattr("hf_lgelu.refit.distill._FAR_FROM_DONE", 1.0)
-    distill(model, converted, folds, names=["2.weight"], steps=steps)
+    distill(OutputReader(model), converted, folds, names=["2.weight"], steps=steps)
     assert len(taken) == expected
 
 
@@ -271,7 +272,7 @@ def test_a_step_takes_as_many_units_as_their_scores_have_room(monkeypatch):
     monkeypatch.setattr("hf_lgelu.refit.distill.output_loss", counted)
     monkeypatch.setattr("hf_lgelu.comparing.net_comparison._SCORES_AT_ONCE", 20)
     turn = sum(-(-len(batch) // 6) for batch in folds.fitted)
-    before, _ = distill(model, converted, folds, names=["0.weight"], steps=turn)
+    before, _ = distill(OutputReader(model), converted, folds, names=["0.weight"], steps=turn)
     assert max(map(len, steps + looked)) <= 6 < max(map(len, folds.fitted))
     assert before == pytest.approx(expected, rel=1e-4)
     given = torch.cat([batch.load().inputs for batch in folds.fitted])
@@ -284,7 +285,7 @@ def test_steps_in_bfloat16_end_nearer_by_the_models_own_precision(monkeypatch):
     seen = set()
     converted[2].register_forward_hook(lambda *given: seen.add((torch.is_grad_enabled(), given[2].dtype)))
     names = [name for name, _ in converted.named_parameters()]
-    before, after = distill(model, converted, folds, names=names, steps=60, bf16=True)
+    before, after = distill(OutputReader(model), converted, folds, names=names, steps=60, bf16=True)
     assert {(True, torch.bfloat16), (False, torch.float32)} == seen
     assert {parameter.dtype for parameter in converted.parameters()} == {torch.float32}
     assert after < 0.9 * before
@@ -309,9 +310,11 @@ def test_steps_on_bfloat16_weights_are_not_rounded_away(monkeypatch):
     names = [name for name, _ in converted.named_parameters()]
     narrow = copy.deepcopy(converted).bfloat16()
     rows = torch.cat([batch.load().inputs for batch in folds.fitted]).bfloat16()
-    same = deal_folds(read_batches(rows), batch_size=16)
-    before, after = distill(model, converted, folds, names=names, steps=200)
-    narrow_before, narrow_after = distill(copy.deepcopy(model).bfloat16(), narrow, same, names=names, steps=200)
+    same = deal_folds(read_samples(read_batches(rows)), batch_size=16)
+    before, after = distill(OutputReader(model), converted, folds, names=names, steps=200)
+    narrow_before, narrow_after = distill(
+        OutputReader(copy.deepcopy(model).bfloat16()), narrow, same, names=names, steps=200
+    )
     assert {parameter.dtype for parameter in narrow.parameters()} == {torch.bfloat16}
     assert all(parameter.grad is None for parameter in narrow.parameters())
     assert narrow_after / narrow_before < 1.3 * after / before < 0.8

@@ -8,6 +8,7 @@ from torch import nn
 
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.refit.folds import SecondSet, deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 
 def features(count, width=3, seed=0):
@@ -23,7 +24,7 @@ def tokens(lengths):
 
 
 def planned(inputs, batch_size=None, labels=None):
-    return deal_folds([Batch(inputs, labels)], batch_size=batch_size)
+    return deal_folds(read_samples([Batch(inputs, labels)]), batch_size=batch_size)
 
 
 def rows_of(part):
@@ -122,7 +123,7 @@ def test_short_sequences_are_not_padded_to_the_longest_of_all():
     given = [Batch(tokens([length, length + 1])) for length in lengths]
     for number, batch in enumerate(given):
         batch.inputs["input_ids"] += 1000 * number * batch.inputs["attention_mask"]
-    plan = deal_folds(given, batch_size=8)
+    plan = deal_folds(read_samples(given), batch_size=8)
     assert len(widths(plan)) == 2
     assert min(width for _, width in widths(plan)) < 12
     assert max(width for _, width in widths(plan)) == 33
@@ -147,7 +148,7 @@ def test_what_looks_at_the_gates_sees_short_and_long_sequences():
     for length in range(2, 130):
         ids = torch.full((1, length), length)
         batches.append(Batch({"input_ids": ids, "attention_mask": torch.ones_like(ids)}))
-    plan = deal_folds(batches, batch_size=4)
+    plan = deal_folds(read_samples(batches), batch_size=4)
     seen = lengths_of(plan.spread)
     fitted = lengths_of(batch for fold in plan.folds for batch in fold)
     assert len(seen) == 4 * 16  # 2,048 tokens of the longest are 15 sequences, four batches of a fold
@@ -171,7 +172,7 @@ def test_sequences_whose_parts_are_long_in_turn_all_fit():
         cut = {"": 3, "decoder_": 19} if number % 2 else {"": 20, "decoder_": 3}
         lengths = {name: cut["decoder_" * name.startswith("decoder_")] for name in inputs}
         given.append(Batch({name: value[:, : lengths[name]] for name, value in inputs.items()}))
-    plan = deal_folds(given)
+    plan = deal_folds(read_samples(given))
     assert sum(len(batch.load()) for part in (*plan.folds, plan.held_out) for batch in part) == 64
 
 
@@ -179,7 +180,7 @@ def test_what_is_given_twice_is_counted_among_pictures_of_several_sizes():
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.GELU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     small, large = torch.randn(12, 3, 6, 6), torch.randn(12, 3, 8, 8)
     second = SecondSet(
-        model, [torch.cat([small[:5], torch.randn(4, 3, 6, 6)])], deal_folds(read_batches([small, large]))
+        model, [torch.cat([small[:5], torch.randn(4, 3, 6, 6)])], deal_folds(read_samples(read_batches([small, large])))
     )
     assert sum(map(len, second)) == 9
     assert second.repeated() == 5

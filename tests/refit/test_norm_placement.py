@@ -16,6 +16,7 @@ from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.layers import find_fed_gates
 from hf_lgelu.refit.place import gather_placements, write_placement
+from hf_lgelu.refit.samples import read_samples
 from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 
 
@@ -101,7 +102,7 @@ def test_a_norm_over_several_axes_is_left_as_it_is(channels, side):
 def test_the_sums_of_a_placement_are_those_of_the_norms_output():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
-    folds = deal_folds(read_batches(pictures(70)), batch_size=16)
+    folds = deal_folds(read_samples(read_batches(pictures(70))), batch_size=16)
     units = find_fed_gates(TracedNetwork(model, sites, folds.first.load().inputs))
     sums = gather_placements(model, sites, units, folds)
     with torch.no_grad():
@@ -114,7 +115,7 @@ def test_the_sums_of_a_placement_are_those_of_the_norms_output():
 def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
-    folds = deal_folds(read_batches(pictures(70)), batch_size=16)
+    folds = deal_folds(read_samples(read_batches(pictures(70))), batch_size=16)
     converted = copy.deepcopy(model)
     converted[2] = converted[5] = nn.ReLU()
     with torch.no_grad():

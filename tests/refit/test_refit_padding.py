@@ -12,7 +12,9 @@ from transformers import (
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 PAD = 29
 
@@ -143,7 +145,9 @@ def widths_of(folds):
 def test_padding_that_changes_nothing_is_not_run(in_front):
     model = drawn(lambda: Pooled(mean))
     given = batches(model, 24, 1, in_front)
-    folds = deal_folds(read_batches(padded_wide(given, in_front=in_front)), model=model)
+    folds = deal_folds(
+        read_samples(read_batches(padded_wide(given, in_front=in_front)), model=model), OutputReader(model)
+    )
     assert max(widths_of(folds)) <= 13
     at_once = 2048 // 13
     assert folds.samples.at_once == at_once
@@ -165,7 +169,7 @@ def test_padding_that_the_network_reads_stays(numbered):
     """A mean over all positions; numbers counted from the first position, padded in front."""
     model = drawn(lambda: Pooled(mean if numbered else whole, numbered=numbered))
     wide = padded_wide(batches(model, 24, 1, in_front=numbered), width=20, in_front=numbered)
-    folds = deal_folds(read_batches(wide), model=model)
+    folds = deal_folds(read_samples(read_batches(wide), model=model), OutputReader(model))
     assert widths_of(folds) == {20}
     seen = {tuple(row.tolist()) for batch in (*folds.fitted, *folds.choosing)
             for row in batch.load().tensors["input_ids"]}  # fmt: skip
@@ -181,7 +185,10 @@ def test_what_goes_with_the_tokens_keeps_their_padding():
 
     wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=20)
     folds = deal_folds(
-        read_batches({**wide, "bbox": torch.randn(len(wide["input_ids"]), 20, 4)}), model=drawn(lambda: Boxed(mean))
+        read_samples(
+            read_batches({**wide, "bbox": torch.randn(len(wide["input_ids"]), 20, 4)}), model=drawn(lambda: Boxed(mean))
+        ),
+        OutputReader(drawn(lambda: Boxed(mean))),
     )
     assert widths_of(folds) == {20}
 
@@ -193,7 +200,14 @@ def test_labels_of_tokens_go_with_them():
         classes = model(**wide).argmax(-1).masked_fill(wide["attention_mask"] == 0, -100)
     report = convert_to_relu(model, {**wide, "labels": classes}).report
     assert report.held_out.original_metrics["accuracy"] == 1
-    assert max(widths_of(deal_folds(read_batches({**wide, "labels": classes}), model=model))) <= 13
+    assert (
+        max(
+            widths_of(
+                deal_folds(read_samples(read_batches({**wide, "labels": classes}), model=model), OutputReader(model))
+            )
+        )
+        <= 13
+    )
 
 
 def test_a_network_that_is_another_on_short_texts_is_left_as_it_is():
@@ -204,7 +218,7 @@ def test_a_network_that_is_another_on_short_texts_is_left_as_it_is():
     model = BigBirdForSequenceClassification(config).eval()
     before = [type(module).__name__ for module in model.modules()]
     wide = padded_wide(batches(drawn(lambda: Pooled(mean)), 24, 1), width=64)
-    assert widths_of(deal_folds(read_batches(wide), model=model)) == {64}
+    assert widths_of(deal_folds(read_samples(read_batches(wide), model=model), OutputReader(model))) == {64}
     assert [type(module).__name__ for module in model.modules()] == before
     assert "BigBirdBlockSparseAttention" in before
     assert model.bert.attention_type == model.bert.encoder.layer[0].attention_type == "block_sparse"

@@ -16,6 +16,7 @@ from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.refit.distill import Share
 from hf_lgelu.refit.folds import Folds, deal_folds
+from hf_lgelu.refit.samples import read_samples
 
 # Plans
 
@@ -72,11 +73,11 @@ def _listed(value: Tensor | dict | None) -> list | dict | None:
 def plans(state: PartialState) -> dict:
     found: dict = {}
     for case in PLANS:
-        plan = deal_folds(samples_given(case, state.process_index), batch_size=CHUNK_SIZE)
+        plan = deal_folds(read_samples(samples_given(case, state.process_index)), batch_size=CHUNK_SIZE)
         found[case] = described(plan)
     for case in REFUSED_PLANS:
         try:
-            deal_folds(samples_given(case, state.process_index))
+            deal_folds(read_samples(samples_given(case, state.process_index)))
         except ValueError as error:
             found[case] = str(error)
     return found
@@ -124,7 +125,7 @@ def shares() -> list[tuple[int, ...]]:
 
 
 def planned() -> Folds:
-    return deal_folds(read_batches(BY_NAME["mlp"].inputs()), batch_size=5)
+    return deal_folds(read_samples(read_batches(BY_NAME["mlp"].inputs())), batch_size=5)
 
 
 def climbed() -> list[tuple[dict, dict]]:

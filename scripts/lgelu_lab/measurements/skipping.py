@@ -31,6 +31,7 @@ from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.place import Place
+from hf_lgelu.refit.samples import read_samples
 from hf_lgelu.refit.task import Exchange, Task, Work, choose_exchange
 from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from lgelu_lab.benchmarks.real_inputs import Inputs
@@ -63,7 +64,7 @@ def read_wiring(model: nn.Module, batches: Sequence[Inputs]) -> Wiring:
     """The wiring of a smooth network, and its data as a conversion deals them."""
     config = ConversionConfig()
     with plain_evaluation(model):
-        folds = deal_folds(read_batches(batches, model=model), model=model)
+        folds = deal_folds(read_samples(read_batches(batches, model=model), model=model), OutputReader(model))
         exchange = choose_exchange(model, folds, config)
         found = find_layers(exchange.traces(model, config).of(folds.first), model, exchange.sites(model))
     names = [site.name for site in exchange.sites(model)]
