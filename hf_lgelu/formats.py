@@ -66,6 +66,17 @@ def quoted(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> list[str]:
+    """The lines of a table for a terminal, columns aligned as in `markdown_table`."""
+    table = [header, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sides = "<" * text_columns + ">" * len(header)
+    return [
+        "  ".join(f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=False)).rstrip()
+        for row in table
+    ]
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int) -> str:
     """A table whose first columns are words; the other columns are numbers, aligned right. A cell is on one line."""
     lines = [f"| {' | '.join(header)} |"]

@@ -13,9 +13,10 @@ from hf_lgelu.cli.checkpoint import GivenCheckpoint, read_checkpoint
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows, why_not_read
 from hf_lgelu.cli.rows import InputSet
+from hf_lgelu.comparing.net_change import networks_table
 from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.comparing.output_comparison import compare_models
-from hf_lgelu.formats import counted
+from hf_lgelu.formats import counted, text_table
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.surgery import put_relu, reused_inputs
@@ -156,8 +157,8 @@ def _swap(examined: Examined) -> Iterator[str]:
         cut_batches(read_batches(evaluation.batches("evaluation", progress=asked.progress))),
     )
     change = found["swapped"].change
-    words = change.beside(score.values)
-    yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit: {words}"
+    yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit:"
+    yield from text_table(*networks_table(score.values, {"plain swap": change}, main=True), text_columns=1)
     if change.kl is not None and not change.kl <= FAR_KL:
         yield f"That is far from the original: KL {change.kl:.3g} nat a prediction, where {FAR_KL} is far"
     if len(examined.sites) < 2:

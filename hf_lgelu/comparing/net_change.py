@@ -69,13 +69,19 @@ class NetChange:
         """{measure: value} of the measures that decide."""
         return main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
 
-    def beside(self, original_metrics: Mapping[str, float], before: "NetChange | None" = None) -> str:
-        """All measures in words, first the scores with the original's. Each value follows the value of `before`."""
-        parts = []
-        for name, value in original_metrics.items():
-            was = "" if before is None else f"{score(name, before.metrics.get(name))} → "
-            parts.append(f"{name} {was}{score(name, self.metrics.get(name))}, the original's {score(name, value)}")
-        for name, shown in self.measures.items():
-            was = "" if before is None else f"{before.measures.get(name, NONE)} → "
-            parts.append(f"{name} {was}{shown}")
-        return "; ".join(parts)
+
+def networks_table(
+    scores: Mapping[str, float], networks: Mapping[str, NetChange], *, main: bool = False
+) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) of the original, whose `scores` are given, and other networks on the same inputs.
+
+    All measures are shown, or the `main` ones.
+    """
+    *_, last = networks.values()
+    same = dict.fromkeys(last.embedding, 1.0)
+    original = NetChange(None if last.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
+    titles, rows = list(last.main_measures if main else last.measures), []
+    for name, change in {"original": original, **networks}.items():
+        measured = [change.measures.get(measure, NONE) for measure in titles]
+        rows.append([name, *measured, *(score(metric, change.metrics.get(metric)) for metric in scores)])
+    return ["network", *titles, *scores], rows

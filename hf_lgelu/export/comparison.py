@@ -23,7 +23,7 @@ from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.formats import NONE, percent, score, significant
+from hf_lgelu.formats import NONE, percent, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.networks.outputs import OutputReader
@@ -99,12 +99,8 @@ class NetworkComparison:
 
     def __str__(self) -> str:
         titles = list(self.rows[1].cells)  # the original has no distance
-        table = [titles, *([row.cells.get(title, NONE) for title in titles] for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = []
-        for row in table:
-            cells = zip(row, widths, "<<" + ">" * len(titles), strict=False)  # two columns of names, and numbers
-            lines.append("  ".join(f"{text:{side}{width}}" for text, width, side in cells).rstrip())
+        cells = ([row.cells.get(title, NONE) for title in titles] for row in self.rows)
+        lines = text_table(titles, cells, text_columns=2)
         lines.append(
             f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
             f"of {self.runtime}, the networks in turn."

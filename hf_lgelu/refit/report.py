@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.net_change import NetChange, networks_table
 from hf_lgelu.formats import (
     counted,
     finite_or_none,
     percent,
     quoted,
     significant,
+    text_table,
 )
 
 REPORT_FILE = "report.json"
@@ -88,6 +89,11 @@ class Evaluation:
     live_units: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def networks(self) -> dict[str, NetChange]:
+        """{name: distance} of the networks that were compared with the original."""
+        return {"plain swap": self.direct, "converted": self.refitted}
+
+    @property
     def size_in_words(self) -> str:
         """ "12,288 predictions on 96 inputs", "96 predictions" if each input has one, "96 inputs" for embeddings."""
         if self.refitted.embedding:
@@ -114,7 +120,7 @@ class StepTaken:
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The report of `convert_to_relu`; `str` gives a few lines of plain text.
+    """The report of `convert_to_relu`; `str` gives a short table and a few lines of plain text.
 
     Args:
         gates: {name of a gate: its class in the original}.
@@ -176,14 +182,12 @@ class ConversionReport:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        *others, first = [
-            f"on the {title} ({measured.size_in_words}), plain swap → converted: "
-            + measured.refitted.beside(measured.original_metrics, measured.direct)
-            for title, measured in evaluations(self)
-        ] or [how_far(self)]
-        lines = [what_was_done(self), *others]
-        if kept := [name for layer in self.layers if layer.choice == "kept" for name in layer.maps]:
-            lines.append(f"weights kept: {', '.join(kept)}")
+        lines = []
+        for title, measured in evaluations(self):
+            table = networks_table(measured.original_metrics, measured.networks, main=True)
+            lines.append(f"On the {title} ({measured.size_in_words}):")
+            lines += [f"  {line}" for line in text_table(*table, text_columns=1)]
+        lines += [f"{what}: {how}" for what, how in what_was_done(self).items()]
         if self.held_out is not None and _NEAR <= self.held_out.refitted.distance < math.inf:
             if self.next_step is not None:
                 lines.append(f"The next rung, `effort` {self.next_step!r}, may bring the network nearer.")
@@ -192,7 +196,7 @@ class ConversionReport:
                 lines.append(f"More hidden units usually help most: {more}.")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
-        return "\n  ".join([f"{self.model}: {first}", *lines])
+        return "\n  ".join([f"{self.model}: {gates_in_words(self)} became {self.target}", *lines])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""
@@ -219,50 +223,38 @@ def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
     return [(title, evaluation) for title, evaluation in both if evaluation is not None]
 
 
-def how_far(report: ConversionReport) -> str:
-    """A sentence with the distance from the original, on the second set if there is one."""
-    measured = evaluations(report)
-    if not measured:
-        return "How far the network is from the original was not measured: nothing was held out, no second set given."
-    title, evaluation = measured[-1]
-    return f"On the {title} ({evaluation.size_in_words}): {evaluation.refitted.beside(evaluation.original_metrics)}."
-
-
-def what_was_done(report: ConversionReport) -> str:
-    """Sentences about the new gates, the data and result of the refit, and the rungs that were tried."""
-    sentences = [f"{gates_in_words(report)} became {report.target}."]
-    if report.kept:
-        stayed = ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items())
-        sentences.append(f"{counted(len(report.kept), 'gate')} stayed smooth: {stayed}.")
-    duplicates, chose, apart = report.samples - report.distinct_samples, report.choosing_samples, ""
-    without = f", {duplicates:,} duplicates left out" if duplicates else ""
-    if report.held_out is not None:
-        measure = report.held_out.samples
-        by_whom = f", {chose:,} to choose the rung and {measure:,} to measure the distance" if chose else ""
-        apart = f"; {counted(chose + measure, 'input')} of them held out{by_whom}"
-    cross = (
-        f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, without cross-validation"
-    )
-    sentences.append(
-        f"{_choices_in_words(report.layers)}, without labels, on {counted(report.distinct_samples, 'input')} "
-        f"({counted(report.rows, 'row')}{apart}{without}), by ridge regression towards the weights they had, with a "
-        f"{cross}."
-    )
-    if report.outputs != ("",):
-        sentences.append(f"Only the outputs {quoted(report.outputs)} counted.")
-    if any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report)):
-        sentences.append(f"An input's embedding is the mean of `{report.outputs[0]}` over all that is no padding.")
-    if len(report.steps) > 1:  # the refit alone needs no sentence
-        tried = rungs_in_words(report)
-        what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"
-        where = "inputs that choose the rung" if report.choosing_samples else "inputs held out"
-        sentences.append(f"Tried one after the other, with their {what} on the {where}: {tried}.")
-        if report.width_share != 1:
-            sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
-    if report.live_units is not None:
-        wider = f", {percent(report.live_units * report.width_share)} of the original's number"
-        sentences.append(f"{percent(report.live_units)} of the units are not zero{wider * (report.width_share != 1)}.")
-    return " ".join([*sentences, f"It took {report.seconds:.1f} s."])
+def what_was_done(report: ConversionReport) -> dict[str, str]:
+    """{what: how}, in words, of the gates, the refit, the data and the rungs."""
+    counts = Counter(layer.choice for layer in report.layers for _ in layer.maps)
+    words = {"refit": "refitted", "bias only": "with another bias alone", "kept": "kept"}
+    kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.maps]
+    maps = ", ".join(f"{counts[choice]:,} {word}" for choice, word in words.items() if counts[choice])
+    chose, apart = report.choosing_samples, report.held_out.samples if report.held_out is not None else 0
+    inputs = f"{report.distinct_samples:,} ({counted(report.rows, 'row')})"
+    inputs += f", {chose + apart:,} of them held out" * bool(apart)
+    inputs += f": {chose:,} to choose the rung, {apart:,} to measure the distance" * bool(chose)
+    duplicates = report.samples - report.distinct_samples
+    inputs += f"; {counted(duplicates, 'duplicate')} left out" * bool(duplicates)
+    has_no_kl = report.held_out is not None and report.held_out.refitted.kl is None
+    measure = "relative error" if has_no_kl else "KL"
+    where = "inputs that choose" if chose else "inputs held out"
+    means = any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report))
+    live, width = report.live_units, report.width_share
+    is_wider = width != 1
+    found = {
+        "gates that stayed smooth": ", ".join(f"`{name}` ({kind})" for name, kind in report.kept.items()),
+        "linear maps": (maps or "none") + f" ({quoted(kept)})" * bool(kept),
+        "inputs": inputs,
+        "ridge": f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, not validated",
+        "outputs that counted": "" if report.outputs == ("",) else quoted(report.outputs),
+        "embedding": f"mean of `{report.outputs[0]}` over all that is no padding" if means else "",
+        f"rungs, {measure} on the {where}": rungs_in_words(report) if len(report.steps) > 1 else "",
+        "hidden units": f"{width:.4g} times the original's" if is_wider else "",
+        "units that are not zero": "" if live is None else percent(live),
+        "the same, of the original's number": "" if live is None or not is_wider else percent(live * width),
+        "time": f"{report.seconds:.1f} s",
+    }
+    return {what: how for what, how in found.items() if how}
 
 
 def gates_in_words(report: ConversionReport) -> str:
@@ -270,17 +262,6 @@ def gates_in_words(report: ConversionReport) -> str:
     kinds = Counter(report.gates.values())
     names = [kind if len(kinds) == 1 else f"{count} {kind}" for kind, count in kinds.items()]
     return f"{counted(len(report.gates), 'gate')} ({', '.join(names)})"
-
-
-def _choices_in_words(layers: Sequence[LayerRefit]) -> str:
-    """ "Of 5 linear maps behind them, 3 were refitted, 1 got another bias and 1 was kept"."""
-    counts = Counter(layer.choice for layer in layers for _ in layer.maps)
-    were = {choice: f"{count} {'was' if count == 1 else 'were'}" for choice, count in counts.items()}
-    words = [f"{were.get('refit', '0 were')} refitted"]
-    words += [f"{counts['bias only']} got another bias"] if counts["bias only"] else []
-    words += [f"{were['kept']} kept"] if counts["kept"] else []
-    listed = " and ".join([", ".join(words[:-1]), words[-1]][len(words) < 2 :])
-    return f"Of {counted(counts.total(), 'linear map')} behind them, {listed}"
 
 
 def rungs_in_words(report: ConversionReport) -> str:

@@ -22,7 +22,6 @@ from hf_lgelu.refit.report import (
     LayerRefit,
     StepTaken,
     evaluations,
-    how_far,
     rungs_in_words,
 )
 
@@ -46,10 +45,12 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     elif config.tolerance is not None and (best.gap is None or not best.gap <= config.tolerance):
         reason = _not_reached(report, best, config)
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
+        far = "nothing was held out, no second set was given, and no distance was measured"
+        for title, evaluation in evaluations(report):
+            far = f"on the {title} the network is {evaluation.refitted.in_words} away from the original"
         bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
         reason = (
-            f"{how_far(report)} `strict` wants a measured distance{bound}; give more inputs, or train the model "
-            "with hardening"
+            f"{far}: `strict` wants a measured distance{bound}; give more inputs, or train the model with hardening"
         )
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)

@@ -98,7 +98,7 @@ def test_a_cross_encoder_is_converted_on_its_scores(classes, pairs, tmp_path, ca
     words = ("convert", folder, "--data", file, "--column", "query", "--pair_column", "passage")
     status, said, errors = call(*words, "--output_dir", tmp_path / "relu", "--disable_tqdm")
     assert status == 0, errors
-    assert "outputs `logits` counted" in said
+    assert "outputs that counted: `logits`\n" in said
     before, after = (package().CrossEncoder(str(path), device="cpu") for path in (folder, tmp_path / "relu"))
     gates = [layer.intermediate.intermediate_act_fn for layer in after[0].model.bert.encoder.layer]
     assert [type(gate) for gate in gates] == [nn.ReLU, nn.ReLU]

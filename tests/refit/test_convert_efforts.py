@@ -121,7 +121,7 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
     inputs = torch.randn(400, 6, dtype=torch.float64)
     converted, report = convert_to_relu(model, inputs, target=target)
     assert report.target == TARGETS[target].title
-    assert f"became {report.target}." in str(report)
+    assert f"became {report.target}\n" in str(report)
     folds = deal_folds(read_samples(read_batches(inputs)))
     rows = torch.cat([batch.load().inputs for fold in folds.folds for batch in fold])
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
     model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
     _, report = convert_to_relu(model, rows, tolerance=1e3)
     assert [step.effort for step in report.steps] == ["refit"]
-    assert "Tried one after the other" not in str(report)
+    assert "rungs, " not in str(report)
     with pytest.raises(ConversionRefusedError, match=r"refit .* place .* or `effort` 'distill', or train") as caught:
         convert_to_relu(model, rows, tolerance=1e-12, effort="place")
     report, best = caught.value.report, caught.value.model

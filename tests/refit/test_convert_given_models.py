@@ -216,7 +216,7 @@ def test_outputs_that_the_task_reads_are_counted_and_no_others():
     second = images(30, seed=1)
     converted, report = convert_to_relu(model, images(), evaluation_data=second)
     assert report.outputs == ("logits", "pred_boxes")
-    assert "outputs `logits`, `pred_boxes` counted" in str(report)
+    assert "outputs that counted: `logits`, `pred_boxes`\n" in str(report)
     (unread,) = (layer for layer in report.layers if layer.sites == ("beside",))
     assert (unread.choice, unread.note) == ("kept", "no output that counts depends on it")
     assert {layer.layers for layer in report.layers} == {("beside",), ("neck",)}
@@ -315,7 +315,7 @@ def test_far_from_the_original_is_said_first_and_refused_on_request():
     with pytest.raises(ConversionRefusedError, match="`strict` wants a measured distance of at most") as caught:
         convert_with(model, inputs, max_kl=0.99 * kl, strict=True)
     assert caught.value.report.held_out == report.held_out
-    with pytest.raises(ConversionRefusedError, match="was not measured: nothing was held out"):
+    with pytest.raises(ConversionRefusedError, match="nothing was held out, no second set"):
         convert_with(model, net.inputs(units=40), strict=True)
     with pytest.raises(ValueError, match="max_kl must be a number above 0"):
         convert_with(model, inputs, max_kl=0.0)

@@ -62,7 +62,7 @@ def test_the_distance_is_that_of_samples_that_chose_nothing(model):
     live = [(gate != 0).double().mean().item() for gate in (first, converted[3](converted[2](first)))]
     assert [layer.live for layer in report.layers] == pytest.approx(live)
     assert report.live_units == pytest.approx((120 * live[0] + 40 * live[1]) / 160)
-    assert f"{percent(report.live_units)} of the units are not zero." in str(report)
+    assert f"units that are not zero: {percent(report.live_units)}\n" in str(report)
     assert report.choosing_samples + report.held_out.samples == folds.held_out_samples
     assert f"{report.choosing_samples} to choose the rung" in str(report)
     few = convert_with(model, rows(200), effort="place", max_kl=None).report

@@ -143,7 +143,7 @@ def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
     for budget in (2.0, 4.0):
         converted, report = convert_to_relu(model, inputs, effort="place", width=budget)
         assert report.width_share == budget
-        assert f", {percent(budget * report.live_units)} of the original's number" in str(report)
+        assert f"the same, of the original's number: {percent(budget * report.live_units)}\n" in str(report)
         with torch.no_grad():
             expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
         gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / found[..., 0].numel())

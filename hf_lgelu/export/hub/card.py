@@ -27,7 +27,7 @@ from hf_lgelu.formats import percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
-from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, how_far, what_was_done
+from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
 if TYPE_CHECKING:
     from hf_lgelu.export.comparison import NetworkComparison
@@ -311,12 +311,11 @@ def render_conversion_card(
         provenance=provenance,
         figure=figure,
         gates=gates_in_words(report),
-        how_far=how_far(report),
         last_rung=next((RUNGS[step.effort] for step in reversed(report.steps) if step.is_kept), None),
         network_table=whole_network(report),
         top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
-        recipe=what_was_done(report),
+        done=what_was_done(report),
         layers=layer_table(report.layers),
         has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),

@@ -5,9 +5,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.net_change import NetChange, networks_table
 from hf_lgelu.files import save_picture
-from hf_lgelu.formats import NONE, markdown_table, percent, quoted, score, significant
+from hf_lgelu.formats import NONE, markdown_table, percent, quoted, significant
 from hf_lgelu.refit.report import ConversionReport, LayerRefit, evaluations
 
 NET_NOTE = (
@@ -26,8 +26,7 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: too few were given.")
     for title, evaluation in evaluations(report):
-        networks = {"plain swap": evaluation.direct, "converted": evaluation.refitted}
-        table = network_table(evaluation.original_metrics, networks)
+        table = network_table(evaluation.original_metrics, evaluation.networks)
         parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
@@ -43,16 +42,9 @@ def whole_network(report: ConversionReport) -> str:
 
 
 def network_table(scores: Mapping[str, float], networks: Mapping[str, NetChange], *, main: bool = False) -> str:
-    """The original, whose `scores` are given, and other networks on the same rows, a line each; with all measures, or
-    the main ones."""
-    *_, last = networks.values()
-    same = dict.fromkeys(last.embedding, 1.0)
-    original = NetChange(None if last.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
-    titles, rows = list(last.main_measures if main else last.measures), []
-    for name, change in {"original": original, **networks}.items():
-        measured = [change.measures.get(measure, NONE) for measure in titles]
-        rows.append((name, *measured, *(score(metric, change.metrics.get(metric)) for metric in scores)))
-    return markdown_table(("network", *titles, *scores), rows, text_columns=1)
+    """`networks_table` in Markdown."""
+    header, rows = networks_table(scores, networks, main=main)
+    return markdown_table(header, rows, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:
