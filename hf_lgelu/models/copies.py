@@ -30,7 +30,7 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
     kept = next((name or type(module).__name__ for name, module in named if has_offloaded_params(module)), None)
     if kept is not None:
         raise RuntimeError(
-            f"accelerate keeps the values of {kept} on a disk or beside the device (device_map, cpu_offload), where "
+            f"accelerate keeps the values of {kept} on a disk or off the device (device_map, cpu_offload), where "
             "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map"
         )
 

@@ -6,7 +6,7 @@ writes the sites of the gates that stayed.
 
 Any other load than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that decide about
 these activations are guarded: their values name that function, which is no activation. The config keeps the values
-without the guard beside the record.
+without the guard next to the record.
 """
 
 import itertools

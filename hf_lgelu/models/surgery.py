@@ -165,7 +165,7 @@ def replace_activations(
             shapes[name] = (shape[axis], *[1] * (len(shape) - axis % len(shape) - 1))
     if inputs is not None and (reused := reused_inputs(model, sites, inputs)):
         raise ValueError(
-            f"{', '.join(reused)} works in place, and its input is used again, which would be another tensor behind a "
+            f"{', '.join(reused)} works in place, and its input is used again, which would be another tensor after a "
             "λ-gate. Have the model's code take the output where it means it, or leave out this site (include=)"
         )
     modules: list[nn.Module] = []

@@ -78,7 +78,7 @@ def pad_tokens(model: nn.Module) -> dict[str, int]:
 
 
 def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The function from numbers of steps to numbers of frames of an audio network of transformers; None without one."""
+    """For an audio network of transformers, the function from lengths of sounds to numbers of frames; else None."""
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):

@@ -144,9 +144,9 @@ class Carrier:
                 values = Values(inputs, dict(inputs))
             else:
                 values = self._kept.take((fold, place))
-                pair.converted.run(pair.stages[index - 1].behind, values.converted)
-            pair.original.run((*stage.before, *stage.behind), values.original)
-            pair.converted.run((*stage.before, *stage.behind), values.converted)
+                pair.converted.run(pair.stages[index - 1].after, values.converted)
+            pair.original.run((*stage.before, *stage.after), values.original)
+            pair.converted.run((*stage.before, *stage.after), values.converted)
             yield batch, pair, values
             if index + 1 < len(self.pair.layers.layers):
                 original = {node: value for node, value in values.original.items() if node in stage.original}

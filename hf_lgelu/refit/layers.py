@@ -179,12 +179,12 @@ def _layer_of(traced: TracedNetwork, together: Sequence[_Map], fed_gates: Sequen
     first, *further = together[0].uses  # a map with further uses is alone
     maps = tuple(each.uses[0] for each in together)
     written = traced.downstream(use.operation.node for use in together[0].uses) if further else ()
-    behind = {traced.flow.calls[fed.site][0]: fed for fed in fed_gates}
+    after = {traced.flow.calls[fed.site][0]: fed for fed in fed_gates}
     return Layer(
         sites=tuple(sorted(set().union(*(each.gates for each in together)))),
         uses=(maps, *((use,) for use in further)),
         is_used_in_turn=any(use.operation.data in written for use in further),
-        fed=None if further else _fed_gate_before(first, behind),
+        fed=None if further else _fed_gate_before(first, after),
     )
 
 
@@ -213,11 +213,11 @@ def _uses(traced: TracedNetwork, operation: AffineOperation) -> list[AffineOpera
 def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation) -> LinearMap:
     """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
     flow, aim = traced.flow, finder.find(operation)
-    behind = None if aim.norm is None else flow.parameter(aim.norm.args[2])
+    after = None if aim.norm is None else flow.parameter(aim.norm.args[2])
     times = len(flow.parameter_users(operation.weight_name))
     biases = (
         Bias(name, scale)
-        for name, scale in ((operation.bias, aim.scale), (behind, aim.scale_behind_norm))
+        for name, scale in ((operation.bias, aim.scale), (after, aim.scale_after_norm))
         if name is not None and len(flow.parameter_users(name)) == times and name not in flow.tied
     )
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
@@ -256,7 +256,7 @@ def _consumers(
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
-                reason = "its output is the model's, and no linear map with weights is behind it (`outputs` chooses)"
+                reason = "its output is the model's, and no linear map with weights comes after it (`outputs` chooses)"
                 refused[gate, reason].add(site)
             elif _holds_weights(traced, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
@@ -267,7 +267,7 @@ def _consumers(
                 waiting.append(user)
 
 
-def _readers(traced: TracedNetwork, finder: AimFinder, behind: Collection[Node]) -> Iterator[LinearMap]:
+def _readers(traced: TracedNetwork, finder: AimFinder, after: Collection[Node]) -> Iterator[LinearMap]:
     """The linear maps that read the outputs of gated units, and of no gate directly.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
@@ -276,7 +276,7 @@ def _readers(traced: TracedNetwork, finder: AimFinder, behind: Collection[Node])
     calls = [call for site in traced.flow.calls.values() for call in site]
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in traced.downstream(products):
-        operation = read_affine(node, traced.flow) if node not in behind else None
+        operation = read_affine(node, traced.flow) if node not in after else None
         if operation is None or not operation.mixes or _why_not(traced, operation) is not None:
             continue
         is_alone = len(traced.flow.parameter_users(operation.weight_name)) == 1
@@ -316,7 +316,7 @@ def _why_not(traced: TracedNetwork, operation: AffineOperation) -> str | None:
     deciding = sizes_decided_by(operation.node, traced.operations)
     if any(is_site(source) for node in deciding for source in upstream(node)):
         return (
-            f"{describe(operation.node)} is given as many rows as values behind a gate decide (tokens that are routed "
+            f"{describe(operation.node)} is given as many rows as values after a gate decide (tokens that are routed "
             "to experts): the two networks may route others"
         )
     if weight in flow.tied:

@@ -82,7 +82,7 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit:
         return fit_ridge(folds, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
     except NotFiniteError as error:
         raise ConversionRefusedError(
-            f"what reaches {layer.name} is not finite, in the original or behind the layers already refitted; "
+            f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
         ) from error
 

@@ -152,7 +152,7 @@ class Aim:
     shape: tuple[int, ...]  # of its value, on the traced inputs
     channels: int  # the axis of the map's output along which its channels lie, from the left
     scale: Tensor  # ∂aim/∂output, per channel
-    scale_behind_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
+    scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
     path: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
     layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
     undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
@@ -176,7 +176,7 @@ class Aim:
         if factors is None:
             return False
         self.scale = self.scale * factors
-        self.scale_behind_norm = self.scale_behind_norm * factors
+        self.scale_after_norm = self.scale_after_norm * factors
         return True
 
 
@@ -244,7 +244,7 @@ class AimFinder:
         if channels is None or channels.tolist() != list(range(scale.numel())) or not aim.scale_by(scale):
             return False
         if aim.norm is None:
-            aim.norm, aim.scale_behind_norm = user, torch.ones_like(aim.scale)
+            aim.norm, aim.scale_after_norm = user, torch.ones_like(aim.scale)
         return True
 
 

@@ -175,8 +175,8 @@ def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[in
 
 def _columns(original: nn.Module, found: Layers, fed: FedGate) -> Tensor:
     """(channels,) the sum of each channel's squared weights in the maps after a gate; ones where they are unknown."""
-    behind = [consumer for layer in found.layers if fed.site in layer.sites for consumer in layer.maps]
-    weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in behind]
+    after = [consumer for layer in found.layers if fed.site in layer.sites for consumer in layer.maps]
+    weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in after]
     channels = len(oriented(original, fed.before))
     squares = [weight.square().sum(1) for weight in weights if len(weight) == channels]
     return sum(squares, torch.zeros(channels, dtype=torch.float64)) if squares else torch.ones(channels).double()

@@ -123,7 +123,8 @@ def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
 def held_out_once(width: int, rows: int) -> bool:
     """Whether `fit_ridge` holds out only the first fold: then the other folds may be added up.
 
-    With few rows, a quarter decides by chance: on a GPT-2 of 512 with 64 rows, the KL was 0.0072 instead of 0.0063.
+    With few rows, one fold decides by chance. A GPT-2 of width 512, fitted on 64 rows, had a KL of 0.0072 with one fold
+    held out, and of 0.0063 with each fold held out in turn.
     """
     return width >= _ONE_HOLD_OUT_FROM and rows >= width
 

@@ -290,11 +290,11 @@ def choose_padding(samples: Samples, read: OutputReader) -> Samples:
             without = replace(there, is_cropped=True)
             change = _largest_change(read, _cropped(there, without), must_compare=True)
             return without if change <= _MOST_CHANGE_OF_CROPPED else there
-    behind = changes.pop(frozenset())
+    at_end = changes.pop(frozenset())
     (in_front,) = changes.values()
     raise ValueError(
         f"{type(read.model).__name__} gives something else for a sequence that is padded to {max(whole.values())}, the "
-        f"longest of the data: outputs change by {behind:.2g} of their spread with padding behind it, by "
+        f"longest of the data: outputs change by {at_end:.2g} of their spread with padding at the end, and by "
         f"{in_front:.2g} with padding in front, though an attention mask hides the padding. Give sequences of one "
         "length, padded as they are where the model is used"
     )

@@ -86,13 +86,13 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
         exchange = replace(exchange, keep=(*exchange.keep, *scales))
     if not exchange.sites(model):
         raise ValueError(
-            f"{', '.join(exchange.keep[:4])}: nothing to convert, computes {config.gate.title} already, or is a "
-            "Softplus with no linear map behind it"
+            f"{', '.join(exchange.keep[:4])}: there is nothing to convert. Each gate is kept, computes "
+            f"{config.gate.title} already, or is a Softplus without a linear map after it"
         )
     if reused := reused_inputs(model, exchange.sites(model), folds.samples.few.inputs):
         raise ConversionRefusedError(
-            f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again: what is "
-            "behind it cannot be refitted. Make it one with inplace=False, where the code means its input"
+            f"{', '.join(reused)} of {type(model).__name__} works in place, and its input is used again after it: the "
+            "maps after it cannot be refitted. Give it inplace=False if the code means the input, not the gate's output"
         )
     return exchange
 

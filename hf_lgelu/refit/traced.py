@@ -207,9 +207,9 @@ class Stage:
     """The operations between the aims of two successive layers, and the values that later stages use."""
 
     before: tuple[Node, ...]  # up to the inputs of the layer's maps
-    behind: tuple[Node, ...]  # from the maps to the layer's aim
+    after: tuple[Node, ...]  # from the maps to the layer's aim
     original: frozenset[Node]  # the original's values that are used later
-    converted: frozenset[Node]  # the converted network's; `behind` runs again with the refitted weights
+    converted: frozenset[Node]  # the converted network's; `after` runs again with the refitted weights
 
 
 def plan_stages(
@@ -233,9 +233,9 @@ def plan_stages(
         done |= needed_for
     later = set(kept)
     stages: list[Stage] = []
-    for before, behind in reversed(parts):
-        first, again = ({operand for node in nodes for operand in node.all_input_nodes} for nodes in (before, behind))
-        stages.append(Stage(before, behind, frozenset(later), frozenset((later | again) - {*behind})))
+    for before, after in reversed(parts):
+        first, again = ({operand for node in nodes for operand in node.all_input_nodes} for nodes in (before, after))
+        stages.append(Stage(before, after, frozenset(later), frozenset((later | again) - {*after})))
         later |= first | again
     return stages[::-1]
 

@@ -190,9 +190,9 @@ def uncounted_warning(
         names = [name for name in maps if name in unused]
     if names:
         yield (
-            f"behind {quoted(names)} are outputs that did not count{f' ({quoted(others)})' if others else ''}: the "
-            "weights on the way there were left, and what they give now was not measured. Name what you use of them in "
-            f"`outputs`, beside {quoted(task_outputs(output, outputs))}, or keep the gates (`keep`)"
+            f"outputs that depend on {quoted(names)} did not count{f' ({quoted(others)})' if others else ''}: the "
+            "weights on the way to them stayed, and their new values were not measured. Name the ones that you use in "
+            f"`outputs`, together with {quoted(task_outputs(output, outputs))}, or keep the gates (`keep`)"
         )
 
 

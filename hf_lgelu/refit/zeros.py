@@ -130,13 +130,13 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     for fed in find_fed_gates(traced):
         (call,) = traced.flow.calls[fed.site]
         product, other = product_behind(call), fed.other
-        behind = _map_behind(traced, product or call)
-        maps = [fed.before, behind] if other is None else [fed.before, behind, other]
+        after = _map_after(traced, product or call)
+        maps = [fed.before, after] if other is None else [fed.before, after, other]
         modules = [_module_of(model, traced, each) for each in maps]
-        if behind is None or None in modules or (product is None) != (other is None):
+        if after is None or None in modules or (product is None) != (other is None):
             continue
         _Before(modules[0], fed.before.output_axis)
-        _Down(modules[1], behind.input_axis, None if other is None else _Up(modules[2], other.output_axis))
+        _Down(modules[1], after.input_axis, None if other is None else _Up(modules[2], other.output_axis))
         found.append(sites[fed.site].name)
     if not found:
         raise ValueError(
@@ -146,7 +146,7 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     return found
 
 
-def _map_behind(traced: TracedNetwork, node: Node) -> AffineOperation | None:
+def _map_after(traced: TracedNetwork, node: Node) -> AffineOperation | None:
     """The affine operation that alone takes a node's output."""
     while len(users(node)) == 1:
         (user,) = users(node)

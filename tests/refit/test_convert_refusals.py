@@ -56,7 +56,7 @@ STRUCTURES = {
     "tied": (tied(), r"\n  down\.weight: down\.weight is tied: several modules hold it"),
     "at the output": (
         wired(lambda net, x: x.softmax(-1)),
-        r"\n  act: its output is the model's, and no linear map with weights is behind it",
+        r"\n  act: its output is the model's, and no linear map with weights comes after it",
     ),
     "both ways": (
         wired(lambda net, x: [net.head(x), x]),
@@ -127,7 +127,7 @@ def test_numbers_that_are_not_finite(where):
     else:
         with torch.no_grad():
             model[2].weight[0, 0] = float("inf")
-    with pytest.raises(ConversionRefusedError, match="what reaches 2 is not finite, in the original or behind"):
+    with pytest.raises(ConversionRefusedError, match="what reaches 2 is not finite, in the original or after"):
         convert_to_relu(model, inputs)
     assert isinstance(model[1], nn.GELU)
 

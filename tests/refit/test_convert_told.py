@@ -142,7 +142,7 @@ def test_gates_in_a_head_that_does_not_count_are_named():
     net, x = TwoHeads().eval(), torch.randn(400, 8)
     report = convert_to_relu(net, x).report
     (warning,) = (warning for warning in report.warnings if "did not count" in warning)
-    assert warning.startswith("behind `beside.1`, `beside.3` are outputs that did not count (`other`)")
+    assert warning.startswith("outputs that depend on `beside.1`, `beside.3` did not count (`other`)")
     assert "linear maps: 2 refitted\n" in str(report)
     assert not any(
         "did not count" in said for said in convert_with(net, x, outputs=["logits", "other"]).report.warnings
@@ -174,8 +174,8 @@ def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
         errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
         if told:
-            assert told[0].startswith("behind `value` are outputs that did not count (`value`, `hidden`)")
-            assert "Name what you use of them in `outputs`, beside `logits`" in told[0]
+            assert told[0].startswith("outputs that depend on `value` did not count (`value`, `hidden`)")
+            assert "Name the ones that you use in `outputs`, together with `logits`" in told[0]
     assert errors[True] > 4 * errors[False]
 
 

@@ -115,7 +115,7 @@ def test_a_network_that_takes_the_last_position_is_padded_in_front_though_nothin
 def test_a_network_that_bears_no_padding_is_refused(in_front):
     model = drawn(lambda: Pooled(whole, numbered=True))
     with pytest.raises(
-        ValueError, match=r"padded to 13, .* padding behind it, by .* in front, .* Give sequences of one length"
+        ValueError, match=r"padded to 13, .* padding at the end, and by .* in front, .* Give sequences of one length"
     ):
         convert_to_relu(model, batches(model, 24, 1, in_front))
     (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]

@@ -158,7 +158,7 @@ def write_card(
         )
     others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
     had = sites_in_words(model, others) if form == "relu" and find_sites(model, others) else ""
-    still = f"It is no ReLU network throughout: beside its λ-gates it had {had}, and has them still."
+    still = f"It is no ReLU network throughout: it still has {had}, which were no λ-gates."
     facts = CardFacts(
         name=own_name(source) or "model",
         hardness=smallest_by_site(model),
@@ -288,7 +288,7 @@ def render_conversion_card(
 
     Raises ValueError for a repository that is not named as the Hub names it, or if the card would show an access token.
     """
-    # A report has the target's title, with a slope of its own behind it or without.
+    # After the target's title a report may have a slope.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
     metrics = report.evaluation.refitted.metrics if report.evaluation else {}
     measured = evaluations(report)[-1:]
