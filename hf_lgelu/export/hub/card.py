@@ -313,7 +313,11 @@ def render_conversion_card(
         gates=gates_in_words(report),
         last_rung=next((RUNGS[step.effort] for step in reversed(report.steps) if step.is_kept), None),
         network_table=whole_network(report),
-        top="".join(network_table(of.original_metrics, {"this model": of.refitted}, main=True) for _, of in measured),
+        top="".join(
+            f"On the {name}, {of.size_in_words}:\n\n"
+            + network_table(of.original_metrics, {"this model": of.refitted}, main=True)
+            for name, of in measured
+        ),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         done=what_was_done(report),
         layers=layer_table(report.layers),
