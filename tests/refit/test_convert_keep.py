@@ -189,7 +189,7 @@ def test_a_gate_that_computes_the_target_stays():
     converted, report = convert_to_relu(net, rows(), target="leaky_relu:0.1")
     assert (list(report.gates), report.kept) == (["1"], {"3": "LeakyReLU"})
     assert [type(module) for module in converted[1::2]] == [nn.LeakyReLU, nn.LeakyReLU]
-    with pytest.raises(ValueError, match="1, 3: there is nothing to convert. .* computes LeakyReLU"):
+    with pytest.raises(ValueError, match=r"1, 3: there is nothing to convert. .* computes LeakyReLU"):
         convert_to_relu(converted, rows(), target="leaky_relu:0.1")
     assert list(convert_to_relu(net, rows()).report.gates) == ["1", "3"]
 
