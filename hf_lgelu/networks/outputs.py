@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -35,6 +36,7 @@ _EMBEDDINGS = frozenset(
 )
 QUERIES = ("logits", "pred_boxes")  # outputs of a detector: the scores and the box of each place
 _OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
+_SIDES_AND_OBJECTNESS = 5
 _LEAST_CHANCE = 1e-6  # probabilities nearer to 0 or 1 are read as this near
 _TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by chance
 
@@ -202,6 +204,12 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
     least, most = scores.detach().aminmax()
     if least >= 0 and most <= 1:
         scores = scores.float().logit(_LEAST_CHANCE)
+    if box_channels == _SIDES_AND_OBJECTNESS:
+        boxes, objectness = boxes[..., :-1], boxes[..., -1:]
+        if objectness.detach().amin() >= 0 and objectness.detach().amax() <= 1:
+            objectness = objectness.float().logit(_LEAST_CHANCE)
+        log_chance = (F.logsigmoid(objectness.float()) + F.logsigmoid(scores.float())).clamp(max=-_LEAST_CHANCE)
+        scores = log_chance - log_chance.expm1().neg().log()
     return {"logits": scores, "pred_boxes": boxes}
 
 
