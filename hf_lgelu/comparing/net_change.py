@@ -45,7 +45,7 @@ class NetChange:
 
     @property
     def distance(self) -> float:
-        """KL to the original in nats, or the relative error where outputs are no class scores; a detector's `detection`.
+        """KL to the original in nats; without class scores the relative error; a detector's `detection`.
 
         It is infinite where outputs are not finite, so that every finite network is nearer.
         """
