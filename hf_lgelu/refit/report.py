@@ -254,9 +254,8 @@ def what_was_done(report: ConversionReport) -> str:
         sentences.append(f"An input's embedding is the mean of `{report.outputs[0]}` over all that is no padding.")
     if len(report.steps) > 1:  # the refit alone needs no sentence
         tried = rungs_in_words(report)
-        what = "KL" if report.held_out is None or report.held_out.refitted.kl is not None else "relative error"
         where = "inputs that choose the rung" if report.choosing_samples else "inputs held out"
-        sentences.append(f"Tried one after the other, with their {what} on the {where}: {tried}.")
+        sentences.append(f"Tried one after the other, with their distance on the {where}: {tried}.")
         if report.width_share != 1:
             sentences.append(f"Its blocks have {report.width_share:.4g} times the units.")
     if report.live_units is not None:
