@@ -16,12 +16,9 @@ from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import IGNORED_LABEL, QUERIES, Compared, OutputReader, in_order_of, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL, QUERIES, SIDES, Compared, OutputReader, in_order_of, is_causal
 from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.processes import each_has
-
-SIDES = 4
-"""Of a box; the error of each counts as much as a nat of the scores."""
 
 _SCORES_AT_ONCE = 2**26  # values of the outputs, 256 MiB; a comparison or a loss holds several copies of these
 

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.comparing.net_comparison import SIDES, samples_at_once
+from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import QUERIES, Compared, OutputReader, in_order_of
+from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly

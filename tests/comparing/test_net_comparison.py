@@ -182,6 +182,16 @@ def test_maps_of_a_detector_are_read_as_the_scores_and_the_box_of_each_cell(give
     torch.testing.assert_close(found.certainty(), expected[..., 4:].sigmoid().amax(-1), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("given", [MAPS, torch.cat([ROWS[..., :4], ROWS[..., 4:].sigmoid()], -1)])
+def test_an_objectness_multiplies_the_chance_of_each_class(given):
+    found = OutputReader(nn.Identity(), None, 5)(given, lambda model, inputs: inputs)
+    chances = ROWS[..., 4:].double().sigmoid()
+    exact = chances[..., :1] * chances[..., 1:]
+    torch.testing.assert_close(found.tensors["logits"].double(), exact.logit(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.certainty().double(), exact.amax(-1), rtol=0, atol=1e-6)
+    assert torch.equal(found.tensors["pred_boxes"], ROWS[..., :4])
+
+
 @pytest.mark.parametrize(("given", "channels"), [((DECODED, [MAPS[0][:, :6]]), 4), (MAPS, 7), (torch.randn(2, 7), 4)])
 def test_maps_of_other_channels_each_are_no_detectors(given, channels):
     with pytest.raises(ValueError, match=rf"box_channels={channels}: .*\(2, .*name the raw maps"):
