@@ -37,6 +37,7 @@ def percent(fraction: float) -> str:
 
 
 RELATIVE_ERROR = "relative error (share of squares)"
+DETECTION = "distance of scores and boxes"
 
 
 def main_measures(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hf_lgelu.formats import (
+    DETECTION,
     NONE,
     RELATIVE_ERROR,
     main_measures,
@@ -30,6 +31,7 @@ class NetChange:
             the first output.
         embedding: {"cosine", "least_cosine", "same_neighbour": number} for embeddings, one vector per sample
             (`hf_lgelu.comparing.output_comparison.OutputComparison`); else empty.
+        detection: a detector's distance in scores and boxes (`hf_lgelu.comparing.net_comparison.NetComparison`).
     """
 
     kl: float | None
@@ -39,14 +41,16 @@ class NetChange:
     metrics: Mapping[str, float] = field(default_factory=dict)
     relative_errors: Mapping[str, float] = field(default_factory=dict)
     embedding: Mapping[str, float] = field(default_factory=dict)
+    detection: float | None = None
 
     @property
     def distance(self) -> float:
-        """KL to the original in nats, or the relative error where outputs are no class scores.
+        """KL to the original in nats; without class scores the relative error; a detector's `detection`.
 
         It is infinite where outputs are not finite, so that every finite network is nearer.
         """
         found = self.relative_error if self.kl is None else self.kl
+        found = found if self.detection is None else self.detection
         return math.inf if math.isnan(found) else found
 
     @property
@@ -55,6 +59,8 @@ class NetChange:
         if not math.isfinite(self.distance):
             return "infinitely far"
         shown = significant(self.distance)
+        if self.detection is not None:
+            return f"{DETECTION} {shown}"
         return f"relative error {shown} (share of squares)" if self.kl is None else f"KL {shown} nat"
 
     @property
@@ -67,7 +73,8 @@ class NetChange:
     @property
     def main_measures(self) -> dict[str, str]:
         """{measure: value} of the measures that decide."""
-        return main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
+        found = main_measures(self.kl, self.agreement, self.relative_error, self.embedding)
+        return found if self.detection is None else {DETECTION: significant(self.detection)} | found
 
 
 def networks_table(

@@ -16,7 +16,7 @@ from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import IGNORED_LABEL, Compared, OutputReader, in_order_of, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL, QUERIES, SIDES, Compared, OutputReader, in_order_of, is_causal
 from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.processes import each_has
 
@@ -54,19 +54,27 @@ def compare_networks_on(
 
 
 class NetComparison:
-    """The distance of a network from the original in each output that counts, and its score, added up over batches."""
+    """The distance of a network from the original in each output that counts, and its score, added up over batches.
+
+    A detector's distance is that of its scores and boxes together, for each box that the original is certain of: the KL
+    of the scores, plus four times the relative error of the boxes. A box's error counts with the original's certainty.
+    """
 
     def __init__(self) -> None:
         self._score = Score()
         self._outputs: dict[str, OutputComparison] = {}  # first the output that is compared closest
+        self._certainty = 0.0  # the number of a detector's boxes, each counted with the original's certainty
+        self._places = {name: OutputComparison() for name in QUERIES}
 
     def add(self, batch: Batch, reference: Compared, other: Compared, is_causal: bool = False) -> None:
         """Add the outputs of the original and the network for one batch."""
-        other = in_order_of(reference, other)
+        other, certainty = in_order_of(reference, other), reference.certainty()
         for number, (name, value) in enumerate(reference.tensors.items()):
             counted = batch.counted(value, name, channels_last=True)
             if number == 0 and counted is not None and not counted.any():
                 return
+            if certainty is not None and name in QUERIES:
+                self._add_places(name, value, other.tensors[name], certainty, reference.are_logits)
             change = self._outputs.setdefault(name, OutputComparison())
             given = (value, other.tensors[name], counted)
             change.add(
@@ -76,16 +84,38 @@ class NetComparison:
             )
         self._score += Score.of(other, batch, is_causal)
 
+    def _add_places(self, name: str, value: Tensor, given: Tensor, certainty: Tensor, are_logits: bool) -> None:
+        if name == QUERIES[0]:
+            self._certainty += certainty.sum(dtype=torch.float64).item()
+            if not are_logits:  # a sigmoid of z is a softmax of z and 0
+                value, given = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (value, given))
+        else:
+            given = value + certainty.sqrt()[..., None] * (given - value)
+        self._places[name].add(value, given, are_scores=name == QUERIES[0])
+
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
         self._score += other._score
+        self._certainty += other._certainty
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
+        for name, change in other._places.items():
+            self._places[name].merge(change)
 
     @property
     def first(self) -> OutputComparison:
         """The comparison of the first output."""
         return next(iter(self._outputs.values()), OutputComparison())
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """The distance of each sample; a detector's add up to its distance."""
+        scores, boxes = self._places.values()
+        if not boxes.rows:
+            return self.first.gaps
+        error = SIDES * boxes.rows * boxes.relative_error / (sum(boxes.gaps) or 1.0)
+        pairs = zip(scores.gaps, boxes.gaps, strict=True)
+        return tuple((of_scores + error * of_boxes) / max(1.0, self._certainty) for of_scores, of_boxes in pairs)
 
     @property
     def change(self) -> NetChange:
@@ -100,6 +130,7 @@ class NetComparison:
             scores,
             errors if len(errors) > 1 else {},
             first.embedding,
+            sum(self.gaps) if self._places[QUERIES[1]].rows else None,
         )
 
 

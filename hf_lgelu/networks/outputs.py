@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -33,6 +34,7 @@ _NOT_READ = frozenset(
 _EMBEDDINGS = frozenset(
     ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
+SIDES = 4  # of a box
 QUERIES = ("logits", "pred_boxes")  # outputs of a detector: the scores and the box of each place
 _OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
 _LEAST_CHANCE = 1e-6  # probabilities nearer to 0 or 1 are read as this near
@@ -189,7 +191,8 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
     """{"logits": (B, cells, classes), "pred_boxes": (B, cells, box channels)} of the maps of a detector.
 
     A map is (B, channels, H, W), (B, anchors, H, W, channels), or one row a cell; then the shorter axis has the
-    channels. Maps of one size lie on each other: first those of boxes. Probabilities are read back into scores.
+    channels. Maps of one size lie on each other: first those of boxes. Probabilities are read back into scores. The
+    fifth of five box channels is an objectness, which multiplies the chance of each class.
     """
     maps: dict[torch.Size, list[Tensor]] = {}
     for value in found.values():
@@ -206,10 +209,15 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
             "that; name the raw maps (outputs=)"
         )
     cells = torch.cat(joined, 1)
-    boxes, scores = cells[..., :box_channels], cells[..., box_channels:]
+    sides = SIDES if box_channels == SIDES + 1 else box_channels
+    boxes, scores = cells[..., :sides], cells[..., sides:]
     least, most = scores.detach().aminmax()
     if least >= 0 and most <= 1:
         scores = scores.float().logit(_LEAST_CHANCE)
+    if sides < box_channels:  # the chance of an object, times that of the class
+        log_chance = F.logsigmoid(scores.float())
+        log_chance = (log_chance[..., :1] + log_chance[..., 1:]).clamp(max=-_LEAST_CHANCE)
+        scores = log_chance - (-log_chance.expm1()).log()
     return {"logits": scores, "pred_boxes": boxes}
 
 

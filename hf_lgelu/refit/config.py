@@ -137,8 +137,8 @@ class ConversionConfig:
             scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
             reads (logits, boxes, embeddings).
         box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the
-            box: 4, or 64 for distances as distributions. The others are class scores, each read by a sigmoid.
-            Default: the outputs are no raw maps.
+            box: 4, 5 for a box and an objectness (YOLOv5, YOLOX), or 64 for distances as distributions. The others are
+            class scores, each read by a sigmoid. Default: the outputs are no raw maps.
         max_samples: The most rows, sequences or images of the data to use. Default: all.
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal

@@ -29,7 +29,7 @@ from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import QUERIES, Compared, OutputReader, in_order_of
+from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
@@ -41,7 +41,6 @@ _LOOKS = 8  # number of comparisons on the held-out inputs
 _RATES = (0.003, 0.0003)  # the second is for cases where the first finds nothing nearer
 _OF_CONVOLUTIONS = 10  # the rate of convolutions' weights is multiplied by this
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, the steps are multiplied
-_SIDES = 4  # of a box; each counts as much as the mean of another output's columns
 _KEPT_VALUES = 2**26  # the most values of the original's outputs that are kept
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # the most batches that judge a state
@@ -400,7 +399,7 @@ def output_loss(
         else:
             varies = variances[name] > 0
             error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
-            sides = _SIDES if certainty is not None and name in QUERIES else 1
+            sides = SIDES if certainty is not None and name in QUERIES else 1
             total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 

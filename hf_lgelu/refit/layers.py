@@ -291,7 +291,9 @@ def _holds_weights(traced: TracedNetwork, finder: AimFinder, node: Node) -> bool
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")
     if not (foreign or name in _MIXERS or name.startswith("conv")):
         return False
-    fixed = [operand for operand in node.all_input_nodes if not finder.varies(operand)]
+    sources = (list(views_back(operand))[-1] for operand in node.all_input_nodes)
+    chosen = [source.args[0] for source in sources if operation_name(source) == "index"]  # each token's own expert
+    fixed = [operand for operand in (*node.all_input_nodes, *chosen) if not finder.varies(operand)]
     return any(traced.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 

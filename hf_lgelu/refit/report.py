@@ -235,8 +235,6 @@ def what_was_done(report: ConversionReport) -> dict[str, str]:
     inputs += f": {chose:,} to choose the rung, {apart:,} to measure the distance" * bool(chose)
     duplicates = report.samples - report.distinct_samples
     inputs += f"; {counted(duplicates, 'duplicate')} left out" * bool(duplicates)
-    has_no_kl = report.held_out is not None and report.held_out.refitted.kl is None
-    measure = "relative error" if has_no_kl else "KL"
     where = "inputs that choose" if chose else "inputs held out"
     means = any(found.refitted.embedding and found.rows != found.samples for _, found in evaluations(report))
     live, width = report.live_units, report.width_share
@@ -248,7 +246,7 @@ def what_was_done(report: ConversionReport) -> dict[str, str]:
         "ridge": f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, not validated",
         "outputs that counted": "" if report.outputs == ("",) else quoted(report.outputs),
         "embedding": f"mean of `{report.outputs[0]}` over all that is no padding" if means else "",
-        f"rungs, {measure} on the {where}": rungs_in_words(report) if len(report.steps) > 1 else "",
+        f"rungs, distance on the {where}": rungs_in_words(report) if len(report.steps) > 1 else "",
         "hidden units": f"{width:.4g} times the original's" if is_wider else "",
         "units that are not zero": "" if live is None else percent(live),
         "the same, of the original's number": "" if live is None or not is_wider else percent(live * width),

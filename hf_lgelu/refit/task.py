@@ -251,7 +251,7 @@ def evaluate_conversion(
     }
     score, found = compare_networks_on(read, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
-    rows, gaps = refitted.first.rows, refitted.first.gaps
+    rows, gaps = refitted.first.rows, refitted.gaps
     counts = zip(*each_has((live.live, live.outputs)), strict=True)
     live.live, live.outputs = (sum(part, Counter()) for part in counts)
     if not rows:

@@ -121,6 +121,33 @@ def test_queries_are_chosen_where_the_output_says_so():
         assert found.queries_are_chosen == expected
 
 
+@pytest.mark.parametrize("are_logits", [True, False])
+def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
+    draws = torch.Generator().manual_seed(2)
+    scores, boxes = 3 * torch.randn(5, 7, 3, generator=draws) - 3, torch.randn(5, 7, 4, generator=draws)
+    worse = {"scores": {"logits": scores + 0.3, "pred_boxes": boxes}, "boxes": {"logits": scores, "pred_boxes": -boxes}}
+    found, twice = {}, {}
+    for name, other in worse.items():
+        found[name], parts = NetComparison(), [NetComparison(), NetComparison()]
+        for comparison, part in zip([found[name], found[name], *parts], 2 * [slice(3), slice(3, 5)], strict=True):
+            of_both = ({key: value[part] for key, value in each.items()}
+                       for each in ({"logits": scores, "pred_boxes": boxes}, other))  # fmt: skip
+            comparison.add(Batch({}), *(Compared(each, are_logits) for each in of_both))
+        parts[0].merge(parts[1])
+        twice[name] = parts[0].change.distance
+    # By hand, in float64 and of single classes: p·log(p/q) of both sides of each sigmoid, or of a softmax.
+    z, b = scores.double(), boxes.double()
+    z = z if are_logits else torch.stack([z, 0 * z], -1)
+    p, q = z.softmax(-1), (z + (0.3 if are_logits else torch.tensor([0.3, 0]))).softmax(-1)
+    sure = 1 - p[..., -1] if are_logits else p[..., 0].amax(-1)
+    per_box = (4 * sure[..., None] * (2 * b).square()).flatten(1).sum(1) / b.flatten(0, 1).var(0, False).sum()
+    expected = {"scores": (p * (p / q).log()).flatten(1).sum(1) / sure.sum(), "boxes": per_box / sure.sum()}
+    for name, comparison in found.items():
+        assert comparison.gaps == pytest.approx(expected[name].tolist(), rel=1e-5)
+        assert [comparison.change.distance, twice[name]] == pytest.approx(2 * [expected[name].sum().item()], rel=1e-5)
+    assert found["boxes"].change.in_words.startswith("distance of scores and boxes ")
+
+
 def _cells(*maps):
     """(pictures, cells, channels) of maps (pictures, channels, H, W), a cell at a time."""
     places = [(part, i, j) for part in maps for i in range(part.shape[2]) for j in range(part.shape[3])]
@@ -153,6 +180,16 @@ def test_maps_of_a_detector_are_read_as_the_scores_and_the_box_of_each_cell(give
     torch.testing.assert_close(found.tensors["logits"], expected[..., 4:], rtol=0, atol=1e-4)
     assert torch.equal(found.tensors["pred_boxes"], expected[..., :4])
     torch.testing.assert_close(found.certainty(), expected[..., 4:].sigmoid().amax(-1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("given", [MAPS, torch.cat([ROWS[..., :4], ROWS[..., 4:].sigmoid()], -1)])
+def test_an_objectness_multiplies_the_chance_of_each_class(given):
+    found = OutputReader(nn.Identity(), None, 5)(given, lambda model, inputs: inputs)
+    chances = ROWS[..., 4:].double().sigmoid()
+    exact = chances[..., :1] * chances[..., 1:]
+    torch.testing.assert_close(found.tensors["logits"].double(), exact.logit(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.certainty().double(), exact.amax(-1), rtol=0, atol=1e-6)
+    assert torch.equal(found.tensors["pred_boxes"], ROWS[..., :4])
 
 
 @pytest.mark.parametrize(("given", "channels"), [((DECODED, [MAPS[0][:, :6]]), 4), (MAPS, 7), (torch.randn(2, 7), 4)])

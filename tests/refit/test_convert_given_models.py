@@ -1,5 +1,6 @@
 """Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
 
+import contextlib
 import itertools
 import types
 from contextlib import nullcontext
@@ -15,6 +16,8 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from hf_lgelu import ConversionRefusedError, compare_networks, convert_to_relu
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.refit.task import evaluate_conversion
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
 
@@ -258,6 +261,9 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
         torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
     errors = of_wrapped.held_out.refitted.relative_errors
     assert report.held_out.refitted.relative_errors == pytest.approx(errors, rel=1e-3)
+    swap = types.SimpleNamespace(gates=(), applied=contextlib.nullcontext)
+    evaluation, gaps = evaluate_conversion(net, found, swap, [Batch(pictures, None)], ["1"], 4 * BINS)
+    assert (len(gaps), sum(gaps)) == (96, pytest.approx(evaluation.refitted.detection, rel=1e-9))
     table = compare_networks(net, found, pictures, int8=True, outputs=["1"], box_channels=4 * BINS)
     errors = compare_networks(Wrapped(net), expected, pictures, int8=True).rows[1].change.relative_errors
     near, *in_int8 = (row.change.relative_errors for row in table.rows[1:])

@@ -51,12 +51,13 @@ def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
     "build",
     [
         lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3)),
+        lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3, experts_implementation="batched_mm")),
         pytest.param(
             lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, num_experts=3, moe_intermediate_size=12)),
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["mixtral", "qwen3_moe"],
+    ids=["mixtral", "mixtral-batched", "qwen3_moe"],
 )
 def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_path):
     model = loud(build(), 1.5)
