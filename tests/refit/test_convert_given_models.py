@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 from hf_lgelu import ConversionRefusedError, compare_networks, convert_to_relu
 from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.task import evaluate_conversion
 from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
 
@@ -262,7 +263,7 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
     errors = of_wrapped.held_out.refitted.relative_errors
     assert report.held_out.refitted.relative_errors == pytest.approx(errors, rel=1e-3)
     swap = types.SimpleNamespace(gates=(), applied=contextlib.nullcontext)
-    evaluation, gaps = evaluate_conversion(net, found, swap, [Batch(pictures, None)], ["1"], 4 * BINS)
+    evaluation, gaps = evaluate_conversion(OutputReader(net, ["1"], 4 * BINS), found, swap, [Batch(pictures, None)])
     assert (len(gaps), sum(gaps)) == (96, pytest.approx(evaluation.refitted.detection, rel=1e-9))
     table = compare_networks(net, found, pictures, int8=True, outputs=["1"], box_channels=4 * BINS)
     errors = compare_networks(Wrapped(net), expected, pictures, int8=True).rows[1].change.relative_errors
