@@ -17,8 +17,8 @@ from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.hub.card import write_card
-from hf_lgelu.export.int8.judged import INT8_FILE, INT8_REPORT, Int8RefusedError, JudgedInt8, export_int8
-from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, OPSET, save_onnx
+from hf_lgelu.export.int8.judged import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
+from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
 from hf_lgelu.export.plain import save_plain
 from hf_lgelu.files import whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
@@ -88,7 +88,7 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
 
 
 def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
-    """Write the float32 and the int8 file where int8 is good; the last line printed is the verdict in either case."""
+    """Write the float32 and the int8 file if int8 is good. In either case the last line on stdout is the verdict."""
     given = read_checkpoint(arguments.model, **arguments.reading)
     original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
     rows = read_rows(data, given)
@@ -108,8 +108,17 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
         )
     except Int8RefusedError as error:
         say(str(error.report))
-        raise
-    say(f"Saved in {arguments.output_dir}: {ONNX_FILE}, {INT8_FILE} and {INT8_REPORT}\n{report}")
+        raise RuntimeError(error.advice) from error  # the verdict is on stdout
+    folder = Path(arguments.output_dir)
+    say(f"Saved in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
+    say("Run it in Python:")
+    arrays = f"{{{', '.join(f'{name!r}: {name}' for name in report.inputs)}}}"
+    if "input_ids" in report.inputs and any(folder.glob("tokenizer*")):
+        made = '(["a text"], padding=True, truncation=True, return_tensors="np")'
+        say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
+        arrays = f"{{name: tokens[name] for name in {report.inputs}}}"
+    say(f'  outputs = onnxruntime.InferenceSession("{folder / INT8_FILE}").run(None, {arrays})')
+    say(str(report))
     return report
 
 

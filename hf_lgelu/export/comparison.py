@@ -49,7 +49,8 @@ class ComparedNetwork:
     median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
     ONNX file, or without int8 of the weights. `live_units` is the share of the outputs of the original's gates that are
     not exactly zero here; None of the original, and in int8. In int8 there are `operations`, what computes in integers
-    ("all" or "layers", `quantize_onnx`), and `int8_change`, how far it is from the same network in float32.
+    ("all" or "layers", `quantize_onnx`), `int8_change`, how far it is from the same network in float32, and
+    `int8_loss`, what int8 takes from that network (`NetworkComparison.int8_measure`).
     """
 
     network: str
@@ -61,6 +62,7 @@ class ComparedNetwork:
     live_units: float | None = None
     operations: str | None = None
     int8_change: NetChange | None = None
+    int8_loss: float | None = None
 
     @property
     def cells(self) -> dict[str, str]:
@@ -71,6 +73,7 @@ class ComparedNetwork:
             "precision": self.precision,
             **{metric: score(metric, value) for metric, value in self.metrics.items()},
             **({} if self.change is None else self.change.main_measures),
+            **({} if self.int8_loss is None else {"lost in int8": significant(self.int8_loss)}),
             **({} if self.live_units is None else {"live units": percent(self.live_units)}),
             "ms (quartiles)": f"{median} ({first} to {third})",
             "megabytes": significant(self.megabytes),
@@ -97,20 +100,33 @@ class NetworkComparison:
         names = dict.fromkeys(row.network for row in self.rows)
         return [[row for row in self.rows if row.network == name] for name in names]
 
+    @property
+    def int8_measure(self) -> str:
+        """The measure of `int8_loss`: "accuracy" or "perplexity" with labels, else that of `nearness`.
+
+        The loss is the score in float32 less the score in int8, of a perplexity in nats. Without labels it is the share
+        that differs from the same network in float32, or the relative error.
+        """
+        last: Any = self.rows[-1]
+        return next(iter(last.metrics), nearness(last.int8_change)[0])
+
     def __str__(self) -> str:
-        titles = list(self.rows[1].cells)  # the original has no distance
+        titles = list(self.rows[-1].cells)  # the original has no distance, and float32 loses nothing in int8
         cells = ([row.cells.get(title, NONE) for title in titles] for row in self.rows)
         lines = text_table(titles, cells, text_columns=2)
         lines.append(
             f"On {self.samples:,} inputs. ms: processor time of a call with {self.timed_samples} of them, one thread "
             f"of {self.runtime}, the networks in turn."
         )
+        if any("neighbour" in title for title in titles):
+            lines.append("A nearest neighbour is one of these inputs: of more inputs, fewer keep theirs.")
         if self.calibration_samples:
             kinds = {row.network: row.operations for row in self.rows if row.operations}
             told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
             layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
-            where = f"ranges of {self.calibration_samples} other inputs"
-            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}.")
+            where = f"{self.calibration_samples} other inputs gave the ranges"
+            lost = f"{self.int8_measure.replace('_', ' ')}, against the same network in float32"
+            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}; lost in int8: {lost}.")
         return "\n".join(lines)
 
 
@@ -201,17 +217,36 @@ def compare_networks(
             found = changes if network is first else compare_networks_on(read(network), {name: runs[name]}, judged)[1]
             own[name] = found[name].change
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
-    rows = []
+    rows: list[ComparedNetwork] = []
     for form, milliseconds in zip(forms, times, strict=True):
         name = f"{form.name} {form.precision}"
         change = changes[name].change if name in changes else None
         metrics = first_score.values if change is None else change.metrics
-        size, live = form.bytes / 1e6, form.live.share
-        of_form = (metrics, change, milliseconds, size, live, form.operations, own.get(name))
-        rows.append(ComparedNetwork(form.name, form.precision, *of_form))
+        row = ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, form.bytes / 1e6)
+        if form.precision == INT8:
+            float32 = next(each for each in rows if each.network == form.name)
+            loss = _loss(float32.metrics, metrics, own[name])
+            row = replace(row, operations=form.operations, int8_change=own[name], int8_loss=loss)
+        rows.append(replace(row, live_units=form.live.share))
     return NetworkComparison(
         tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
     )
+
+
+def nearness(change: NetChange) -> tuple[str, float]:
+    """(measure, value) of how near a network is to another one, where no labels give a score."""
+    for name in ("same_neighbour", "cosine"):
+        if name in change.embedding:
+            return name, change.embedding[name]
+    return ("relative_error", change.relative_error) if change.kl is None else ("same_prediction", change.agreement)
+
+
+def _loss(float32: Mapping[str, float], int8: Mapping[str, float], change: NetChange) -> float:
+    """What int8 takes from a network, given its scores in float32 and in int8, and the change of its outputs."""
+    for name, value in int8.items():
+        return math.log(value / float32[name]) if name == "perplexity" else float32[name] - value
+    measure, value = nearness(change)
+    return value if measure == "relative_error" else 1 - value
 
 
 @dataclass(frozen=True)

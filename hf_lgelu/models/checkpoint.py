@@ -57,10 +57,13 @@ def load_checkpoint(
     require_there(str(name_or_path))
     name_or_path = local(str(name_or_path)) or name_or_path
     path = Path(name_or_path)
-    if path.is_file():
-        raise NotADirectoryError(f"{path} is a file; give the checkpoint's folder, with config.json and safetensors")
-    if path.is_dir() and not (path / CONFIG_NAME).is_file():
-        raise FileNotFoundError(f"{path} has no config.json; give the folder that save_pretrained wrote")
+    if path.exists() and not all(any(path.glob(name)) for name in (CONFIG_NAME, "*.safetensors")):
+        held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
+        kind = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
+        raise FileNotFoundError(
+            f"{path} is no checkpoint: it is {kind}. Give the folder that save_pretrained wrote, with {CONFIG_NAME} "
+            "and weights in safetensors"
+        )
     try:
         # Without this argument, transformers would ask at the terminal whether to run the checkpoint's code.
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)

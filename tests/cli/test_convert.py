@@ -311,7 +311,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gleu", (), "there is no folder or file gleu"),
         ("runs/gelu", (), "the Hub cannot be reached"),
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
-        ("gelu/model.safetensors", (), "is a file; give the checkpoint's folder"),
+        ("gelu/model.safetensors", (), "is no checkpoint: it is a file. Give the folder"),
         ("adapter", (), "merge_and_unload"),
         ("relu", (), "is a ReLU network already (2 ReLU modules, no smooth gate)"),
         ("narrow", (), "has 5 features a row, and the model takes 7"),

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from PIL import Image
 from torch import nn
@@ -85,6 +86,15 @@ def test_a_network_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path,
     torch.testing.assert_close(found, model.eval()(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
 
 
+def ran(said, **names):
+    """The outputs of the Python that the command prints."""
+    names |= {"onnxruntime": pytest.importorskip("onnxruntime"), "transformers": transformers}
+    for line in said.partition("Run it in Python:\n")[2].splitlines():
+        if line.startswith("  ") and not line.startswith("   "):
+            exec(line.strip(), names)
+    return names["outputs"]
+
+
 @pytest.mark.parametrize("outliers", [False, True])
 def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_rows, tmp_path, call):
     """The outliers change nothing in float32: half of the units are 3,000 times as large, and read by as much less."""
@@ -104,9 +114,7 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     assert last.startswith(f"int8: {'worse' if outliers else 'good'}; accuracy 0.")
     assert "Operators in int8: Gemm 3" in said
     if outliers:
-        assert errors.splitlines()[-1].startswith(
-            f"hf-lgelu export: {last}. Nothing is kept. Give data with more inputs"
-        )
+        assert errors.splitlines()[-1].startswith("hf-lgelu export: Nothing is kept. Give data with more inputs")
         assert "--operations layers" in errors
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
         status, said, _ = call(*words, tmp_path / "int8", "--allow_worse", "--disable_tqdm")
@@ -114,7 +122,9 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     assert {path.name for path in (tmp_path / "int8").iterdir()} == {
         "config.json", "model.onnx", "model-int8.onnx", "int8.json",
     }  # fmt: skip
+    assert f"Saved in {tmp_path / 'int8'}: config.json, int8.json, model-int8.onnx, model.onnx\n" in said
     features, labels = test_rows
+    assert ran(said, features=features.numpy())[0].shape == (100, 2)
     judged = json.loads((tmp_path / "int8" / "int8.json").read_text())
     order = torch.from_numpy(np.random.RandomState(0).permutation(100))
     rows = order[[number for number in range(100) if number % 4]]
@@ -251,6 +261,7 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert said.splitlines()[-1].startswith("int8: good; same neighbour ")
     assert "original   int8" in said
     assert (tmp_path / "int8" / "tokenizer.json").exists()
+    assert ran(said)[0].shape == (1, 16)
 
 
 def test_an_encoder_in_a_folder_of_its_own_stays_there(folder_of_old, tmp_path, call):

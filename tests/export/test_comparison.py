@@ -73,6 +73,8 @@ def test_scores_and_distances_are_those_of_numpy(compared, tmp_path):
             assert row.change.agreement == (found.argmax(1) == exact.argmax(1)).mean()
             varying = np.square(exact - exact.mean(0)).sum()
             assert row.change.relative_error == pytest.approx(np.square(found - exact).sum() / varying, rel=1e-3)
+    scores = [row.metrics["accuracy"] for row in compared.rows]
+    assert [row.int8_loss for row in compared.rows] == [None, None, scores[0] - scores[2], scores[1] - scores[3]]
     sizes = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("gelu", "relu", "gelu-8", "relu-8")]
     assert [1e6 * row.megabytes for row in compared.rows] == pytest.approx(sizes, rel=0.02)  # names of files differ
 
@@ -81,11 +83,12 @@ def test_the_table_has_a_cell_for_each_title(compared):
     titles, *lines = str(compared).splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [[row.network, row.precision] for row in compared.rows]
     assert "accuracy" in titles
+    assert "lost in int8" in titles
     assert len({len(line) for line in lines[:4]}) == 1  # the columns stand below each other
     assert f"{compared.rows[3].metrics['accuracy']:.4f}" in lines[3]
     assert lines[0].split()[3] == "–"  # how far the original is from itself
     assert "60 inputs" in lines[4]
-    assert "ranges of 20 other inputs" in lines[5]
+    assert "20 other inputs gave the ranges" in lines[5]
 
 
 def test_without_int8_torch_runs_both_and_weights_are_counted_once():

@@ -91,6 +91,10 @@ def test_the_verdict_is_what_numpy_finds_on_the_files(kind, tmp_path):
     assert report.loss == pytest.approx(lost(*of_model)[0], rel=1e-3, abs=1e-9)
     assert report.allowed == pytest.approx(allowed + margin, rel=1e-3)
     assert report.is_good == (report.loss <= report.allowed)
+    assert [row.int8_loss for row in report.comparison.rows[2:]] == pytest.approx(
+        [lost(*of_original)[0], report.loss], rel=1e-3, abs=1e-9
+    )
+    assert f" {report.loss:.3g} " in str(report).splitlines()[4]  # of the table that compare_networks gives too
     saved = json.loads((tmp_path / "out" / "int8.json").read_text())
     assert (saved["verdict"], saved["is_good"], saved["loss"]) == (report.line, report.is_good, report.loss)
     assert str(report).splitlines()[-1] == report.line

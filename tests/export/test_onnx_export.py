@@ -276,6 +276,21 @@ def test_a_network_that_works_in_place_leaves_the_inputs_given(tmp_path):
     torch.testing.assert_close(torch.from_numpy(found), expected)
 
 
+class KeepsBatchSize(nn.Module):
+    """Makes numbers for a batch and keeps them for the next of this size, as YOLO's anchors."""
+
+    def forward(self, x):
+        if vars(self).get("shape") != x.shape:
+            self.shape, self.kept = x.shape, torch.arange(float(x.shape[1])).expand(x.shape)
+        return x + self.kept
+
+
+def test_numbers_that_a_network_keeps_for_a_batch_size_do_not_fix_it(tmp_path):
+    assert export_onnx(KeepsBatchSize(), tmp_path / "k.onnx", torch.zeros(8, 3)).inputs == {"x": ("batch", 3)}
+    (found,) = OnnxModel(tmp_path / "k.onnx")({"x": torch.zeros(5, 3)})
+    assert (found == [0, 1, 2]).all()
+
+
 class Halving(nn.Module):
     """Half the width and back, beside the input: it takes even widths alone."""
 

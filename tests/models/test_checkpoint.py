@@ -98,20 +98,19 @@ def test_code_that_was_not_run_is_told_and_not_named_in_what_is_saved(tmp_path, 
         assert ("transformers' BertForSequenceClassification" in caplog.text) == is_told
 
 
-def test_weights_of_another_form_are_told_with_what_to_do(tmp_path):
-    model = BertForSequenceClassification(BERT)
-    model.config.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"no file named model\.safetensors"):
-        load_checkpoint(tmp_path)
-    model.save_pretrained(tmp_path)
-    assert load_checkpoint(tmp_path).config.num_labels == model.config.num_labels
-
-
-def test_what_is_no_checkpoint_is_not_looked_for_on_the_hub(tmp_path):
-    (tmp_path / "empty").mkdir()
+def test_what_is_no_checkpoint_is_told_with_what_it_is_and_not_looked_for_on_the_hub(tmp_path):
+    for name, files in {"empty": (), "onnx": ("config.json", "model.onnx"), "bin": ("pytorch_model.bin",)}.items():
+        (tmp_path / name).mkdir()
+        for file in files:
+            (tmp_path / name / file).write_text("{}")
     (tmp_path / "file").write_text("x")
-    for name, said in (("empty", "has no config.json"), ("file", "is a file"), ("none", "there is no folder")):
+    for name, said in (
+        ("empty", r"it is a folder with no file\. Give the folder that save_pretrained wrote"),
+        ("onnx", r"it is a folder with config\.json, model\.onnx\. Give .* weights in safetensors"),
+        ("bin", r"with pytorch_model\.bin\. Give"),
+        ("file", r"it is a file\. Give"),
+        ("none", "there is no folder"),
+    ):
         with pytest.raises(OSError, match=said):
             load_checkpoint(tmp_path / name)
     for name in ("./none", "runs/paper/none"):

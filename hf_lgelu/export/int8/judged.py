@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from hf_lgelu.comparing.net_change import NetChange
-from hf_lgelu.export.comparison import ComparedNetwork, NetworkComparison, compare_networks
+from hf_lgelu.export.comparison import ComparedNetwork, NetworkComparison, compare_networks, nearness
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
+from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none, score, significant
 
@@ -30,17 +30,16 @@ _MARGIN = 0.01  # of measures that are no shares: 1 % of a perplexity, 0.01 of a
 class JudgedInt8:
     """The verdict on an int8 file, and what it is made of.
 
-    `measure` is the one that decides: "accuracy" or "perplexity" where there are labels, else "same_neighbour" of
-    embeddings, "same_prediction" of class scores, or "relative_error". `loss` is what int8 alone takes of it: with
-    labels the score in float32 less that in int8, of a perplexity in nats; without labels the share that differs from
-    the same network in float32. Counted from the original instead, what the conversion has already changed would be
-    free. `allowed` is the loss of the original's int8 and a margin: one standard error of a share, at least one input,
-    else 0.01; it is None without an original. `relative_error` is that of int8 alone. `operators` are {"int8" and
-    "float32": {operation: how many}} of the file.
+    `measure` decides: the comparison's `int8_measure`. `loss` is what int8 takes of it from the same network in
+    float32. A distance from the original would count what the conversion has changed too. `allowed` is the loss of the
+    original's int8 and a margin: one standard error of a share, at least one input, else 0.01; it is None without an
+    original. `relative_error` is that of int8 alone. `operators` are {"int8" and "float32": {operation: how many}} of
+    the file, and `inputs` the names of its inputs.
     """
 
     comparison: NetworkComparison
     operators: Mapping[str, Mapping[str, int]]
+    inputs: tuple[str, ...]
     measure: str
     loss: float
     allowed: float | None
@@ -78,12 +77,14 @@ class JudgedInt8:
             yield "The original's int8 is nearer to the original: take it where the runtime has its gates."
 
     def _shown(self, row: ComparedNetwork) -> str:
-        value = row.metrics[self.measure] if row.metrics else _near(row.change, self.measure)
-        return significant(value) if self.measure == "relative_error" else score(self.measure, value)
+        is_error = self.measure == "relative_error"
+        itself = 0.0 if is_error else 1.0  # of the original in float32
+        value = row.metrics.get(self.measure, itself if row.change is None else nearness(row.change)[1])
+        return significant(value) if is_error else score(self.measure, value)
 
 
 class Int8RefusedError(RuntimeError):
-    """An int8 file is not good, and was not kept; `report` says all that was measured.
+    """An int8 file is not good, and was not kept. `report` has all that was measured, `advice` says what to do.
 
     >>> import tempfile, torch
     >>> from hf_lgelu import Int8RefusedError, export_int8
@@ -99,15 +100,18 @@ class Int8RefusedError(RuntimeError):
     """
 
     def __init__(self, report: JudgedInt8) -> None:
-        self.report = report
         original = "compare it with the int8 of the original (`original`); " if report.allowed is None else ""
         fewer = report.comparison.rows[-1].operations != "layers"
         layers = "leave more in float (`operations` layers); " if fewer else ""
-        super().__init__(
-            f"{report.line}. Nothing is kept. Give data with more inputs, or with inputs as where the network is "
-            f"used; {layers}convert with `effort` distill or a larger `width`; "
-            f"{original}or keep the file as it is (`allow_worse`)"
+        self.report, self.advice = (
+            report,
+            (
+                "Nothing is kept. Give data with more inputs, or with inputs as where the network is used; "
+                f"{layers}convert with `effort` distill or a larger `width`; {original}or keep the file as it is "
+                "(`allow_worse`)"
+            ),
         )
+        super().__init__(f"{report.line}. {self.advice}")
 
 
 def export_int8(
@@ -173,7 +177,7 @@ def export_int8(
             )
             for row, name in zip(compared.by_network[-1], (ONNX_FILE, INT8_FILE), strict=True):
                 os.replace(Path(files, f"{row.network}-{row.precision}.onnx"), new / name)
-        report = _judge(compared, operators_by_precision(new / INT8_FILE))
+        report = _judge(compared, operators_by_precision(new / INT8_FILE), OnnxModel(new / INT8_FILE).input_names)
         if not report.is_good and not allow_worse:
             raise Int8RefusedError(report)
         save_beside_onnx(model, new, source)
@@ -183,39 +187,18 @@ def export_int8(
     return report
 
 
-def _judge(compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]]) -> JudgedInt8:
-    *originals, of_network = compared.by_network
-    int8 = of_network[1]
-    change: Any = int8.int8_change  # None in float32 alone
+def _judge(
+    compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]], inputs: tuple[str, ...]
+) -> JudgedInt8:
+    in_int8: list[Any] = [rows[1] for rows in compared.by_network]
+    *originals, int8 = in_int8
+    change, measure = int8.int8_change, compared.int8_measure
     error = float(np.max([change.relative_error, *change.relative_errors.values()]))  # NaN where one is
-    if int8.metrics:
-        measure = next(iter(int8.metrics))
-    elif change.embedding:
-        measure = "same_neighbour" if "same_neighbour" in change.embedding else "cosine"
-    else:
-        measure = "relative_error" if change.kl is None else "same_prediction"
-    loss = _loss(of_network, measure)
-    if not originals:
-        return JudgedInt8(compared, operators, measure, loss, None, error)
-    allowed, margin = _loss(originals[0], measure), _MARGIN
-    if measure in _SHARES:
-        share = originals[0][1].metrics.get(measure, 1 - allowed)
-        margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
-    return JudgedInt8(compared, operators, measure, loss, allowed + margin, error)
-
-
-def _loss(rows: Sequence[ComparedNetwork], measure: str) -> float:
-    """What int8 takes of a network, given its rows in float32 and in int8."""
-    before, after = (row.metrics.get(measure) for row in rows)
-    if before is None or after is None:
-        near = _near(rows[1].int8_change, measure)
-        return near if measure == "relative_error" else 1 - near
-    return math.log(after / before) if measure == "perplexity" else before - after
-
-
-def _near(change: NetChange | None, measure: str) -> float:
-    """How near a network is to another by a measure without labels; None stands for the other itself."""
-    if change is None:
-        return 0.0 if measure == "relative_error" else 1.0
-    found = {"same_prediction": change.agreement, "relative_error": change.relative_error, **change.embedding}
-    return found[measure]
+    allowed = None
+    if originals:
+        lost, margin = originals[0].int8_loss, _MARGIN
+        if measure in _SHARES:
+            share = originals[0].metrics.get(measure, 1 - lost)
+            margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
+        allowed = lost + margin
+    return JudgedInt8(compared, operators, inputs, measure, int8.int8_loss, allowed, error)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
 from hf_lgelu.files import whole_file
@@ -165,10 +164,14 @@ def export_onnx(
         # The exporter takes an axis of size 1 for one that is always 1.
         traced = _resize(inputs, axes, {axis: max(2, size) for axis, size in sizes.items()})
         outputs = tuple(network.outputs(inputs))
+        # Before the trace: a network that keeps numbers for the last batch size would be traced with them (YOLO).
+        resized = _outputs_at_other_sizes(network, inputs, axes, sizes)
         _write(network, traced, outputs, axes, opset, file)
         onnx_model = OnnxModel(file)
         example = require_parity(onnx_model, inputs, network.outputs(inputs), tolerance, "on the example inputs")
-        resized = _compare_at_other_sizes(network, onnx_model, inputs, axes, sizes, tolerance)
+        others = [
+            require_parity(onnx_model, batch, expected, tolerance, f"at {sizes}") for sizes, batch, expected in resized
+        ]
         file_bytes = file.stat().st_size
     return OnnxReport(
         path=Path(path),
@@ -177,8 +180,8 @@ def export_onnx(
         inputs={n: tuple(axes.get(n, {}).get(i, size) for i, size in enumerate(v.shape)) for n, v in inputs.items()},
         outputs=outputs,
         max_abs_difference=example.max_change,
-        other_shapes_max_abs_difference=max((change.max_change for _, change in resized), default=0.0),
-        other_shapes=tuple(sizes for sizes, _ in resized),
+        other_shapes_max_abs_difference=max((change.max_change for change in others), default=0.0),
+        other_shapes=tuple(sizes for sizes, *_ in resized),
         largest_output=example.largest_output,
     )
 
@@ -334,15 +337,10 @@ def _write(
     onnx.save(proto, os.fspath(file))
 
 
-def _compare_at_other_sizes(
-    network: _NamedOutputs,
-    onnx_model: OnnxModel,
-    inputs: dict[str, Tensor],
-    axes: DynamicAxes,
-    own: dict[str, int],
-    tolerance: float,
-) -> list[tuple[dict[str, int], OutputChange]]:
-    """The changes at sizes of the axes beside the inputs' `own`, as far as the model takes these sizes."""
+def _outputs_at_other_sizes(
+    network: _NamedOutputs, inputs: dict[str, Tensor], axes: DynamicAxes, own: dict[str, int]
+) -> list[tuple[dict[str, int], dict[str, Tensor], dict[str, Tensor]]]:
+    """[(sizes, inputs, torch's outputs)] at other sizes of the axes than the inputs' `own`, if the model takes them."""
     # Only the batch grows: a longer sequence may be more than the model's positions.
     smaller = {axis: size // 2 if size > 1 else 2 for axis, size in own.items()}
     larger = {axis: max(3, size + 1) if axis == BATCH else max(1, size - 1) for axis, size in own.items()}
@@ -356,7 +354,7 @@ def _compare_at_other_sizes(
         except NOT_TAKEN as error:
             refusal = f"at {sizes} torch says: {error}"
             continue
-        resized.append((sizes, require_parity(onnx_model, batch, expected, tolerance, f"at {sizes}")))
+        resized.append((sizes, batch, expected))
     if refusal is not None and not resized:
         raise ValueError(
             f"the model was tried at other sizes of the axes that may vary, and takes none of them: {refusal}. Pass "
