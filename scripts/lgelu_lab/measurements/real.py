@@ -41,15 +41,12 @@ from lgelu_lab.studies.checkout import software_versions
 
 REAL_COLUMNS: dict[str, str] = {
     "model": "network, a key of REAL",
-    "method": "original, direct (ReLU at every smooth gate, weights as they are), converted (convert_to_relu, the last "
-    "number of units), or in older records hardened (every λ annealed to the target over the steps, then swapped)",
+    "method": "original, direct (ReLU at every smooth gate, weights as they are) or converted (convert_to_relu)",
     "effort": "asked of the conversion; null where nothing was converted",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
     "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; in "
     "records before 0.3.0 the units of what was converted were equalized before)",
-    "steps": "0; in older records also of training on the units with their labels, after the swap or the conversion, "
-    "or while it hardens",
     "units": "sequences, images or sounds that were fitted on; null where none are needed",
     "rows": "of these, tokens, images or sounds that were counted",
     "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
@@ -62,7 +59,7 @@ REAL_COLUMNS: dict[str, str] = {
     "agreement": "share of predictions with the original's argmax; for embeddings as same_neighbour",
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
     "least_cosine": "the least of them",
-    "seconds": "wall time of the conversion or the training",
+    "seconds": "wall time of the conversion",
     "call_ms": "least processor time of a call of 8 units in onnxruntime, one thread, ms; the networks take turns "
     "until none gets 1 % faster in 20 rounds (before 0.3.0: 20 calls, one network after the other); null where "
     "none was timed",
@@ -123,7 +120,7 @@ class Measured:
     def row(self, method: str, changed: nn.Module | None, **values: Any) -> Row:
         """A row of REAL_COLUMNS; judged where there is a network."""
         task = TASKS[self.network.task]
-        asked = {"model": self.network.name, "method": method, "steps": 0, "metric": task.metric}
+        asked = {"model": self.network.name, "method": method, "metric": task.metric}
         scores: Row = {}
         if changed is not None:
             judged = task.judge(self.model, changed, self.judged, self.processor)

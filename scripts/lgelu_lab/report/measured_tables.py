@@ -185,7 +185,7 @@ def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
 
 def _real(data: ReportData) -> Iterator[Group]:
     for name, frame in of_measurement(data, "real").items():
-        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "units", "steps", "precision").items():
+        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "units", "precision").items():
             how = METHODS.get(method, method) + (f", {effort}" if effort else "")
             yield (name, how), seeds
 
@@ -263,7 +263,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
     "real": TableSpec(
         title="Networks that nobody here trained: as they are, swapped and converted",
         caption="Each judged on held-out units of its own task; converted: on so many units (sequences or images) "
-        "without labels, with that effort. Steps: of training afterwards. int8: convolutions and matrix products, in "
+        "without labels, with that effort. int8: convolutions and matrix products, in "
         "onnxruntime; a call is of 8 units on one thread. KL and predictions against the original; of an embedding the "
         "share of units with the same nearest neighbour, and cosines to the original's.",
         rows=_real,
@@ -272,7 +272,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _constant("Fitted on", "units", count),
             _constant("Rows", "rows", count),
             _constant("Width", "width", lambda width: f"{width:g}"),
-            _constant("Steps", "steps", count),
             _constant("Precision", "precision"),
             _constant("Metric", "metric"),
             score_column("Score", "score"),
