@@ -49,20 +49,13 @@ _OF_ANY_NETWORK = ("int8", "conversion")
 INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
 METHODS = {
-    "original": "original",
     "direct": "plain swap",
     "statistics": "plain swap, BatchNorm's statistics anew",
-    "converted": "converted",
     "bias-fold": "bias fold",
-    "refit": "refit",
-    "place": "place",
     "place-wider": "place, wider",
-    "blocks": "blocks",
-    "distill": "distill",
     "hardened": "hardened in training",
 }
-RUNGS = ("place", "place-wider", "blocks", "distill")
-"""Of METHODS those above the refit."""
+"""{method: in words}, where these are others."""
 STARTS = {
     "direct": "plain swap, then tuned",
     "refit": "refit, then tuned",
@@ -96,24 +89,6 @@ def _refusals(data: ReportData, rows: Sequence[Row], name: str) -> Iterator[str]
         for model, words in frame.loc[frame["refusal"].notna(), ["model", "refusal"]].values:
             said.setdefault(words, {})[MODEL_LABELS.get(model, model)] = None
     yield from (f"Refused, {listed(models)}: “{words}”." for words, models in said.items())
-
-
-def _conversion_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    """What the rungs above the refit are, where some were asked for, what they came to, and what was refused."""
-    found = of_measurement(data, "conversion")
-    climbed = {name: frame[frame["method"].isin(RUNGS)] for name, frame in found.items() if "kept" in frame}
-    if any(map(len, climbed.values())):
-        yield (
-            "Above the refit: each ReLU's kink and slope placed before it (of wider blocks too), then every block's "
-            "maps by Adam (blocks), then all of them on the network's outputs (distill). A way is what was asked for; "
-            "it climbs from the refit, and keeps of the networks on its way the nearest on inputs held out."
-        )
-    for name, frame in climbed.items():
-        lower = frame[frame["kept"].notna() & (frame["kept"] != frame["method"].str.removesuffix("-wider"))]
-        for (method, kept), seeds in lower.groupby(["method", "kept"], sort=False):
-            named = listed([str(seed) for seed in seeds["seed"]])
-            yield f"{name}, {METHODS[method]}, seed {named}: kept was what {kept} had reached."
-    yield from _refusals(data, rows, "conversion")
 
 
 # Which columns
@@ -241,7 +216,8 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         title="ReLU without training: score and distance from the GELU network",
         caption="Everything is measured on the evaluation split, against the same network with its GELU. Calibration "
         "rows are drawn from the training rows, without labels: of text tokens, else rows of features or images; all "
-        "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Hardened: another "
+        "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Place: each ReLU's "
+        "kink and slope are placed before the refit, wider: of more units. Hardened: another "
         "network, trained with λ-GELU to become ReLU, so its distance from the GELU network is that of two "
         "trainings. Differences from the original are taken seed by seed. Mean ± sample "
         "standard deviation over seeds; of logit changes the largest.",
@@ -257,7 +233,7 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _largest("Largest logit change", "max_logit_change"),
             SEEDS_COLUMN,
         ),
-        notes=_conversion_notes,
+        notes=partial(_refusals, name="conversion"),
         text_columns=3,
     ),
     "real": TableSpec(
