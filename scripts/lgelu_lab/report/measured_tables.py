@@ -9,14 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from lgelu_lab.report.frames import (
-    MODEL_LABELS,
-    ReportData,
-    measured_benchmarks,
-    of_measurement,
-    rows_by,
-    seed_count,
-)
+from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import (
     SEEDS_COLUMN,
     Column,
@@ -41,10 +34,6 @@ from lgelu_lab.report.numbers import (
     present,
 )
 from lgelu_lab.report.paper import Notes
-from lgelu_lab.studies.experiments import STUDIES
-
-_OF_ANY_NETWORK = ("int8", "conversion")
-"""Measurements that any network of the study downstream allows: a benchmark without one is called missing."""
 
 INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
@@ -65,21 +54,11 @@ STARTS = {
 # Which rows
 
 
-def wanted_benchmarks(data: ReportData, name: str) -> list[str]:
-    """Those that a measurement was made on, or could have been beside others that were."""
-    found, possible = of_measurement(data, name), STUDIES["downstream"].benchmarks if name in _OF_ANY_NETWORK else ()
-    return [benchmark for benchmark in measured_benchmarks(data) if benchmark in possible or benchmark in found]
-
-
 def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
     """A row per network and other keys."""
-    found = of_measurement(data, name)
-    for benchmark in wanted_benchmarks(data, name) if found else ():
-        if benchmark not in found:
-            yield (benchmark, "all"), None
-        else:
-            for values, seeds in rows_by(found[benchmark], "model", *keys).items():
-                yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
+    for benchmark, frame in of_measurement(data, name).items():
+        for values, seeds in rows_by(frame, "model", *keys).items():
+            yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
 
 
 def _refusals(data: ReportData, rows: Sequence[Row], name: str) -> Iterator[str]:
@@ -177,15 +156,11 @@ def _real_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _tunings(data: ReportData) -> Iterator[Group]:
-    found = of_measurement(data, "conversion-finetuning")
-    for benchmark in wanted_benchmarks(data, "conversion-finetuning") if found else ():
-        if benchmark not in found:
-            yield (benchmark, "all"), None
-            continue
-        runs = rows_by(found[benchmark], "start", "steps", "learning_rate")
+    for benchmark, frame in of_measurement(data, "conversion-finetuning").items():
+        runs = rows_by(frame, "start", "steps", "learning_rate")
         for steps, rate in dict.fromkeys(key[1:] for key in runs):
             same = {start: runs.get((start, steps, rate)) for start in STARTS}
-            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(found[benchmark]["seed"]), **same}
+            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(frame["seed"]), **same}
 
 
 def _start(start: str) -> Column:
