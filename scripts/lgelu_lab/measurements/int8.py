@@ -75,8 +75,7 @@ class Int8Settings:
         min_round_seconds: calls are repeated in a round until it is expected to take as long.
         seed: of the calibration rows and of the order in each round.
         efforts: rungs of `convert_to_relu`; the network gelu is measured converted by each, too.
-        width: of the conversions.
-        converted_rows: training rows that these are fitted on.
+        converted_rows: training rows that the conversions are fitted on.
         distill_steps: of the effort distill; None for its default.
     """
 
@@ -89,7 +88,6 @@ class Int8Settings:
     min_round_seconds: float = 0.005
     seed: int = 0
     efforts: tuple[str, ...] = ()
-    width: float = 1.0
     converted_rows: int = 1024
     distill_steps: int | None = None
 
@@ -137,8 +135,7 @@ def _converted(
     rows = draw_calibration(data, settings.converted_rows, settings.seed) if settings.efforts else None
     for effort in settings.efforts:
         steps = settings.distill_steps if effort == "distill" else None
-        given = {"width": settings.width, "distill_steps": steps, "data_collator": benchmark.collate}
-        options = ConversionConfig(effort=effort, **given)
+        options = ConversionConfig(effort=effort, distill_steps=steps, data_collator=benchmark.collate)
         yield effort, convert_to_relu(models["gelu"].load(), rows, options=options).model
 
 
