@@ -56,7 +56,7 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         score = "no score" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
         score = "refused" if row["refusal"] else score
         how = " ".join(filter(None, (row["method"], row["effort"], row["precision"])))
-        print(f"{name}: {how}, {row['units'] or 'no'} units, {row['steps']} steps: {score}", flush=True)
+        print(f"{name}: {how}, {row['units'] or 'no'} units: {score}", flush=True)
     return True
 
 

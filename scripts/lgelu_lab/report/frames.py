@@ -248,16 +248,9 @@ def rows_by(frame: pd.DataFrame, *keys: str) -> dict[tuple, pd.DataFrame]:
 
 
 def of_measurement(data: ReportData, name: str) -> dict[str, pd.DataFrame]:
-    """{benchmark: its rows, one seed after the other} of one measurement."""
+    """{benchmark: its rows, one seed after the other} of one measurement, in the study's order."""
     frame = data.measured[data.measured["measurement"] == name]
     return dict(iter(frame.groupby("benchmark", sort=False)))
-
-
-def measured_benchmarks(data: ReportData) -> list[str]:
-    """Every benchmark that something was measured on, in the study's order."""
-    names = {record.benchmark: None for record in data.measurements}
-    order = STUDIES["downstream"].benchmarks
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
 def of_label(runs: pd.DataFrame, benchmark: str) -> dict[str, pd.DataFrame]:

@@ -9,14 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from lgelu_lab.report.frames import (
-    MODEL_LABELS,
-    ReportData,
-    measured_benchmarks,
-    of_measurement,
-    rows_by,
-    seed_count,
-)
+from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by, seed_count
 from lgelu_lab.report.markup import (
     SEEDS_COLUMN,
     Column,
@@ -41,28 +34,17 @@ from lgelu_lab.report.numbers import (
     present,
 )
 from lgelu_lab.report.paper import Notes
-from lgelu_lab.studies.experiments import STUDIES
-
-_OF_ANY_NETWORK = ("int8", "conversion")
-"""Measurements that any network of the study downstream allows: a benchmark without one is called missing."""
 
 INT8 = "int8-all"
 PRECISIONS = {"float32": "float32", "int8-layers": "int8, layers alone", INT8: "int8"}
 METHODS = {
-    "original": "original",
     "direct": "plain swap",
     "statistics": "plain swap, BatchNorm's statistics anew",
-    "converted": "converted",
     "bias-fold": "bias fold",
-    "refit": "refit",
-    "place": "place",
     "place-wider": "place, wider",
-    "blocks": "blocks",
-    "distill": "distill",
     "hardened": "hardened in training",
 }
-RUNGS = ("place", "place-wider", "blocks", "distill")
-"""Of METHODS those above the refit."""
+"""{method: in words}, where these are others."""
 STARTS = {
     "direct": "plain swap, then tuned",
     "refit": "refit, then tuned",
@@ -72,21 +54,11 @@ STARTS = {
 # Which rows
 
 
-def wanted_benchmarks(data: ReportData, name: str) -> list[str]:
-    """Those that a measurement was made on, or could have been beside others that were."""
-    found, possible = of_measurement(data, name), STUDIES["downstream"].benchmarks if name in _OF_ANY_NETWORK else ()
-    return [benchmark for benchmark in measured_benchmarks(data) if benchmark in possible or benchmark in found]
-
-
 def _rows(data: ReportData, name: str, keys: Sequence[str]) -> Iterator[Group]:
     """A row per network and other keys."""
-    found = of_measurement(data, name)
-    for benchmark in wanted_benchmarks(data, name) if found else ():
-        if benchmark not in found:
-            yield (benchmark, "all"), None
-        else:
-            for values, seeds in rows_by(found[benchmark], "model", *keys).items():
-                yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
+    for benchmark, frame in of_measurement(data, name).items():
+        for values, seeds in rows_by(frame, "model", *keys).items():
+            yield (benchmark, MODEL_LABELS.get(values[0], values[0])), seeds
 
 
 def _refusals(data: ReportData, rows: Sequence[Row], name: str) -> Iterator[str]:
@@ -96,24 +68,6 @@ def _refusals(data: ReportData, rows: Sequence[Row], name: str) -> Iterator[str]
         for model, words in frame.loc[frame["refusal"].notna(), ["model", "refusal"]].values:
             said.setdefault(words, {})[MODEL_LABELS.get(model, model)] = None
     yield from (f"Refused, {listed(models)}: “{words}”." for words, models in said.items())
-
-
-def _conversion_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
-    """What the rungs above the refit are, where some were asked for, what they came to, and what was refused."""
-    found = of_measurement(data, "conversion")
-    climbed = {name: frame[frame["method"].isin(RUNGS)] for name, frame in found.items() if "kept" in frame}
-    if any(map(len, climbed.values())):
-        yield (
-            "Above the refit: each ReLU's kink and slope placed before it (of wider blocks too), then every block's "
-            "maps by Adam (blocks), then all of them on the network's outputs (distill). A way is what was asked for; "
-            "it climbs from the refit, and keeps of the networks on its way the nearest on inputs held out."
-        )
-    for name, frame in climbed.items():
-        lower = frame[frame["kept"].notna() & (frame["kept"] != frame["method"].str.removesuffix("-wider"))]
-        for (method, kept), seeds in lower.groupby(["method", "kept"], sort=False):
-            named = listed([str(seed) for seed in seeds["seed"]])
-            yield f"{name}, {METHODS[method]}, seed {named}: kept was what {kept} had reached."
-    yield from _refusals(data, rows, "conversion")
 
 
 # Which columns
@@ -185,7 +139,7 @@ def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
 
 def _real(data: ReportData) -> Iterator[Group]:
     for name, frame in of_measurement(data, "real").items():
-        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "units", "steps", "precision").items():
+        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "units", "precision").items():
             how = METHODS.get(method, method) + (f", {effort}" if effort else "")
             yield (name, how), seeds
 
@@ -202,15 +156,11 @@ def _real_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _tunings(data: ReportData) -> Iterator[Group]:
-    found = of_measurement(data, "conversion-finetuning")
-    for benchmark in wanted_benchmarks(data, "conversion-finetuning") if found else ():
-        if benchmark not in found:
-            yield (benchmark, "all"), None
-            continue
-        runs = rows_by(found[benchmark], "start", "steps", "learning_rate")
+    for benchmark, frame in of_measurement(data, "conversion-finetuning").items():
+        runs = rows_by(frame, "start", "steps", "learning_rate")
         for steps, rate in dict.fromkeys(key[1:] for key in runs):
             same = {start: runs.get((start, steps, rate)) for start in STARTS}
-            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(found[benchmark]["seed"]), **same}
+            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(frame["seed"]), **same}
 
 
 def _start(start: str) -> Column:
@@ -241,7 +191,8 @@ MEASURED_TABLES: dict[str, TableSpec] = {
         title="ReLU without training: score and distance from the GELU network",
         caption="Everything is measured on the evaluation split, against the same network with its GELU. Calibration "
         "rows are drawn from the training rows, without labels: of text tokens, else rows of features or images; all "
-        "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Hardened: another "
+        "where there are fewer than asked. Bias fold: only the biases behind the gates are fitted. Place: each ReLU's "
+        "kink and slope are placed before the refit, wider: of more units. Hardened: another "
         "network, trained with λ-GELU to become ReLU, so its distance from the GELU network is that of two "
         "trainings. Differences from the original are taken seed by seed. Mean ± sample "
         "standard deviation over seeds; of logit changes the largest.",
@@ -257,13 +208,13 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _largest("Largest logit change", "max_logit_change"),
             SEEDS_COLUMN,
         ),
-        notes=_conversion_notes,
+        notes=partial(_refusals, name="conversion"),
         text_columns=3,
     ),
     "real": TableSpec(
         title="Networks that nobody here trained: as they are, swapped and converted",
         caption="Each judged on held-out units of its own task; converted: on so many units (sequences or images) "
-        "without labels, with that effort. Steps: of training afterwards. int8: convolutions and matrix products, in "
+        "without labels, with that effort. int8: convolutions and matrix products, in "
         "onnxruntime; a call is of 8 units on one thread. KL and predictions against the original; of an embedding the "
         "share of units with the same nearest neighbour, and cosines to the original's.",
         rows=_real,
@@ -272,7 +223,6 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _constant("Fitted on", "units", count),
             _constant("Rows", "rows", count),
             _constant("Width", "width", lambda width: f"{width:g}"),
-            _constant("Steps", "steps", count),
             _constant("Precision", "precision"),
             _constant("Metric", "metric"),
             score_column("Score", "score"),

@@ -84,7 +84,7 @@ def _converted(data: ReportData, benchmark: str) -> pd.DataFrame:
 def results_from_elsewhere(data: ReportData, network: str) -> dict[str, pd.DataFrame]:
     """The same of a network that nobody here trained: as it is, swapped, converted with the most inputs and effort."""
     frame = of_measurement(data, "real")[network].rename(columns={"score": "value"})
-    frame = frame[(frame["precision"] == "float32") & (frame["steps"] == 0)]
+    frame = frame[frame["precision"] == "float32"]
     converted = frame[(frame["method"] == "converted") & frame["value"].notna()]
     is_wider = converted["width"].fillna(1) > 1
     return {
@@ -268,16 +268,16 @@ def _road_rows(data: ReportData) -> Iterator[Group]:
 
 
 def _int8_time(data: ReportData, name: str) -> pd.DataFrame:
-    """Time of the ReLU network's int8 form over the smooth network's, by seed: hardened, or converted and wider."""
+    """Time of the ReLU network's int8 form over the smooth network's, by seed: hardened, or converted, by width."""
     elsewhere, trained = of_measurement(data, "real").get(name), of_measurement(data, "int8").get(name)
     if elsewhere is not None:
         frame = elsewhere[(elsewhere["precision"] != "float32") & elsewhere["score"].notna()]
         smooth, relu, time = frame[frame["method"] == "original"], frame[frame["method"] == "converted"], "call_ms"
     elif trained is not None:
-        frame = trained[(trained["precision"] == "int8-all") & (trained["batch_size"] == _PRICED_BATCH)]
+        frame = trained[(trained["precision"] == "int8-all") & (trained["batch_size"] == _PRICED_BATCH)].assign(width=1)
         smooth, relu, time = frame[frame["model"] == "gelu"], frame[frame["model"] == "hardened_relu"], "median_ms"
     else:
-        return pd.DataFrame(columns=["value"])
+        return pd.DataFrame(columns=["width"])
     pairs = relu.merge(smooth, on="seed", suffixes=("", "_smooth"))
     return pairs.assign(value=pairs[time] / pairs[f"{time}_smooth"])
 
@@ -292,17 +292,25 @@ def _road_cell(heading: str, *ways: str) -> Column:
         seeds = next((found[way] for way in ways if way in found and len(found[way])), None)
         if seeds is None:
             return NONE
-        digits = 2 if "int8" in ways else digits_of(seeds["metric"].iloc[0])
-        wider = f" ({seeds['width'].iloc[0]:g} ×)" if "width" in seeds and (seeds["width"].iloc[0] or 1) > 1 else ""
-        return number(statistics.fmean(seeds["value"]), digits) + wider
+        width = seeds["width"].iloc[0] if "width" in seeds else None
+        return _of_width(seeds, digits_of(seeds["metric"].iloc[0]), width or 1)
 
     return Column(heading, cell)
+
+
+def _of_width(seeds: pd.DataFrame, digits: int, width: float) -> str:
+    return number(statistics.fmean(seeds["value"]), digits) + (f" ({width:g} ×)" if width > 1 else "")
+
+
+def _int8_cell(found: dict[str, pd.DataFrame], notes: Notes) -> str:
+    widths = found["int8"].groupby("width") if "int8" in found else ()
+    return "; ".join(_of_width(seeds, 2, width) for width, seeds in widths) or NONE
 
 
 ROADS = TableSpec(
     title="What each road keeps, and what it costs",
     caption="Scores of the smooth network and of its ReLU networks, the mean over the seeds. “2 ×”: with twice the "
-    "hidden units. “int8 time” is the time of the hardened (or the wider) network in int8 over that of the smooth one.",
+    "hidden units. “int8 time” is the time of the hardened or converted network in int8 over that of the smooth one.",
     rows=_road_rows,
     head=("Network",),
     columns=(
@@ -312,7 +320,7 @@ ROADS = TableSpec(
         _road_cell("Converted", OWN_SHAPE, CONVERTED),
         _road_cell("Converted, wider", WIDER),
         _road_cell("Hardened", HARD),
-        _road_cell("int8 time", "int8"),
+        Column("int8 time", _int8_cell),
     ),
 )
 

@@ -176,12 +176,12 @@ def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypat
     told = [tuple(row[name] for name in ("units", "effort", "width", "precision")) for row in converted]
     assert told == [
         *((24, "refit", 1.0, "float32"), (40, "refit", 1.0, "float32")),
-        *((40, "place", 1.5, "float32"), (40, "place", 1.5, "int8")),
+        *((40, "place", 1.5, "float32"), (40, "refit", 1.0, "int8"), (40, "place", 1.5, "int8")),
     ]
-    assert [row["method"] for row in rows[-2:]] == ["original", "converted"]
-    timed = [(row["method"], row["precision"]) for row in rows if row["call_ms"] is not None]
-    assert timed == [("original", "float32"), ("converted", "float32"), ("original", "int8"), ("converted", "int8")]
-    assert 0 < rows[-2]["kl"] < 0.1  # rounding alone
+    timed = [(row["method"], row["width"], row["precision"]) for row in rows if row["call_ms"] is not None]
+    networks = (("original", None), ("converted", 1.0), ("converted", 1.5))
+    assert timed == [(*network, precision) for precision in ("float32", "int8") for network in networks]
+    assert 0 < rows[-3]["kl"] < 0.1  # rounding alone
     assert rows[0]["kl"] == pytest.approx(0, abs=1e-9)
 
 

@@ -132,6 +132,9 @@ def test_the_script_says_what_was_measured_and_what_failed(runs, tmp_path, monke
     monkeypatch.setattr(sys, "argv", line)
     assert script.main() == 0
     assert "mlp-digits/count-seed0: 2 rows" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*line, "--output_dir", str(tmp_path / "one"), "--networks", "gelu"])
+    assert script.main() == 0
+    assert "mlp-digits/count-seed0: 1 rows" in capsys.readouterr().out
     for more, told in (
         (("of-gates",), "no trained network in"),
         (("--settings", "sample=3"), "unexpected keyword argument 'sample'"),
