@@ -45,8 +45,9 @@ GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's optio
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    """An option. Of `settings`, `choices` are the accepted words, `is_word` says that the option is given without its
-    name, and `reads` is "model" or "dataset" where its value names a folder, a file or a Hub id of that kind."""
+    """An option. Of `settings`, `choices` are the accepted words, and `is_word` says that the option is given without
+    its name. `reads` is "model" or "dataset" if its value names a folder, a file or a Hub id of that kind. `argument`
+    is the name in Python's messages, if that is another."""
     return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
 
 
@@ -97,7 +98,11 @@ class CheckpointArguments(Arguments):
     """The checkpoint, a word without a name."""
 
     model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
-    trust_remote_code: bool = _input("Run code that the checkpoint brings. Default: not run.", False)
+    trust_remote_code: bool = _input(
+        "Run code that the checkpoint brings. Default: not run.",
+        False,
+        argument="trust_remote_code=True",  # as transformers says it
+    )
 
     @property
     def reading(self) -> dict[str, bool]:
@@ -137,6 +142,7 @@ class InputArguments(RowArguments):
         "validation or test split of --data (convert), else random inputs.",
         None,
         reads="dataset",
+        argument="evaluation_data",
     )
     evaluation_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
     evaluation_config: str | None = _input("Which of its configurations. Default: its only one.", None)
@@ -222,9 +228,10 @@ class ConvertArguments(OutputArguments):
     int8: bool = _output("With --compare: both networks in int8 as well, by ONNX. Default: in float32.", False)
     onnx_dir: str | None = _onnx_dir()
     resume: bool = _output(
-        "Keep finished layers in a hidden folder beside --output_dir, and go on from there after an interruption. "
-        "Default: nothing is kept.",
+        "Keep finished layers in a hidden folder next to --output_dir, and go on from there after an interruption. A "
+        "killed process also leaves a folder .NAME-….hf_lgelu there: delete it. Default: nothing is kept.",
         False,
+        argument="checkpoint_dir",
     )
 
     def __post_init__(self) -> None:
@@ -266,7 +273,7 @@ class ExportArguments(OutputArguments):
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
     data: str | None = _input(
-        f"Inputs like those the model meets, for --to int8: {_DATA}. Default: only int8 takes some, and needs them.",
+        f"For --to int8, which needs it: inputs like those the model meets, {_DATA}. Default: none, for the other forms.",
         None,
         reads="dataset",
     )
@@ -360,3 +367,12 @@ COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind
     for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments)
 }
+
+OPTIONS: dict[str, str] = {
+    argument: f"--{entry.name}"
+    for kind in COMMANDS.values()
+    for entry in fields(kind)
+    if "is_word" not in entry.metadata
+    for argument in (entry.name, entry.metadata.get("argument", entry.name))
+}
+"""{argument in a message of Python: option of the command}."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
@@ -51,7 +51,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise _WrongCallError(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; hf-lgelu --help")
         arguments = _arguments(COMMANDS[name], words[1:])
     except _WrongCallError as error:
-        print(f"hf-lgelu: {in_options(str(error))}", file=sys.stderr)
+        print(f"hf-lgelu: {error}", file=sys.stderr)
         return WRONG_CALL
     return 0 if arguments is None else _answer(arguments)
 
@@ -113,18 +113,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def in_options(text: str) -> str:
-    """The text with the command's options in the place of Python's arguments, which messages put between backquotes."""
-    options = {entry.name: entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
-    for word, option in (options | _OTHER_WORDS).items():
-        text = text.replace(f"`{word}`", f"--{option}")
-    return text
-
-
-_OTHER_WORDS = {
-    "evaluation_data": "evaluation",
-    "checkpoint_dir": "resume",
-    "trust_remote_code=True": "trust_remote_code",  # as transformers says it
-}
+    """A message with options in the place of Python's arguments, which stand in backquotes or are its first word."""
+    for argument, option in OPTIONS.items():
+        text = text.replace(f"`{argument}`", option)
+    first, space, rest = text.partition(" ")
+    argument = first.removesuffix(":")
+    return OPTIONS.get(argument, argument) + first[len(argument) :] + space + rest
 
 
 def say(text: str) -> None:
@@ -158,7 +152,7 @@ def _arguments(kind: type[Arguments], words: Sequence[str]) -> Arguments | None:
                 raise ValueError(f"there is no option {name}{did_you_mean(name, known)}")
         return kind(**vars(parser.parse_args(words)))
     except ValueError as error:
-        raise _WrongCallError(f"{kind.command}: {error}; hf-lgelu {kind.command} --help") from error
+        raise _WrongCallError(f"{kind.command}: {in_options(str(error))}; hf-lgelu {kind.command} --help") from error
 
 
 def _answer(arguments: Arguments) -> int:

@@ -167,20 +167,20 @@ class Selection(Rows):
 
     def _column(self, kind: str) -> str:
         """The column that was named, or the only one of that kind."""
-        found = self.columns_of(kind)
-        if self.asked.column is not None:
-            found = [column for column in found if column == self.asked.column]
-        elif kind == "text" and self.columns_of("nested"):
-            found = []  # beside words or messages in lists, the only column of text may be an id
-        else:
-            found = [
-                column for column in found if column not in (self.asked.pair_column, self.asked.label_column, *_LABELS)
-            ]
-        if len(found) == 1:
+        asked, others = self.asked.column, (self.asked.pair_column, self.asked.label_column, *_LABELS)
+        found = [column for column in self.columns_of(kind) if column == asked or (not asked and column not in others)]
+        # Beside words or messages in lists, the only column of text may be an id.
+        is_certain = asked or kind != "text" or not self.columns_of("nested")
+        if len(found) == 1 and is_certain:
             return found[0]
-        what = "lists of numbers" if kind == "list" else kind
+        of_lists = "lists of numbers" if asked or found else "numbers"
+        what = of_lists if kind == "list" else kind
         pairs = ", and of pairs the second with --pair_column" if kind == "text" else ""
-        raise ValueError(f"{self.description}: name the column of {what} with --column{pairs}; {self.columns_in_words}")
+        reason = f": name the column of {what} with --column{pairs}"
+        if not found:
+            named = f" named {asked!r}" if asked else ""
+            reason = f" has no column of {what}{named}, which {type(self.given.model).__name__} takes"
+        raise ValueError(f"{self.description}{reason}; {self.columns_in_words}")
 
     @property
     def _is_classified(self) -> bool:
@@ -204,7 +204,7 @@ class Selection(Rows):
         if labels is None:
             classes = ", ".join(map(str, self.given.model.config.id2label.values()))
             reason = (
-                f"column {column!r} of {self.description} does not hold the model's classes, by name "
+                f"the column {column!r} of {self.description} does not hold the model's classes, by name "
                 f"({classes[:200]}) or number (0 to {self.given.model.config.num_labels - 1})"
             )
             if self.asked.label_column is not None:

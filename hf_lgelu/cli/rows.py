@@ -234,7 +234,7 @@ def text_sequences(
     order = sample_numbers(len(texts), None, seed).tolist()
     filled = [number for number in order if all((column[number] or "").strip() for column in columns)]
     if not filled:
-        raise ValueError("the column holds no text: every row is empty")
+        raise ValueError("the texts are empty; give a column or file that has text in it")
 
     def encoded() -> Iterator[dict[str, list[int]]]:
         for start in range(0, len(filled), _TOGETHER):
@@ -287,7 +287,7 @@ def encoded_sequences(
     def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
         """(rows, longest) int64 of a column with a value for each token."""
         if [len(row) if isinstance(row, list) else None for row in column] != sizes:
-            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
+            raise ValueError(f"the column {name!r} must have a value for each of input_ids, as the model takes it")
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
         return nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
 

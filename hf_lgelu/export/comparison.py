@@ -189,7 +189,7 @@ def compare_networks(
     if not batches:
         raise nothing_given("data")
     if int8 and batches[0].is_sample:
-        raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
+        raise ValueError("the inputs of int8 have one shape, and here each batch has its own; leave int8 out")
     _require_alike(networks, batches[0][:TRIED], read)
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
@@ -329,7 +329,7 @@ def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
     """Inputs for the ranges of int8, evenly spaced as files are often sorted by class, and all the others."""
     total = sum(map(len, batches))
     if total < 2:
-        raise ValueError("int8 takes its ranges from some of the inputs and is judged on the others; give two or more")
+        raise ValueError("give two or more inputs: int8 takes its ranges from some of them and is judged on the others")
     wanted = max(1, min(_CALIBRATED_ON, total // 4))
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[[number * total // wanted for number in range(wanted)]] = True

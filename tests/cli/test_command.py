@@ -118,11 +118,11 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--sequence_length", "1"), "--sequence_length must be 2 or more, got 1"),
         ((*CONVERT, "--seed", "4294967296"), "--seed must be from 0 to below 2**32"),
         ((*CONVERT, "--private"), "--private needs --push_to_hub"),
-        ((*CONVERT, "--max_kl", "0"), "max_kl must be a number above 0"),
+        ((*CONVERT, "--max_kl", "0"), "convert: --max_kl must be a number above 0"),
         ((*CONVERT, "--evaluation", "none", "--max_eval_samples", "9"), "--max_eval_samples without the data set"),
         ((*CONVERT, "--width", "0.5"), "width is a multiple of the present units, finite and at least 1"),
         ((*CONVERT, "--effort", "place", "--bf16"), "--bf16 is for --effort 'distill'"),
-        ((*CONVERT, "--target", "relu:0.1"), "target must be one of relu, relu6"),
+        ((*CONVERT, "--target", "relu:0.1"), "convert: --target must be one of relu, relu6"),
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
         ((*CONVERT, "--live", "0.2", "--width", "1.25"), "and 1 together with live, got 1.25"),
         ((*EXPORT, "--to", "tflite"), "--to: invalid choice: 'tflite'"),
@@ -206,6 +206,8 @@ def test_what_failed_is_said_in_one_line(fake_command, call):
     [
         ("stop at `effort` 'place', or `width` 1.25.", "stop at --effort 'place', or --width 1.25."),
         ("(`evaluation_data`) or (`keep`)", "(--evaluation) or (--keep)"),
+        ("checkpoint_dir: work holds something else", "--resume: work holds something else"),
+        ("keep must be a number; `model`", "--keep must be a number; `model`"),
         ("DataLoader(data, batch_size=None), `logits`", "DataLoader(data, batch_size=None), `logits`"),
     ],
 )
