@@ -50,9 +50,7 @@ def demo(arguments: DemoArguments) -> None:
         original = _trained(*rows)
         swapped = copy.deepcopy(original)
         put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
-        say(
-            f"That took {_since(begun)}. Converting it to ReLU without training, on the same pictures without labels ..."
-        )
+        say(f"That took {_since(begun)}. Converting it to ReLU without training, on the same pictures, unlabelled ...")
         converted, report = convert_to_relu(original, {"features": rows[0]})
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")

@@ -29,8 +29,8 @@ _EXAMPLE_ROWS = 64
 def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | None) -> Any:
     """Export, compare on --evaluation, write folder and card, and push. Returns the export's report.
 
-    Raises the errors of `export_relu`, `export_gelu`, `export_onnx` and `export_int8`. Raises ValueError if --to relu or
-    gelu is given a checkpoint without λ-GELU.
+    Raises the errors of `export_relu`, `export_gelu`, `export_onnx` and `export_int8`. Raises ValueError if a
+    checkpoint without λ-GELU is given to --to relu or gelu.
     """
     if data is not None:
         return _export_int8(arguments, data)

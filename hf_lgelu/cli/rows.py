@@ -121,8 +121,8 @@ class ProcessedImages(Dataset):
             except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
                 file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
                 raise ValueError(
-                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or leave it "
-                    "out"
+                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
+                    "leave it out"
                 ) from error
         batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
