@@ -1,8 +1,8 @@
-"""What each command of `hf-lgelu` takes: one dataclass a command, and the tables EXPORT_FORMS and COMMANDS.
+"""The options of each command of `hf-lgelu`, in one dataclass a command, and the tables EXPORT_FORMS and COMMANDS.
 
-A new command is a dataclass, a row, and a module with a function, both of its name; help shows the dataclass's
-docstring and examples. An option without a default is required; of these the command's words are given without a name.
-Nothing here imports torch.
+A new command needs a dataclass, a row in COMMANDS, and a module with a function. Module and function have the command's
+name. Help shows the dataclass's docstring and examples. An option without a default is required. Nothing here imports
+torch.
 """
 
 import dataclasses
@@ -19,16 +19,16 @@ from typing import Any, ClassVar
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 
 _DATA = "a data set's Hub id, a folder of data files of one type or of images, or a CSV, JSON, Parquet or text file"
-_AMOUNT = "8,192 rows of features, 1,024 images, or sequences of together 32,768 tokens"
+_AMOUNT = "8,192 rows of features, 1,024 images, or sequences with 32,768 tokens together"
 
 
 EXPORT_FORMS = {
-    "relu": "ReLU in the place of hard gates",
-    "gelu": "GELU, with λ absorbed by the weights, exactly",
-    "onnx": "the model as it is, whatever its gates, for onnxruntime",
-    "int8": "the same and its int8 file, judged on inputs of --data that gave no ranges",
+    "relu": "ReLU instead of hard gates",
+    "gelu": "GELU, whose weights absorb λ exactly",
+    "onnx": "the model with its own gates, for onnxruntime",
+    "int8": "the ONNX file and an int8 file, which is judged on a part of --data",
 }
-"""What `hf-lgelu export --to` writes. The first two are again checkpoints, of one with λ-GELU, and have a card."""
+"""The forms that `hf-lgelu export --to` writes. The first two are checkpoints with a card, of models with λ-GELU."""
 
 _OF_A_CARD = ("push_to_hub", "license", "max_eval_samples")
 _OF_INT8 = ("data", "data_split", "data_config", "max_samples", "original", "operations", "allow_worse")
@@ -41,12 +41,13 @@ _OF_A_FORM = {
     **dict.fromkeys(_OF_INT8, ("int8",)),
 }
 
-GROUPS = ("input", "method", "output", "Hub")  # the groups of a command's options, in the order of its help
+GROUPS = ("input", "method", "output", "Hub")  # the groups of options, in the order of help
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    """An option. Of `settings`, `choices` are the accepted words, `is_word` says that the option is given without its
-    name, and `reads` is "model" or "dataset" where its value names a folder, a file or a Hub id of that kind."""
+    """An option. Of `settings`, `choices` are the accepted words, and `is_word` says that the option is given without
+    its name. `reads` is "model" or "dataset" if its value names a folder, a file or a Hub id of that kind. `argument`
+    is the name in Python's messages, if that is another."""
     return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
 
 
@@ -57,7 +58,7 @@ _onnx_dir = partial(_output, "Folder in which the ONNX files of --int8 are kept.
 
 
 def _of_config(name: str, **settings: Any) -> Any:
-    """An option of ConversionConfig, with the words of its docstring."""
+    """An option of ConversionConfig, with the help in its docstring."""
     words = re.search(
         rf"^    {name}: (.*?)(?=^    \S|\n\n)", inspect.getdoc(ConversionConfig) or "", re.DOTALL | re.MULTILINE
     )
@@ -66,13 +67,13 @@ def _of_config(name: str, **settings: Any) -> Any:
 
 
 def named(text: str | None) -> list[str] | None:
-    """Names with commas between, as a list; None of None."""
+    """The names in a text with commas; None for None."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 @dataclass(kw_only=True)
 class Arguments:
-    """What the arguments of all commands have in common."""
+    """The arguments of all commands."""
 
     command: ClassVar[str]
     examples: ClassVar[tuple[str, str]]
@@ -94,14 +95,18 @@ class Arguments:
 
 @dataclass(kw_only=True)
 class CheckpointArguments(Arguments):
-    """The checkpoint, a word without a name."""
+    """The checkpoint, which is given without the name of an option."""
 
     model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
-    trust_remote_code: bool = _input("Run code that the checkpoint brings. Default: not run.", False)
+    trust_remote_code: bool = _input(
+        "Run code that the checkpoint brings. Default: not run.",
+        False,
+        argument="trust_remote_code=True",  # as transformers says it
+    )
 
     @property
     def reading(self) -> dict[str, bool]:
-        """How `read_checkpoint` is to read it."""
+        """The options of `read_checkpoint`."""
         return {"progress": self.progress, "trust_remote_code": self.trust_remote_code}
 
 
@@ -109,18 +114,20 @@ class CheckpointArguments(Arguments):
 class RowArguments(CheckpointArguments):
     """How rows of a data set become inputs of a checkpoint."""
 
-    column: str | None = _input("Column of texts, images or features. Default: the only one there is.", None)
+    column: str | None = _input("Column of texts, images or features. Default: the only one of its kind.", None)
     pair_column: str | None = _input(
-        "Column of the second texts of a network of pairs (a cross-encoder, inference, paraphrase); the first are "
-        "those of --column. Default: every text stands alone.",
+        "Column of the second texts, if the network reads pairs (cross-encoder, inference, paraphrase). --column names "
+        "the first texts. Default: single texts.",
         None,
     )
     label_column: str | None = _input(
-        "Column of a classifier's classes, for scores alone. Default: label or labels, if there is one.", None
+        "Column of the classes that score a classifier. Default: label or labels, if there is one.", None
     )
-    sequence_length: int | None = _input("Tokens of a sequence. Default: what the model takes, at most 1,024.", None)
-    seed: int = _input("Random seed of the choice of inputs. Default: 0.", 0)
-    disable_tqdm: bool = _output("No progress. Default: lines and bars where stderr is a terminal.", False)
+    sequence_length: int | None = _input(
+        "Tokens in a sequence. Default: as many as the model takes, at most 1,024.", None
+    )
+    seed: int = _input("Random seed that chooses inputs. Default: 0.", 0)
+    disable_tqdm: bool = _output("Show no progress. Default: progress is shown if stderr is a terminal.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,23 +140,26 @@ class InputArguments(RowArguments):
     """The inputs on which networks are compared, and how a data set becomes inputs."""
 
     evaluation: str | None = _input(
-        f"Inputs on which networks are compared, with scores where there are labels: {_DATA}, or none. Default: the "
-        "validation or test split of --data (convert), else random inputs.",
+        f"Inputs on which networks are compared: {_DATA}, or none. Labels give a score. Default: the validation or "
+        "test split of --data (convert), else random inputs.",
         None,
         reads="dataset",
+        argument="evaluation_data",
     )
-    evaluation_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
-    evaluation_config: str | None = _input("Which of its configurations. Default: its only one.", None)
-    max_eval_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
+    evaluation_split: str | None = _input(
+        "Split of --evaluation. Default: validation or test, else the only split.", None
+    )
+    evaluation_config: str | None = _input("Configuration of --evaluation. Default: the only one.", None)
+    max_eval_samples: int | None = _input(f"The most inputs of --evaluation. Default: {_AMOUNT}.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
         if unread:
-            raise ValueError(f"nothing reads {' and '.join(unread)} without the data set that it is for")
+            raise ValueError(f"{' and '.join(unread)}: the data set for this is not given; leave it out")
 
     def _of_a_set(self) -> Sequence[str]:
-        """Options of data sets that are not given."""
+        """The options of data sets that are not given."""
         options = ("evaluation_split", "evaluation_config", "max_eval_samples", "column", "pair_column", "label_column")
         return () if self.evaluation not in (None, "none") else (*options, "sequence_length")
 
@@ -158,15 +168,15 @@ class InputArguments(RowArguments):
 class OutputArguments(InputArguments):
     """The folder that a command writes, and where it goes."""
 
-    output_dir: str = _output("Folder to write; it is complete or not there.")
+    output_dir: str = _output("Folder to write. It is written whole or not at all.")
     overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
     license: str | None = _output(
-        "Licence on the card, as the Hub spells it. Default: that of the original's card.", None
+        "Licence for the card, as the Hub spells it. Default: the licence on the original's card.", None
     )
     push_to_hub: str | None = _hub(
         "Push the folder with its card to this Hub repository, such as user/model. Default: nothing is pushed.", None
     )
-    private: bool = _hub("Make a new Hub repository a private one. Default: as your account has it.", False)
+    private: bool = _hub("Make a new Hub repository private. Default: as your account is set.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,7 +186,7 @@ class OutputArguments(InputArguments):
 
 @dataclass(kw_only=True)
 class ConvertArguments(OutputArguments):
-    """A trained smooth network (GELU, SiLU, Mish, λ-GELU) to ReLU without training, on unlabelled inputs."""
+    """Convert a trained network (GELU, SiLU, Mish, λ-GELU) to ReLU, without training, on unlabelled inputs."""
 
     command = "convert"
     examples = (
@@ -185,15 +195,15 @@ class ConvertArguments(OutputArguments):
     )
 
     data: str | None = _input(
-        f"Unlabelled inputs like those the model meets: {_DATA}. Default: text that a language model samples itself, "
-        "8,192 tokens; other models need inputs.",
+        f"Unlabelled inputs from where the model is used: {_DATA}. Default: a language model samples 8,192 tokens of "
+        "text; other models need inputs.",
         None,
         reads="dataset",
     )
-    data_split: str = _input("Which split of it. Default: train.", "train")
-    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
+    data_split: str = _input("Split of --data. Default: train.", "train")
+    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(
-        f"At most so many of its rows, sequences or images. Default: {_AMOUNT}, but at least 32.", None
+        f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
     )
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)
@@ -205,36 +215,37 @@ class ConvertArguments(OutputArguments):
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
     keep: str = _method(
-        "Gates that stay smooth: names with commas between, or how many of the most costly. Default: none.", "0"
+        "Gates that stay smooth: names with commas, or a number of the most costly gates. Default: none.", "0"
     )
     outputs: str | None = _method(
-        "Names of the outputs that count, with commas between; the first is compared. Default: those that the model's "
+        "Names of the outputs that count, with commas; the first is compared. Default: the outputs that the model's "
         "task reads (logits, boxes, embeddings).",
         None,
     )
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
     compare: bool = _output(
-        "At the end print both networks beside each other: score, distance, milliseconds, megabytes. Default: not "
-        "printed; `hf-lgelu compare` prints it later.",
+        "At the end, print a table of both networks: score, distance, milliseconds, megabytes. Default: no table; "
+        "`hf-lgelu compare` prints it later.",
         False,
     )
-    int8: bool = _output("With --compare: both networks in int8 as well, by ONNX. Default: in float32.", False)
+    int8: bool = _output("With --compare: add both networks in int8, by ONNX. Default: float32 alone.", False)
     onnx_dir: str | None = _onnx_dir()
     resume: bool = _output(
-        "Keep finished layers in a hidden folder beside --output_dir, and go on from there after an interruption. "
-        "Default: nothing is kept.",
+        "Keep finished layers in a hidden folder next to --output_dir, and go on from there after an interruption. A "
+        "killed process also leaves a folder .NAME-….hf_lgelu there: delete it. Default: nothing is kept.",
         False,
+        argument="checkpoint_dir",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(self, "keep", bool(named(self.keep)), "a number, or names with commas between")
+        _require(self, "keep", bool(named(self.keep)), "a number, or names with commas")
         _require(self, "int8", self.compare or not self.int8, "left out without --compare")
-        self.config()  # raises where options do not go together
+        self.config()  # raises for options that do not go together
 
     def config(self, checkpoint_dir: Path | None = None, max_samples: int | None = None) -> ConversionConfig:
-        """The same as `convert_to_relu` takes it; the command has chosen the samples itself, `max_samples` of more."""
+        """The options for `convert_to_relu`. `max_samples` says how many of more samples the command has chosen."""
         own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
         keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
         own |= {
@@ -248,13 +259,13 @@ class ConvertArguments(OutputArguments):
     def _of_a_set(self) -> Sequence[str]:
         if self.data is None:
             return (*super()._of_a_set(), "data_config")
-        # Left out, --evaluation may be another split of --data.
+        # Without --evaluation, another split of --data may be taken.
         return ("evaluation_split", "evaluation_config", "max_eval_samples") if self.evaluation == "none" else ()
 
 
 @dataclass(kw_only=True)
 class ExportArguments(OutputArguments):
-    """A hardened λ-GELU checkpoint to a plain ReLU or GELU one; any checkpoint to ONNX, or to judged int8."""
+    """Export a hardened λ-GELU checkpoint to plain ReLU or GELU, or any checkpoint to ONNX or judged int8."""
 
     command = "export"
     examples = (
@@ -266,28 +277,28 @@ class ExportArguments(OutputArguments):
         f"{'; '.join(map(': '.join, EXPORT_FORMS.items()))}. Default: relu.", "relu", choices=tuple(EXPORT_FORMS)
     )
     data: str | None = _input(
-        f"Inputs like those the model meets, for --to int8: {_DATA}. Default: only int8 takes some, and needs them.",
+        f"Inputs from where the model is used, which int8 needs and other forms do not take: {_DATA}. Default: none.",
         None,
         reads="dataset",
     )
-    data_split: str | None = _input("Which split of it. Default: validation or test, else its only one.", None)
-    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
-    max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
+    data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
+    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
+    max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
     original: str | None = _input(
-        "With --to int8, the checkpoint before its conversion: int8 must take no more from this one. Default: the "
-        "relative error of int8 is judged alone.",
+        "With --to int8: the checkpoint before the conversion. int8 may take as much from the model as from this one. "
+        "Default: the relative error of int8 decides.",
         None,
         reads="model",
     )
     operations: str | None = _method(
-        "What int8 computes in integers: all, or of a network's layers alone the products. Default: layers with "
-        "attention, else all.",
+        "What int8 computes in integers: all operations, or in layers the matrix products and convolutions alone. "
+        "Default: layers for a network with attention, else all.",
         None,
         choices=("all", "layers"),
     )
-    allow_worse: bool = _method("Keep an int8 file that is not good. Default: refused.", False)
-    allow_soft: bool = _method("Put ReLU in even where gates are soft. Default: refused.", False)
-    opset: int | None = _method("Version of ONNX's operations, 11 to 25. Default: 20.", None)
+    allow_worse: bool = _method("Keep an int8 file that is not good. Default: it is refused.", False)
+    allow_soft: bool = _method("Put in ReLU even if gates are soft. Default: soft gates are refused.", False)
+    opset: int | None = _method("Version of ONNX's operations, from 11 to 25. Default: 20.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -295,7 +306,7 @@ class ExportArguments(OutputArguments):
         if given:
             raise ValueError(f"{' and '.join(given)}: --to {self.to} does not take that; leave it out")
         if self.to == "int8" and self.data is None:
-            raise ValueError("--to int8 needs --data: inputs like those the model meets, without labels")
+            raise ValueError("--to int8 needs --data: inputs from where the model is used")
 
     def _of_a_set(self) -> Sequence[str]:
         return super()._of_a_set() if self.data is None else ("evaluation_split", "evaluation_config")
@@ -303,19 +314,19 @@ class ExportArguments(OutputArguments):
 
 @dataclass(kw_only=True)
 class CheckArguments(InputArguments):
-    """Is a checkpoint piecewise linear, what would ReLU cost, what stands in the way; nothing is written."""
+    """Say whether a checkpoint is piecewise linear, what ReLU would cost, and what prevents it. Nothing is written."""
 
     command = "check"
     examples = ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv")
 
     outputs: str | None = _method(
-        "Outputs that count, with commas between. Default: those that the model's task reads.", None
+        "Names of the outputs that count, with commas. Default: the outputs that the model's task reads.", None
     )
 
 
 @dataclass(kw_only=True)
 class CompareArguments(RowArguments):
-    """Two checkpoints beside each other: score, distance, milliseconds, megabytes; nothing is written."""
+    """Compare two checkpoints in one table: score, distance, milliseconds, megabytes. Nothing is written."""
 
     command = "compare"
     examples = (
@@ -323,18 +334,20 @@ class CompareArguments(RowArguments):
         "hf-lgelu compare you/your-bert out/relu --data texts.txt --int8",
     )
 
-    converted: str = _input("Folder or Hub id of the other network.", is_word=True, reads="model")
-    data: str = _input(f"Inputs of both networks, best not those of the conversion: {_DATA}.", reads="dataset")
-    data_split: str | None = _input("Which split. Default: validation or test, else its only one.", None)
-    data_config: str | None = _input("Which of its configurations. Default: its only one.", None)
-    max_samples: int | None = _input(f"At most so many of its inputs. Default: {_AMOUNT}.", None)
-    int8: bool = _method("Both networks in int8 as well, by ONNX. Default: in float32, by torch.", False)
+    converted: str = _input("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
+    data: str = _input(
+        f"Inputs for both networks, best other inputs than those of the conversion: {_DATA}.", reads="dataset"
+    )
+    data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
+    data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
+    max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
+    int8: bool = _method("Add both networks in int8, by ONNX. Default: float32 alone, by torch.", False)
     onnx_dir: str | None = _onnx_dir()
 
 
 @dataclass(kw_only=True)
 class ProfileArguments(CheckpointArguments):
-    """The hardness λ of every gate of a λ-GELU checkpoint."""
+    """Print the hardness λ of every gate of a λ-GELU checkpoint."""
 
     command = "profile"
     examples = ("hf-lgelu profile runs/tabular", "hf-lgelu profile you/your-soft-bert")
@@ -342,7 +355,7 @@ class ProfileArguments(CheckpointArguments):
 
 @dataclass(kw_only=True)
 class DemoArguments(Arguments):
-    """The whole road in half a minute: train on digits that are here, convert, save, reload, measure."""
+    """Show a conversion in half a minute: train on small pictures of digits, convert, save, reload, measure."""
 
     command = "demo"
     examples = ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits")
@@ -360,3 +373,12 @@ COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind
     for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments)
 }
+
+OPTIONS: dict[str, str] = {
+    argument: f"--{entry.name}"
+    for kind in COMMANDS.values()
+    for entry in fields(kind)
+    if "is_word" not in entry.metadata
+    for argument in (entry.name, entry.metadata.get("argument", entry.name))
+}
+"""{argument in a message of Python: option of the command}."""

@@ -1,4 +1,4 @@
-"""`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what stands in the way. Nothing is written."""
+"""`hf-lgelu check`: what a checkpoint is, what ReLU would cost, and what prevents a conversion. Nothing is written."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ _LONGEST_LIST = 12
 
 @dataclass(frozen=True)
 class Examined:
-    """What the answers are read from: a checkpoint, one batch, and where there is one the set of the batch."""
+    """What the answers are read from: a checkpoint, one batch, and the data set of the batch, if it has one."""
 
     given: GivenCheckpoint
     inputs: Mapping[str, Tensor]
@@ -70,13 +70,13 @@ class Examined:
 
     @cached_property
     def layers(self) -> tuple[TracedNetwork, Layers] | str:
-        """The trace and the layers that a conversion refits, or the reason why it is refused."""
+        """The trace and the layers that a conversion refits, or the reason why a conversion is refused."""
         network, sites = self.given.network, self.sites
         reason = why_not_writable(network)
         if reason is not None:
             return f"No: {reason}"
         if reused := reused_inputs(network, sites, dict(self.inputs)):
-            return f"No: {', '.join(reused)} works in place, and its input is used again"
+            return f"No: {', '.join(reused)} works in place, and its input is read again"
         try:
             traced = TracedNetwork(network, sites, dict(self.inputs), self.counted)
             return traced, find_layers(traced, network, sites)
@@ -85,25 +85,25 @@ class Examined:
 
 
 def check(arguments: CheckArguments, evaluation: Rows | None) -> None:
-    """Print the answers, section by section. Raises what loading and reading raise; the checkpoint stays as it is."""
+    """Print the answers, section by section. Raises the errors of loading and reading. Nothing is changed."""
     given = read_checkpoint(arguments.model, **arguments.reading)
     rows = None if evaluation is None else read_rows(evaluation, given)
     print(f"{given.name}: {given.kind}, {sites_in_words(given.network)}")
     try:
         inputs = random_inputs(given.model) if rows is None else rows.first(_EXAMPLE_ROWS)
     except ValueError as error:
-        print(f"\nIt cannot be run here, and nothing more is known: {error}")
+        print(f"\nIt cannot be run here, so nothing more is known: {error}")
         return
     examined = Examined(given, inputs, rows, named(arguments.outputs), arguments)
     if any(tensor.isnan().any() for tensor in examined.counted(run_example(given.network, inputs))):
         where = "random inputs" if rows is None else rows.description
-        raise ValueError(f"{given.name} gives NaN on {where}: look at its weights, or for NaN among the inputs")
+        raise ValueError(f"{given.name} gives NaN on {where}: look for NaN in its weights and among the inputs")
     network = given.network
     with Network(network) as looked:
         looked.take_calls(inputs)
         for title, lines in (
             ("Is it piecewise linear?", _linearity(examined)),
-            ("What would ReLU in the place of its gates cost?", _swap(examined)),
+            ("What would ReLU instead of its gates cost?", _swap(examined)),
             ("Can it be converted without training?", _conversion(examined)),
             ("Before anything is written", _notes(examined)),
             ("What to do", _advice(examined)),
@@ -125,11 +125,11 @@ def _linearity(examined: Examined) -> Iterator[str]:
         yield from _shortened([f"- {call}" for call in calls])
         others = sum(call.role not in ("gate", "call") for call in calls)
         if others and examined.sites:
-            yield f"{counted(others, 'call')} of these would stay smooth: conversion exchanges gates alone."
+            yield f"{counted(others, 'call')} of these would stay smooth, because a conversion exchanges gates alone."
     else:
-        yield "Yes, its gates are: no smooth activation was seen on the path of these inputs."
+        yield "Yes: no smooth activation was seen on the path of these inputs."
     yield (
-        "Softmax, normalization and products of activations are not gates, and not listed; a formula of powers, "
+        "Softmax, normalization and products of activations are not gates and not listed. A formula of powers, "
         "quotients or exponentials in a forward is not seen."
     )
 
@@ -141,14 +141,14 @@ def _swap(examined: Examined) -> Iterator[str]:
     if examined.learns_hardness:
         smallest = smallest_by_site(examined.given.model)
         yield (
-            f"λ of {len(smallest)} gates from {min(smallest.values()):.4g} on: one unit changes by at most κ/λ = "
-            f"{max(swap_errors(examined.given.model, smallest).values()):.3g}"
+            f"The smallest λ of {len(smallest)} gates is {min(smallest.values()):.4g}: ReLU changes a unit by at most "
+            f"κ/λ = {max(swap_errors(examined.given.model, smallest).values()):.3g}"
         )
     swapped = copy.deepcopy(network)
     put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
     if evaluation is None:
         yield f"On random inputs, swapped without a refit: {compare_models(network, swapped, examined.inputs)}"
-        yield "Random inputs say little: --evaluation DATA takes real ones."
+        yield "Random inputs say little; give real ones by --evaluation DATA."
         return
     asked, outputs = examined.arguments, examined.outputs
     score, found = compare_networks_on(
@@ -160,15 +160,15 @@ def _swap(examined: Examined) -> Iterator[str]:
     yield f"On {evaluation.description}, {len(evaluation):,} inputs, swapped without a refit:"
     yield from text_table(*networks_table(score.values, {"plain swap": change}, main=True), text_columns=1)
     if change.kl is not None and not change.kl <= FAR_KL:
-        yield f"That is far from the original: KL {change.kl:.3g} nat a prediction, where {FAR_KL} is far"
+        yield f"That is far from the original: KL {change.kl:.3g} nat, and {FAR_KL} is far."
     if len(examined.sites) < 2:
         return
     inputs = evaluation.batches("gates", progress=False)
     costs = gate_costs(network, inputs, max_samples=SAMPLES_TO_RANK, outputs=outputs)
     three = ", ".join(f"{name} {cost:.3g}" for name, cost in list(costs.items())[:3])
-    keep = min(3, len(examined.sites) - 1)  # one is left to convert
+    keep = min(3, len(examined.sites) - 1)  # one gate is left to convert
     way = "" if examined.given.sentences is not None else f" --keep {keep} leaves {keep} smooth."  # refused there
-    yield f"Swapped alone, these gates cost most, on at most {SAMPLES_TO_RANK} inputs: {three}.{way}"
+    yield f"These gates cost most when each is swapped alone, on at most {SAMPLES_TO_RANK} inputs: {three}.{way}"
 
 
 def _conversion(examined: Examined) -> Iterator[str]:
@@ -180,9 +180,9 @@ def _conversion(examined: Examined) -> Iterator[str]:
     (traced, layers), sites = examined.layers, examined.sites
     unfit = set().union(*layers.unfit.values())
     maps = sum(len(layer.maps) for layer in layers.layers)
-    yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be, with {maps} linear maps behind them to refit."
+    yield f"{len(sites) - len(unfit)} of {len(sites)} gates can be converted, with {maps} linear maps after them."
     if layers.uncounted:
-        yield f"{len(layers.uncounted)} of them are behind outputs that do not count, and are exchanged alone."
+        yield f"{len(layers.uncounted)} of them lead to outputs that do not count, and are exchanged alone."
     lines = []
     for (name, reason), before in layers.unfit.items():
         names = ", ".join(sites[index].name for index in sorted(before))
@@ -190,11 +190,11 @@ def _conversion(examined: Examined) -> Iterator[str]:
         lines.append(f"- not {names}: {reason}")
     yield from _shortened(lines)
     if unfit:
-        yield "These gates are exchanged all the same, with the weights behind them as they are."
+        yield "These gates are exchanged too, but the weights after them stay as they are."
     if can_be_wider(examined.given.network, traced, layers):
         yield (
-            "More hidden units usually help most: --width 1.25 gives each block a quarter more, for about three times "
-            "the conversion's time."
+            "More hidden units usually help most: --width 1.25 adds a quarter to each block, and takes about three "
+            "times as long."
         )
 
 
@@ -207,35 +207,35 @@ def _notes(examined: Examined) -> Iterator[str]:
     given = examined.given
     if examined.learns_hardness:
         yield (
-            "- Saved as it is, it is λ-GELU only where hf_lgelu is installed and imported. `export` makes checkpoints "
-            "that need nothing of it."
+            "- This checkpoint has λ-GELU only where hf_lgelu is installed and imported. `hf-lgelu export` makes "
+            "checkpoints that need no hf_lgelu."
         )
     if given.sentences is not None:
         yield (
-            f"- A {given.sentences.network_class} of sentence-transformers: the modules behind its encoder go along "
+            f"- A {given.sentences.network_class} of sentence-transformers: the modules after its encoder are copied "
             f"unchanged, and networks are compared by their {'embeddings' if given.embeds else 'scores'}."
         )
     for warning in runtime_warnings(given.model):
         yield f"- With ReLU in its config: {warning}."
     output = run_example(given.network, examined.inputs)
     counted = list(task_outputs(output, examined.outputs))
-    by_name = output.items() if isinstance(output, Mapping) else ()  # caches among them are no tuples
+    by_name = output.items() if isinstance(output, Mapping) else ()  # caches are neither tensors nor tuples
     others = [name for name, value in by_name if isinstance(value, Tensor | tuple | list) and name != "loss"]
     if len(others) > 1:
         yield (
             f"- It gives {', '.join(others)}: networks are compared by {counted[0]}, and {', '.join(counted)} count. "
-            "--outputs names others."
+            "--outputs chooses others."
         )
 
 
 def _advice(examined: Examined) -> Iterator[str]:
     name = examined.given.name
     if not examined.sites:
-        yield "Nothing: it has no gate that hf-lgelu exchanges."
+        yield "Nothing: it has no gate that hf-lgelu could exchange."
     elif examined.learns_hardness and is_hardened(examined.given.model):
         yield f"hf-lgelu export {name} --output_dir FOLDER"
     elif examined.learns_hardness:
-        yield "Its gates are soft. Train it on with harden=True, keep its function as GELU with"
+        yield "Its gates are soft. Train it on with harden=True, or keep its function as GELU with"
         yield f"  hf-lgelu export {name} --to gelu --output_dir FOLDER"
         yield f"or refit it: {_how_to_convert(examined)}"
     else:
@@ -246,10 +246,10 @@ def _how_to_convert(examined: Examined) -> str:
     layers, reason = examined.layers, why_not_read(examined.given.model)
     if isinstance(layers, str):
         return (
-            "It cannot be converted as it is. Load it with hf_lgelu.from_pretrained and the activation lambda_gelu, "
-            "train it with harden=True, then hf-lgelu export"
+            "It cannot be converted as it is. Load it by hf_lgelu.from_pretrained with the activation lambda_gelu, "
+            "train it with harden=True, then call hf-lgelu export"
         )
     if reason is not None:
-        return f"hf_lgelu.convert_to_relu(model, data) in Python: inputs for {reason} are not read from files here"
+        return f"Call hf_lgelu.convert_to_relu(model, data) in Python: this command reads no inputs for {reason}"
     trusted = " --trust_remote_code" * examined.arguments.trust_remote_code
     return f"hf-lgelu convert {examined.given.name}{trusted} --data DATA --output_dir FOLDER --compare"

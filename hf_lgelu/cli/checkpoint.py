@@ -1,4 +1,4 @@
-"""The checkpoint that a command is given: how it is found, loaded, refused, saved and pushed."""
+"""The checkpoint of a command: loaded, refused, saved and pushed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, sites_in_words
 
 @dataclass(frozen=True)
 class GivenCheckpoint:
-    """A checkpoint that was loaded, by the folder or Hub id that was given.
+    """A loaded checkpoint, with the folder or Hub id that was given as its name.
 
-    `network` is run: a model of transformers, or of sentence-transformers a `SentenceEmbedder`, unless it is a
-    cross-encoder. `sentences` is the folder of a checkpoint of sentence-transformers.
+    `network` is the model of transformers. Of a sentence encoder, it is a `SentenceEmbedder`. `sentences` is the folder
+    of a checkpoint of sentence-transformers.
     """
 
     name: str
@@ -31,26 +31,26 @@ class GivenCheckpoint:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model of transformers in it."""
+        """The model of transformers in the checkpoint."""
         return self.network.encoder if isinstance(self.network, SentenceEmbedder) else self.network
 
     @property
     def kind(self) -> str:
-        """Its class in the library that loads it."""
+        """The name of the class by which its library loads the checkpoint."""
         return type(self.model).__name__ if self.sentences is None else self.sentences.network_class
 
     @property
     def embeds(self) -> bool:
-        """Whether it is run for embeddings: of sentence-transformers, and no cross-encoder."""
+        """Whether the network gives embeddings: it is of sentence-transformers, and no cross-encoder."""
         return isinstance(self.network, SentenceEmbedder)
 
     @property
     def processors(self) -> str:
-        """Where its tokenizer or image processor lies."""
+        """The folder or Hub id of the tokenizer or image processor."""
         return self.name if self.sentences is None else str(self.sentences.encoder_path)
 
     def save(self, network: nn.Module, folder: Path) -> None:
-        """Write the changed `network` as a checkpoint of the same kind, with its tokenizer and other files."""
+        """Write the changed `network` as a checkpoint of the same kind, with the tokenizer and other files."""
         encoder: Any = network.encoder if isinstance(network, SentenceEmbedder) else network
         if self.sentences is not None:
             self.sentences.save(encoder, folder)
@@ -59,10 +59,10 @@ class GivenCheckpoint:
 
 
 def read_checkpoint(name: str, *, progress: bool = True, trust_remote_code: bool = False) -> GivenCheckpoint:
-    """The checkpoint of a folder or Hub id; code that it brings is run with `trust_remote_code` alone.
+    """The checkpoint of a folder or Hub id. Code that the checkpoint brings is run only with `trust_remote_code`.
 
-    Raises FileNotFoundError for none, ValueError for an adapter, damaged weights, an unknown class or a link to another
-    place, and ImportError for one of sentence-transformers without that package.
+    Raises FileNotFoundError if there is no checkpoint. Raises ValueError for an adapter, damaged weights, an unknown
+    class, or a link to another place. Raises ImportError if sentence-transformers is needed and missing.
     """
     if not progress:
         logging.disable_progress_bar()
@@ -72,10 +72,10 @@ def read_checkpoint(name: str, *, progress: bool = True, trust_remote_code: bool
     if path is not None and path.is_dir():
         if (path / "adapter_config.json").is_file():
             raise ValueError(
-                f"{name} is an adapter of PEFT, not a model: what it would be saved as lacks the changed weights of "
-                "its base. Merge it first (PeftModel.merge_and_unload(), then save_pretrained), and give that folder"
+                f"{name} is an adapter of PEFT, not a model. Merge it into its base (PeftModel.merge_and_unload(), "
+                "then save_pretrained), and give the merged folder"
             )
-        processor_files(path)  # a link among them is refused before the work, not after it
+        processor_files(path)  # a link among these is refused before the work
     try:
         sentences = read_sentence_folder(name, trust_remote_code=trust_remote_code)
         if sentences is not None:
@@ -101,15 +101,15 @@ def require_hardness(given: GivenCheckpoint) -> None:
         )
     _refuse_relu(given)
     raise ValueError(
-        f"{given.name} has no gate as a module of a kind that is exchanged here; `hf-lgelu check {given.name}` lists "
-        "what it computes smoothly"
+        f"{given.name} has no gate that an export could exchange; `hf-lgelu check {given.name}` lists what it computes "
+        "smoothly"
     )
 
 
 def require_gates(given: GivenCheckpoint) -> None:
     """Raise ValueError for a ReLU network. Gates that a forward calls as functions are found when the network runs.
 
-    A smooth gate in a module behind a sentence encoder is refused too: such modules are copied unchanged.
+    Raise it also for a smooth gate in a module after a sentence encoder, because these modules are copied unchanged.
     """
     sites = find_sites(given.network)
     if not sites:
@@ -117,8 +117,8 @@ def require_gates(given: GivenCheckpoint) -> None:
     behind = [site.name for site in sites if given.embeds and not site.name.startswith("encoder.")]
     if behind:
         raise ValueError(
-            f"{given.name} has smooth gates in modules behind its encoder ({', '.join(behind)}), and only the encoder "
-            "is written anew here: call hf_lgelu.convert_to_relu on the SentenceTransformer and save that"
+            f"{given.name} has smooth gates in modules after its encoder ({', '.join(behind)}), and this command "
+            "converts the encoder alone: call hf_lgelu.convert_to_relu on the SentenceTransformer, and save the result"
         )
 
 
@@ -131,7 +131,7 @@ def _refuse_relu(given: GivenCheckpoint) -> None:
 
 
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:
-    """Push a folder that is in place, if a repository was named, and say where it is."""
+    """Push a finished folder if a repository was named, and say where it is."""
     if repo_id is not None:
         from hf_lgelu.export.hub.push import push_to_hub
 
@@ -139,6 +139,5 @@ def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[st
             tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")
         except KeyboardInterrupt as interrupt:
             raise KeyboardInterrupt(
-                f"{folder} is complete, and its push was cut off; hf_lgelu.push_to_hub({str(folder)!r}, {repo_id!r}) "
-                "repeats it"
+                f"{folder} is complete, but not pushed: call hf_lgelu.push_to_hub({str(folder)!r}, {repo_id!r})"
             ) from interrupt

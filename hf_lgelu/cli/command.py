@@ -1,6 +1,6 @@
-"""The command `hf-lgelu`: how a call is read and answered; the table COMMANDS has what it offers.
+"""The command `hf-lgelu`, which reads and answers a call of a command in the table COMMANDS.
 
-A command's own module, and with it torch, is imported when the command runs.
+The module of a command, and with it torch, is imported when the command runs.
 """
 
 import argparse
@@ -17,26 +17,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, Arguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
 
 FAILED, WRONG_CALL = 1, 2
-"""Exit statuses; 0 is for what was done, 128 + n for signal n."""
+"""Exit statuses; 0 is success, 128 + n is an end by signal n."""
 
 
 class _WrongCallError(ValueError):
-    """An error in the words of a call."""
+    """A wrong word in a call."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The exit status of one call, `words` or the command line's: 0, or 1 or 2 after one line that says why."""
+    """The exit status of a call with `words` or the command line's. One line on stderr says why it failed."""
     words = list(sys.argv[1:] if words is None else words)
     if words[:1] in (["-h"], ["--help"]):
         width = max(map(len, COMMANDS))
         print("usage: hf-lgelu COMMAND ...\n")
-        print("Smooth networks as ReLU networks: by learned hardness (λ-GELU), or refitted without training.\n")
+        print(
+            "Turn smooth networks into ReLU networks: by learned hardness (λ-GELU), or by a refit without training.\n"
+        )
         print("\n".join(f"  {name:{width}}  {kind.__doc__}" for name, kind in COMMANDS.items()))
         print("\nhf-lgelu COMMAND --help has the options of each, and two examples.")
         return 0
@@ -51,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise _WrongCallError(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}; hf-lgelu --help")
         arguments = _arguments(COMMANDS[name], words[1:])
     except _WrongCallError as error:
-        print(f"hf-lgelu: {in_options(str(error))}", file=sys.stderr)
+        print(f"hf-lgelu: {error}", file=sys.stderr)
         return WRONG_CALL
     return 0 if arguments is None else _answer(arguments)
 
@@ -62,10 +64,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
-    """The parser of a command's own words: an option a field of its dataclass, in groups."""
+    """The parser of a command: each field of its dataclass is an option in one of the groups."""
 
     def order(entry: Any) -> tuple[bool, ...]:
-        """Of a group first what must be given, words before options, and then the data."""
+        """The key that sorts a group: required options first, then words without a name, then the data."""
         return (
             entry.default is not dataclasses.MISSING,
             "is_word" not in entry.metadata,
@@ -107,28 +109,22 @@ def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The hint " (did you mean x?)" with the known name that is nearest to `word`, or ""."""
+    """The hint " (did you mean x?)" with the known name nearest to `word`, or ""."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 
 def in_options(text: str) -> str:
-    """The text with the command's options in the place of Python's arguments, which messages put between backquotes."""
-    options = {entry.name: entry.name for kind in COMMANDS.values() for entry in dataclasses.fields(kind)}
-    for word, option in (options | _OTHER_WORDS).items():
-        text = text.replace(f"`{word}`", f"--{option}")
-    return text
-
-
-_OTHER_WORDS = {
-    "evaluation_data": "evaluation",
-    "checkpoint_dir": "resume",
-    "trust_remote_code=True": "trust_remote_code",  # as transformers says it
-}
+    """A message with options in the place of Python's arguments, which stand in backquotes or are its first word."""
+    for argument, option in OPTIONS.items():
+        text = text.replace(f"`{argument}`", option)
+    first, space, rest = text.partition(" ")
+    argument = first.removesuffix(":")
+    return OPTIONS.get(argument, argument) + first[len(argument) :] + space + rest
 
 
 def say(text: str) -> None:
-    """Print a line at once. The work goes on, in silence, where nobody reads any more (`hf-lgelu … | head`)."""
+    """Print a line at once. If nobody reads stdout any more (`hf-lgelu … | head`), the work goes on in silence."""
     try:
         print(in_options(text), flush=True)
     except BrokenPipeError:
@@ -136,29 +132,29 @@ def say(text: str) -> None:
 
 
 def _stop_saying() -> None:
-    """Point stdout to nowhere, so that its flush at the end of the process does not fail."""
+    """Point stdout to nowhere, so that the flush at the end of the process does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _arguments(kind: type[Arguments], words: Sequence[str]) -> Arguments | None:
-    """The arguments in a command's words; None where the words ask for help, which is printed."""
+    """The arguments in a command's words; None if the words ask for help, which is printed."""
     parser = parser_of(kind)
     if "-h" in words or "--help" in words:
         parser.print_help()
         return None
     try:
         if "" in words:
-            raise ValueError("one of its arguments is empty")
-        # Dashes in the names of options are underscores.
+            raise ValueError("an argument is empty")
+        # A dash in the name of an option stands for an underscore.
         words = [re.sub("^--[^=]*", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in words]
         known = [f"--{entry.name}" for entry in dataclasses.fields(kind) if "is_word" not in entry.metadata]
-        # argparse would speak first of what is missing: of --dta as of a --data that was left out.
+        # argparse would first name what is missing: for --dta, that --data was left out.
         for name in (word.partition("=")[0] for word in words if word.startswith("--")):
             if name not in known:
                 raise ValueError(f"there is no option {name}{did_you_mean(name, known)}")
         return kind(**vars(parser.parse_args(words)))
     except ValueError as error:
-        raise _WrongCallError(f"{kind.command}: {error}; hf-lgelu {kind.command} --help") from error
+        raise _WrongCallError(f"{kind.command}: {in_options(str(error))}; hf-lgelu {kind.command} --help") from error
 
 
 def _answer(arguments: Arguments) -> int:
@@ -168,7 +164,7 @@ def _answer(arguments: Arguments) -> int:
         ended_by.append(signal.Signals(number))
         raise KeyboardInterrupt
 
-    # SIGTERM and SIGHUP end the work as SIGINT does, so that what was half written is removed.
+    # SIGTERM and SIGHUP end the work as SIGINT does, so that half-written files are removed.
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
         numbers = []
@@ -181,7 +177,7 @@ def _answer(arguments: Arguments) -> int:
         if arguments.progress:
             print(f"hf-lgelu {name}: loading torch and transformers ...", file=sys.stderr, flush=True)
         getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments, **sets)
-    except BrokenPipeError:  # `hf-lgelu check ... | head`: nobody reads on
+    except BrokenPipeError:  # of a print: `hf-lgelu check ... | head`
         _stop_saying()
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:
@@ -199,8 +195,8 @@ def _answer(arguments: Arguments) -> int:
 
 
 def require_paths(arguments: Any) -> None:
-    """Raise OSError or ValueError for an output folder that is occupied or has what is read inside, and for a
-    checkpoint or data set that is not there; for these the Hub may be asked."""
+    """Raise OSError or ValueError for an output folder that is not empty or that holds what is read, and for a
+    checkpoint or data set that is not there. The Hub may be asked for these."""
     read = {
         value: entry.metadata["reads"]
         for entry in dataclasses.fields(arguments)
@@ -212,8 +208,8 @@ def require_paths(arguments: Any) -> None:
         for name, kind in read.items():
             path, what = local(name), "the checkpoint" if kind == "model" else name
             if path is not None and path.resolve().is_relative_to(folder.resolve()):
-                where = f"is {what} itself" if folder.samefile(path) else f"has {what} inside"
-                raise ValueError(f"{folder} {where}; give another output folder, so that it is not lost")
+                where = f"is {what} itself" if folder.samefile(path) else f"holds {what}"
+                raise ValueError(f"{folder} {where}, which would be lost; give another output folder")
         require_replaceable(output, overwrite=arguments.overwrite)
     for name, kind in read.items():
         require_there(name, kind)

@@ -1,4 +1,4 @@
-"""`hf-lgelu compare`: two checkpoints beside each other, in what decides which of them is shipped."""
+"""`hf-lgelu compare`: a table of two checkpoints, which helps to choose the one to ship."""
 
 import json
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def compare(arguments: CompareArguments, data: Rows) -> None:
 
 
 def was_fitted_to(name: str, inputs: InputSet) -> bool:
-    """Whether the folder of a conversion says that inputs of this set were fitted; False for any other folder."""
+    """Whether the report in a conversion's folder names this set as fitted; False for any other folder."""
     try:
         report = json.loads((Path(name) / REPORT_FILE).read_text(encoding="utf-8"))
         return report["provenance"]["data"] == inputs.description
@@ -54,7 +54,7 @@ def print_table(
     outputs: Sequence[str] | None = None,
     onnx_dir: str | None = None,
 ) -> NetworkComparison:
-    """The comparison of two networks on `data`, printed too; `is_fitted` where the conversion was fitted to these."""
+    """The printed comparison of two networks on `data`. `is_fitted`: the conversion was fitted to the data."""
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
     batches = data.batches("comparison", progress=progress)

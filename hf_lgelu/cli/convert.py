@@ -1,4 +1,4 @@
-"""`hf-lgelu convert`: from a trained smooth checkpoint to a ReLU one without training: refit, report, card, push."""
+"""`hf-lgelu convert`: a ReLU checkpoint made of a trained smooth checkpoint without training, with report and card."""
 
 import json
 import logging
@@ -40,24 +40,25 @@ _COMPARED_ROWS = 8
 
 
 def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport:
-    """Read inputs, convert, write model, report and card, push; returns the report.
+    """Read inputs, convert, write model, report and card, and push. Returns the report.
 
-    Under `accelerate launch` every process reads all inputs, the work is shared, and the main process writes.
+    Under `accelerate launch`, every process reads all inputs and does a part of the work. The main process writes.
 
-    Raises what reading, loading, `convert_to_relu` and writing raise; of a refusal what was measured is said before.
+    Raises the errors of reading, loading, `convert_to_relu` and writing. What was measured of a refused network is
+    printed before.
     """
     folder, state = Path(arguments.output_dir), known_processes()
     if (started := int(os.environ.get("WORLD_SIZE", "1"))) != state.num_processes:
         raise RuntimeError(
-            f"{started} processes were started, and accelerate knows of {state.num_processes}: each would write the "
-            "same folder. On CPUs, set ACCELERATE_USE_CPU=true"
+            f"{started} processes were started, but accelerate knows of {state.num_processes}, so several would write "
+            "the same folder. On CPUs, set ACCELERATE_USE_CPU=true"
         )
     if arguments.int8:
         require("onnxruntime", "onnx")
     work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     tell: Callable[[str], None] = say if state.is_main_process else lambda _: None
     progress = arguments.progress and state.is_main_process
-    # Entered first: a folder that cannot be written to must not be found out after the work.
+    # Entered before the work, which would be lost if the folder could not be written.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
     with _saying_what_is_kept(work), place as new:
         with state.main_process_first():
@@ -108,7 +109,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
         if arguments.compare:
-            from hf_lgelu.cli.compare import print_table  # for --compare alone
+            from hf_lgelu.cli.compare import print_table  # only --compare needs it
 
             print_table(
                 given.network,
@@ -125,7 +126,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
 
 
 class _LineAMinute(logging.StreamHandler):
-    """Lines of a log on stderr: the first, and then at most one a minute."""
+    """A log on stderr: the first line, then at most one a minute."""
 
     _next = 0.0
 
@@ -137,7 +138,7 @@ class _LineAMinute(logging.StreamHandler):
 
 @contextmanager
 def _a_line_a_minute() -> Iterator[None]:
-    """A block whose progress is told on stderr where no terminal shows it."""
+    """A block whose progress is logged on stderr, for calls without a terminal."""
     handler = _LineAMinute()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     progress_log.addHandler(handler)
@@ -152,19 +153,19 @@ def _a_line_a_minute() -> Iterator[None]:
 
 @contextmanager
 def _saying_what_is_kept(work: Path | None) -> Iterator[None]:
-    """An interrupt inside says where the layers are that were done, if a folder keeps them (--resume)."""
+    """A block in which an interrupt says where finished layers are kept (--resume)."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         if work is None or not work.is_dir():
             raise
         raise KeyboardInterrupt(
-            f"no model was written, and what was done is kept in {work}: the same call goes on from there"
+            f"no model was written; {work} keeps the finished layers, and the same call goes on from there"
         ) from interrupt
 
 
 def _require_one_key_says_it(arguments: ConvertArguments) -> None:
-    """Raise ValueError for gates that a folder of sentence-transformers cannot have."""
+    """Raise ValueError for gates that no folder of sentence-transformers can hold."""
     if read_target(arguments.target).slope is not None:
         option, otherwise = f"--target {arguments.target}", "take leaky_relu, whose slope is 0.01,"
     elif arguments.keep != "0":
@@ -172,8 +173,8 @@ def _require_one_key_says_it(arguments: ConvertArguments) -> None:
     else:
         return
     raise ValueError(
-        f"{option}: sentence-transformers builds all gates by one key of the config, and could not load the folder; "
-        f"{otherwise} or convert it in Python (hf_lgelu.convert_to_relu)"
+        f"{option}: sentence-transformers builds all gates by one key of the config and could not load the folder; "
+        f"{otherwise} or convert in Python (hf_lgelu.convert_to_relu)"
     )
 
 
@@ -186,7 +187,7 @@ def _write(
     provenance: Provenance,
     data: InputSet,
 ) -> None:
-    """Everything that the output folder holds; the model in it, loaded again, must be the converted one."""
+    """Write the output folder, and load the model from it: it must be the converted one."""
     given.save(converted, folder)
     reloaded = read_checkpoint(str(folder), **arguments.reading | {"progress": False}).network
     reloaded.to(next(converted.parameters()).device)

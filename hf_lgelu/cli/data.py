@@ -1,6 +1,6 @@
-"""The rows that a command's arguments name: splits and columns of a data set, before a model is there to read them.
+"""The rows of a data set that a command's arguments name, before a model reads them.
 
-Nothing here imports torch, so that a wrong name is found out before what takes seconds.
+Nothing here imports torch, so that a wrong name is refused before libraries load for seconds.
 """
 
 import textwrap
@@ -19,11 +19,10 @@ _BUILDERS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parq
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows and columns of a data set that are asked for.
+    """The rows and columns of a data set that a command asks for.
 
-    `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`; `config` and `split` are for the description.
-    `asked` says which columns and how long a sequence; its help says what is taken where nothing is asked for.
-    `wanted` is how many rows, of a running text blocks: past 32 times the width of a layer gains are small.
+    `rows` is a `datasets.Dataset` of the folder, file or Hub id `name`. `config` and `split` are for the description.
+    `asked` has the options for columns and sequences. `wanted` is the number of rows, or of blocks of a running text.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Rows:
     wanted: int | None = None
 
     def require(self) -> None:
-        """Raise ValueError without rows, and for a column that is asked for and not there."""
+        """Raise ValueError if there are no rows, or a column that is asked for is missing."""
         for column in (self.asked.column, self.asked.pair_column, self.asked.label_column):
             if column is not None and column not in self.rows.column_names:
                 raise ValueError(f"{self.description} has no column {column!r}; {self.columns_in_words}")
@@ -43,10 +42,12 @@ class Rows:
 
     @property
     def description(self) -> str:
-        """The data set in words, without the path of what is local."""
+        """The data set in words, without the path of a local one."""
         path = local(self.name)
         name = self.name if path is None else path.resolve().name
-        has_splits = self.split and not (path is not None and path.is_file())  # a file has one, whose name says nothing
+        has_splits = self.split and not (
+            path is not None and path.is_file()
+        )  # a file has one split, whose name says nothing
         return ", ".join(filter(None, (name, self.config, f"split {self.split}" if has_splits else None)))
 
     def columns_of(self, kind: str) -> list[str]:
@@ -64,7 +65,7 @@ class Rows:
 
 
 def open_sets(arguments: Any) -> dict[str, Rows | None]:
-    """{"data": rows, "evaluation": rows} of a command, of those that it takes; raises as both."""
+    """{"data": rows, "evaluation": rows}, of the options that a command has. Raises the errors of both functions."""
     ways: dict[str, Callable[[Any], Rows | None]] = {"data": data_set, "evaluation": evaluation_set}
     return {name: read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
 
@@ -72,8 +73,8 @@ def open_sets(arguments: Any) -> dict[str, Rows | None]:
 def data_set(arguments: Any) -> Rows | None:
     """The rows that --data names; None without --data.
 
-    Raises ValueError that says what is accepted where a set is not to be had, is empty or lacks a column that is asked
-    for, and OSError where there is none.
+    Raises ValueError if the set cannot be read, has no rows, or lacks a column that is asked for. Raises OSError if
+    there is no such set.
     """
     name, config = arguments.data, arguments.data_config
     if name is None:
@@ -81,14 +82,14 @@ def data_set(arguments: Any) -> Rows | None:
     splits = load_splits(name, config, progress=arguments.progress)
     split = arguments.data_split or _second_split(list(splits))
     if split is None:
-        raise ValueError(f"{name} has several splits; give --data_split, of {', '.join(splits)}")
+        raise ValueError(f"{name} has several splits; give --data_split, one of {', '.join(splits)}")
     return _rows(arguments, name, config, split, splits, arguments.max_samples)
 
 
 def evaluation_set(arguments: InputArguments) -> Rows | None:
-    """The rows that --evaluation names; left out, another split of --data for the command that has --data.
+    """The rows that --evaluation names. Without it, `hf-lgelu convert` takes another split of --data.
 
-    Raises as `data_set`, and ValueError where it would be the rows of --data once more.
+    Raises the errors of `data_set`, and ValueError for the same rows as --data.
     """
     of_data = arguments if isinstance(arguments, ConvertArguments) and arguments.data is not None else None
     name, config = arguments.evaluation, arguments.evaluation_config
@@ -105,21 +106,21 @@ def evaluation_set(arguments: InputArguments) -> Rows | None:
     if split is None and options == (None, None, None):
         return None
     if split is None or split == taken:
-        beside = " has several splits" if taken is None else f" must be other rows than --data, split {taken!r}"
+        reason = "has several splits" if taken is None else f"must be other rows than --data, split {taken!r}"
         raise ValueError(
-            f"the second set{beside}; give --evaluation_split, of {', '.join(splits)}, or --evaluation another data set"
+            f"the second set {reason}; give --evaluation_split, one of {', '.join(splits)}, or another --evaluation"
         )
     return _rows(arguments, name, config, split, splits, arguments.max_eval_samples)
 
 
 def _place(name: str) -> str | Path:
-    """The same for every way to name a file or folder; a Hub id as it is."""
+    """The same value for every way to name one file or folder; a Hub id as it is."""
     path = local(name)
     return name if path is None else path.resolve()
 
 
 def _second_split(splits: Sequence[str], taken: str | None = None) -> str | None:
-    """The split that networks are compared on where none is named: validation or test, else the only split."""
+    """The split on which networks are compared if none is named: validation or test, else the only split."""
     usual = [split for split in (*_SECOND_SPLITS, *(splits if len(splits) == 1 else ())) if split in splits]
     return next((split for split in usual if split != taken), None)
 
@@ -135,9 +136,9 @@ def _rows(
 
 
 def load_splits(name: str, config: str | None = None, *, progress: bool = True) -> dict[str, Any]:
-    """{split: datasets.Dataset} of a file, a folder (of data files, images, or what `save_to_disk` wrote) or a Hub id.
+    """{split: datasets.Dataset} of a file, a folder (data files, images, or a folder of `save_to_disk`) or a Hub id.
 
-    Raises ValueError if it cannot be read, and FileNotFoundError where nothing is.
+    Raises ValueError if the set cannot be read, and FileNotFoundError if there is none.
     """
     import datasets
 
@@ -155,11 +156,15 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
                     raise ValueError(f"the file ends in {path.suffix or 'nothing'}")
                 given = {"path": _BUILDERS[path.suffix.lower()], "data_files": {"train": str(path)}}
             builder = datasets.load_dataset_builder(**given)
-            # Without the mark of the byte order, which would be part of the first word.
+            # utf-8-sig drops the byte order mark, which would become part of the first word.
             found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
-        if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # nothing, or names of columns
+        cause = textwrap.shorten(
+            str(error.__cause__ or error), 400, placeholder=" ..."
+        )  # names the columns that did not fit
+        if (
+            path is not None and path.is_file() and len(path.read_bytes().split()) < 2
+        ):  # empty, or names of columns alone
             cause = "it has no rows"
         raise ValueError(
             f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "

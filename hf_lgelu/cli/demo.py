@@ -1,4 +1,4 @@
-"""`hf-lgelu demo`: a GELU network, trained here on small pictures of digits, becomes a ReLU network without training.
+"""`hf-lgelu demo`: train a GELU network on small pictures of digits, and convert it to ReLU without training.
 
 digits.npz holds the 1,797 pictures (8 × 8, from 0 to 16) and classes of "Optical Recognition of Handwritten Digits", by
 E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, https://doi.org/10.24432/C50P49, licence CC BY 4.0.
@@ -33,7 +33,7 @@ _LAYERS, _UNITS, _EPOCHS = 8, 64, 20
 
 
 def demo(arguments: DemoArguments) -> None:
-    """Train, convert, save and reload, and print the accuracy of each network on pictures that none has seen."""
+    """Train, convert, save and reload. Print each network's accuracy on other pictures."""
     begun = time.perf_counter()
     logging.disable_progress_bar()  # two small files
     with np.load(Path(__file__).with_name("digits.npz")) as file:
@@ -64,7 +64,7 @@ def demo(arguments: DemoArguments) -> None:
                 writer.writerows([*row, label] for row, label in zip(inputs.tolist(), classes.tolist(), strict=True))
         networks: dict[str, Callable[[Tensor], Tensor]] = {
             "the GELU network": lambda inputs: original(inputs).logits,
-            "ReLU put in its place": lambda inputs: swapped(inputs).logits,
+            "ReLU swapped in, not converted": lambda inputs: swapped(inputs).logits,
             "converted to ReLU": lambda inputs: converted(inputs).logits,
             "the same, saved and reloaded by plain torch": _in_plain_torch(new),
         }
@@ -77,11 +77,11 @@ def demo(arguments: DemoArguments) -> None:
     if held_out is not None:
         swap, refit = held_out.direct.in_words, held_out.refitted.in_words
         say(
-            f"\nDistance to the GELU network, on {held_out.samples} pictures of rows.csv that conversion held out: "
-            f"{swap} with ReLU put in its place, {refit} converted. `hf-lgelu compare` below measures it on test.csv."
+            f"\nDistance to the GELU network, on {held_out.samples} pictures of rows.csv that the conversion held out: "
+            f"{swap} with ReLU swapped in, {refit} converted. `hf-lgelu compare` below measures it on test.csv."
         )
     say(
-        f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}, and with the GELU network in "
+        f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}. The GELU network is in "
         f"{folder}/original. It took {_since(begun)}."
     )
     say(
@@ -112,7 +112,7 @@ def _trained(features: Tensor, labels: Tensor) -> MLPForClassification:
 
 
 def _in_plain_torch(folder: Path) -> nn.Sequential:
-    """The saved network without transformers and without this package: linear layers with ReLU between."""
+    """The saved network as linear layers of torch with ReLU between them, without transformers and this package."""
     weights = load_file(folder / "model.safetensors")
     modules: list[nn.Module] = []
     for name in [*(f"layers.{number}.linear" for number in range(_LAYERS)), "classifier"]:

@@ -1,4 +1,4 @@
-"""`hf-lgelu export`: from a checkpoint to one that needs nothing of this package, to ONNX, or to a judged int8 file."""
+"""`hf-lgelu export`: a checkpoint as one that needs no hf_lgelu, as ONNX, or as a judged int8 file."""
 
 import inspect
 from contextlib import suppress
@@ -27,16 +27,16 @@ _EXAMPLE_ROWS = 64
 
 
 def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | None) -> Any:
-    """Export, compare on --evaluation, write the card, put the folder in place, push; returns the export's report.
+    """Export, compare on --evaluation, write folder and card, and push. Returns the export's report.
 
-    Raises what `export_relu`, `export_gelu`, `export_onnx` and `export_int8` raise, and ValueError for a checkpoint
-    without λ-GELU where --to gives another checkpoint.
+    Raises the errors of `export_relu`, `export_gelu`, `export_onnx` and `export_int8`. Raises ValueError if a
+    checkpoint without λ-GELU is given to --to relu or gelu.
     """
     if data is not None:
         return _export_int8(arguments, data)
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
     progress = arguments.progress
-    # Entered first: a folder that cannot be written to must not be found out after the work.
+    # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, **arguments.reading)
         if is_checkpoint:
@@ -46,7 +46,7 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
         sentences = given.sentences if is_checkpoint else None
         place = new if sentences is None else new / sentences.encoder
         place.mkdir(exist_ok=True)
-        # With the folder's own name, instead of that under which it is written.
+        # The report names the final folder, not the hidden one that is written first.
         report: Any
         if is_checkpoint:
             report = save_plain(
@@ -58,7 +58,7 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
                 allow_soft=arguments.allow_soft,
             )
             report = replace(report, folder=str(folder))
-        else:  # of a sentence encoder with its pooling
+        else:  # a sentence encoder goes with its pooling
             inputs = _example_inputs(given) if inputs is None else inputs
             opset = arguments.opset or OPSET
             report = save_onnx(given.network, place, source=given.processors, inputs=inputs, opset=opset)
@@ -67,7 +67,7 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
             sentences.copy_rest(new)
         say(str(report))
         if rows is None:
-            say("  these inputs are random; --evaluation DATA takes real ones")
+            say("  These inputs are random; give real ones by --evaluation DATA.")
         compared = None
         if is_checkpoint and rows is not None:
             exported = read_checkpoint(str(new), **arguments.reading).network
@@ -94,7 +94,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     rows = read_rows(data, given)
     say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
     if was_fitted_to(given.name, rows):
-        say("The conversion was fitted to inputs of this set: on other inputs int8 may lose more.")
+        say("The conversion was fitted to inputs of this set; on other inputs int8 may lose more.")
     try:
         report = export_int8(
             given.network,
@@ -123,7 +123,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
 
 
 def _example_inputs(given: GivenCheckpoint) -> dict[str, Tensor]:
-    """Random inputs with the names that the tokenizer, if there is one, gives the network."""
+    """Random inputs, with each input that the tokenizer, if there is one, gives the network."""
     inputs = random_inputs(given.network)
     with suppress(ValueError):
         names = tokenizer_of(given.processors).model_input_names if "input_ids" in inputs else ()

@@ -1,4 +1,4 @@
-"""The inputs that a command's arguments name: which rows, columns and labels of a data set, as a model takes them."""
+"""The rows, columns and labels of a data set that a command's arguments name, as a model takes them."""
 
 import inspect
 from collections.abc import Sequence
@@ -36,12 +36,12 @@ from hf_lgelu.refit.samples import TEXTS, sampled_text
 logger = logging.get_logger(__name__)
 
 _LABELS = ("label", "labels")
-_FEATURE_ROWS, _IMAGES = 8192, 1024  # taken where the user names no number
+_FEATURE_ROWS, _IMAGES = 8192, 1024  # if the user names no number
 _NOT_ONE_CLASS = ("regression", "multi_label_classification")  # problem types of transformers
 
 
 def own_text(given: GivenCheckpoint, texts: int | None) -> InputSet:
-    """Text that the model samples itself, where no data are given. Raises ValueError of a model that cannot."""
+    """Text that the model samples, for calls without data. Raises ValueError for a model that cannot sample text."""
     text = sampled_text(given.network, texts or TEXTS)
     return InputSet(TensorRows({"input_ids": text}), f"{text.numel():,} tokens that the model sampled itself")
 
@@ -49,7 +49,7 @@ def own_text(given: GivenCheckpoint, texts: int | None) -> InputSet:
 def read_rows(rows: Rows, given: GivenCheckpoint) -> InputSet:
     """The rows as inputs, made by the checkpoint's tokenizer or image processor.
 
-    Raises ValueError where they do not fit the model.
+    Raises ValueError for rows that do not fit the model.
     """
     inputs = Selection(**vars(rows), given=given).read()
     require_taken(given.network, inputs.first(TRIED), inputs.description)
@@ -57,7 +57,7 @@ def read_rows(rows: Rows, given: GivenCheckpoint) -> InputSet:
 
 
 def why_not_read(model: PreTrainedModel) -> str | None:
-    """The kind of a model whose inputs cannot be read from a data set here; None where they can."""
+    """The kind of a model whose inputs cannot be read from a data set; None for other models."""
     if model.main_input_name not in ("input_ids", "pixel_values", "features"):
         return f"models whose main input is {model.main_input_name!r}"
     if model.config.is_encoder_decoder:
@@ -76,24 +76,24 @@ class Selection(Rows):
     def read(self) -> InputSet:
         """The rows as the model takes them.
 
-        What a row is follows from the model's main input: token ids (texts, blocks of one for a language model), pixels
-        (images, by the image processor), features (numeric columns, or one column of lists). Labels go along where they
-        are classes of the model, or the tokens of a language model; they are never fitted.
+        The model's main input says what a row is. Token ids are a text, or for a language model a block of text. Pixels
+        are an image. Features are numeric columns, or one column of lists. Labels are classes of the model, or the
+        tokens of a language model; they are never fitted.
         """
         model = self.given.model
         main = model.main_input_name
         reason = why_not_read(model)
         if reason is not None:
             raise ValueError(
-                f"inputs for {reason} are not read from a data set here; call hf_lgelu.convert_to_relu(model, data) "
-                "with batches as the model takes them"
+                f"inputs for {reason} are not read from a data set; call hf_lgelu.convert_to_relu(model, data) in "
+                "Python, with batches that the model takes"
             )
         if self.asked.label_column is not None and not self._is_classified:
             raise ValueError(
-                f"--label_column: scored are a classifier's classes, and {type(model).__name__} gives none"
+                f"--label_column scores the classes of a classifier, and {type(model).__name__} gives none"
             )
         if self.asked.pair_column is not None and (main != "input_ids" or is_causal(model)):
-            raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave it out")
+            raise ValueError(f"--pair_column: {type(model).__name__} reads no pairs; leave this out")
         made = {"input_ids": self._tokens, "pixel_values": self._pixels, "features": self._features}[main]()
         whole = made.whole if isinstance(made, TensorRows) else len(made) == len(self.rows)
         hub_id = self.name if is_hub_id(self.name) else None
@@ -134,7 +134,7 @@ class Selection(Rows):
                 trust_remote_code=self.given.trust_remote_code,
             )
             return Subset(images, chosen)
-        # (N, C, H, W) as the model takes it, and masks and the like that it takes as well
+        # (N, C, H, W), and other arguments of the model, such as masks
         found = rows[chosen]
         tensors = {name: torch.tensor(found[name]) for name in other_arguments(model, rows.column_names)}
         pixels = np.stack([np.asarray(image, dtype=np.float32) for image in found["pixel_values"]])
@@ -153,34 +153,34 @@ class Selection(Rows):
         if len(wrong):
             places = ", ".join(map(str, wrong[:, 1].unique().tolist()))
             raise ValueError(
-                f"features must be finite numbers, and of shape {tuple(features.shape)} {len(wrong)} are none, in "
-                f"feature {places} (counted from 0). Leave such rows out, or fill them as where the model was trained"
+                f"features must be finite numbers: {len(wrong)} of {features.numel():,} are not, in feature {places} "
+                "(counted from 0). Leave these rows out, or fill them as in the model's training"
             )
         expected = getattr(self.given.model.config, "num_features", features.shape[1])
         if features.shape[1] != expected:
             raise ValueError(
-                f"{self.description} has {features.shape[1]} features a row, and the model takes {expected}; keep the "
-                f"columns that it was trained on, prepared as they were. {self.columns_in_words}"
+                f"{self.description} has {features.shape[1]} features a row, and the model takes {expected}; give the "
+                f"columns of the model's training, prepared in the same way. {self.columns_in_words}"
             )
         chosen = torch.from_numpy(sample_numbers(len(features), self.wanted or _FEATURE_ROWS, self.asked.seed))
         return TensorRows.of_set({"features": features[chosen]}, chosen, labels, len(features))
 
     def _column(self, kind: str) -> str:
         """The column that was named, or the only one of that kind."""
-        found = self.columns_of(kind)
-        if self.asked.column is not None:
-            found = [column for column in found if column == self.asked.column]
-        elif kind == "text" and self.columns_of("nested"):
-            found = []  # beside words or messages in lists, the only column of text may be an id
-        else:
-            found = [
-                column for column in found if column not in (self.asked.pair_column, self.asked.label_column, *_LABELS)
-            ]
-        if len(found) == 1:
+        asked, others = self.asked.column, (self.asked.pair_column, self.asked.label_column, *_LABELS)
+        found = [column for column in self.columns_of(kind) if column == asked or (not asked and column not in others)]
+        # Beside words or messages in lists, the only column of text may be an id.
+        is_certain = asked or kind != "text" or not self.columns_of("nested")
+        if len(found) == 1 and is_certain:
             return found[0]
-        what = "lists of numbers" if kind == "list" else kind
+        of_lists = "lists of numbers" if asked or found else "numbers"
+        what = of_lists if kind == "list" else kind
         pairs = ", and of pairs the second with --pair_column" if kind == "text" else ""
-        raise ValueError(f"{self.description}: name the column of {what} with --column{pairs}; {self.columns_in_words}")
+        reason = f": name the column of {what} with --column{pairs}"
+        if not found:
+            named = f" named {asked!r}" if asked else ""
+            reason = f" has no column of {what}{named}, which {type(self.given.model).__name__} takes"
+        raise ValueError(f"{self.description}{reason}; {self.columns_in_words}")
 
     @property
     def _is_classified(self) -> bool:
@@ -191,9 +191,9 @@ class Selection(Rows):
         return type(self.given.model).__name__.endswith(ends)
 
     def _labels(self) -> Tensor | None:
-        """(N,) int64 classes of the model; None where the data set has none, or, with a warning, those of another task.
+        """(N,) int64 classes of the model. None without a column of labels, and with a warning for other classes.
 
-        Raises ValueError for a column that was asked for by name and holds none.
+        Raises ValueError if a column that was asked for by name does not hold the model's classes.
         """
         usual = (name for name in _LABELS if name in self.rows.column_names)
         column = self.asked.label_column or next(usual, None)
@@ -204,20 +204,20 @@ class Selection(Rows):
         if labels is None:
             classes = ", ".join(map(str, self.given.model.config.id2label.values()))
             reason = (
-                f"column {column!r} of {self.description} does not hold the model's classes, by name "
+                f"the column {column!r} of {self.description} does not hold the model's classes, by name "
                 f"({classes[:200]}) or number (0 to {self.given.model.config.num_labels - 1})"
             )
             if self.asked.label_column is not None:
                 raise ValueError(reason)
-            logger.warning(f"{reason}: nothing is scored by it")
+            logger.warning(f"{reason}: there will be no score")
         return labels
 
 
 def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: PreTrainedModel) -> Tensor | None:
-    """(N,) int64 classes of the model; None where a row has no class, or another class than the model's.
+    """(N,) int64 classes of the model; None if a row has no class, or another class than the model's.
 
-    Classes are matched by name where both sides have names, else by number. Capital or small letters make no other
-    name ("POSITIVE", "positive"), unless two of the model's differ by them.
+    Classes are matched by name if both sides have names, else by number. "POSITIVE" and "positive" are one name, unless
+    two names of the model differ in capital letters alone.
     """
     labels = {str(label): number for label, number in (model.config.label2id or {}).items()}
     generic = all(label.startswith("LABEL_") for label in labels)
@@ -228,7 +228,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
         if not all(isinstance(text, str) and plain(text) in own for text in texts):
             return None
         values = np.array([own[plain(text)] for text in texts])
-    # Before the names are looked up: a row without a class has -1, which as an index would be the last name.
+    # A row without a class has -1, which as an index would be the last name.
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return None
     if names and not generic:

@@ -6,10 +6,10 @@ from hf_lgelu.models.hardening import is_hardened, mean_of_several, smallest_by_
 
 
 def profile(arguments: ProfileArguments) -> None:
-    """Print λ of each gate with κ/λ, the most that ReLU in its place changes one unit.
+    """Print λ of each gate, and κ/λ, the most by which ReLU in its place changes a unit.
 
-    Of gates with several λ, the mean stands before the smallest. Raises ValueError for a checkpoint without λ-GELU, and
-    what loading raises.
+    For gates with several λ, the mean and the smallest λ are printed. Raises ValueError for a checkpoint without
+    λ-GELU, and the errors of loading.
     """
     given = read_checkpoint(arguments.model, **arguments.reading)
     require_hardness(given)

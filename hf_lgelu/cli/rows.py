@@ -20,22 +20,22 @@ from hf_lgelu.networks.masks import pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, is_causal
 from hf_lgelu.networks.run import in_dtype
 
-LONGEST = 1024  # tokens of a sequence where the user names no length and the model takes more
+LONGEST = 1024  # the most tokens of a sequence, if the user names no length
 
 TOKENS, FEWEST_SEQUENCES = 32768, 32
-"""Where the user names no number: sequences until they have so many tokens together, but at least so many of them."""
+"""If the user names no number, sequences are taken until they have TOKENS together, and at least FEWEST_SEQUENCES."""
 
-_LOADED_TOGETHER = 64  # rows read at a time; how many are computed at a time is another matter
-_TOGETHER = 64  # consecutive texts that stay together, so that most blocks are a text as it was written
-_CHOICE = 4  # times as many blocks are cut as are wanted, so that those chosen are of many texts
+_LOADED_TOGETHER = 64  # rows read at a time; fewer may be computed at a time
+_TOGETHER = 64  # consecutive texts that stay together, so that most blocks are consecutive text
+_CHOICE = 4  # times as many blocks are cut as are wanted, so that many texts have a chosen block
 
 
 @dataclass(frozen=True)
 class InputSet:
-    """Rows that a model takes. `description` says in words where they are from, `source` is the Hub id, if any.
+    """Rows that a model takes. `description` names their data set in words, `source` is its Hub id, if it has one.
 
-    `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" where they are known. `whole` says
-    that no row was left out. Floating-point inputs get the model's `dtype`: not every network casts what it is given.
+    `rows.__getitems__` gives a batch, {name of an argument: tensor}, with "labels" if they are known. `whole` says that
+    no row was left out. Floating-point inputs get the model's `dtype`, because not every network casts them.
     """
 
     rows: Any
@@ -48,7 +48,7 @@ class InputSet:
         return len(self.rows)
 
     def batches(self, what: str, *, progress: bool, batch_size: int = _LOADED_TOGETHER) -> Iterable[dict[str, Tensor]]:
-        """All rows, in order, with a progress bar that says `what` they are for."""
+        """All rows in order, with a progress bar named `what`."""
         loader = DataLoader(self.rows, batch_size=batch_size, collate_fn=partial(in_dtype, dtype=self.dtype))
         return tqdm(loader, desc=what, unit="batch", disable=not progress)
 
@@ -61,7 +61,7 @@ class InputSet:
 class TensorRows(Dataset):
     """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
 
-    `whole` says that no row of where they are from was left out.
+    `whole` says that no row of the data set was left out.
     """
 
     def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False) -> None:
@@ -69,7 +69,7 @@ class TensorRows(Dataset):
 
     @classmethod
     def of_set(cls, tensors: dict[str, Tensor], numbers: Any, labels: Tensor | None, size: int) -> "TensorRows":
-        """The rows of these `numbers` of a set of `size` rows; their labels, of all (size,) `labels`, go along."""
+        """The rows with these `numbers` of a data set of `size` rows, and their labels, of all (size,) `labels`."""
         with_labels = {} if labels is None else {"labels": labels[numbers]}
         return cls(tensors | with_labels, whole=len(numbers) == size)
 
@@ -77,7 +77,7 @@ class TensorRows(Dataset):
         return len(next(iter(self.tensors.values())))
 
     def __getitems__(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """The rows `indices` as one batch, whose sequences end with the longest of them."""
+        """The rows `indices` as one batch, padded to its longest sequence."""
         batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
         mask = batch.get("attention_mask")
         if mask is None or mask.ndim != 2 or not mask.any():
@@ -88,10 +88,10 @@ class TensorRows(Dataset):
 
 
 class ProcessedImages(Dataset):
-    """Images as rows {"pixel_values": (C, H, W)}, with "labels" where they are known, decoded on request.
+    """Images as rows {"pixel_values": (C, H, W)}, with "labels" if they are known, decoded on request.
 
-    They are of a column of a `datasets.Dataset`, prepared by the image processor of the model `source` (of timm's
-    models as config.json's `pretrained_cfg` says). `mode` is PIL's name of what a pixel is: "RGB", "L" for one channel.
+    The images are a column of a `datasets.Dataset`. The image processor of the model `source` prepares them (for timm's
+    models, as `pretrained_cfg` in config.json says). `mode` is PIL's name of a kind of pixel: "RGB", or "L" for grey.
     """
 
     def __init__(
@@ -103,8 +103,8 @@ class ProcessedImages(Dataset):
             self.processor = AutoImageProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(
-                f"images need the model's image processor, and none can be loaded from {source} ({error}). Save it "
-                "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with batches of your own"
+                f"images need the model's image processor, and none can be loaded from {source} ({error}). Save one "
+                "there (image_processor.save_pretrained), or call hf_lgelu.convert_to_relu with your own batches"
             ) from error
         self.decode = datasets.Image().decode_example
         self.rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
@@ -121,8 +121,8 @@ class ProcessedImages(Dataset):
             except (OSError, ValueError, SyntaxError) as error:  # what PIL raises
                 file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
                 raise ValueError(
-                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); mend it, or leave "
-                    "it out"
+                    f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "
+                    "leave it out"
                 ) from error
         batch = {"pixel_values": self.processor(images, return_tensors="pt")["pixel_values"]}
         return batch if self.labels is None else {**batch, "labels": self.labels[numbers]}
@@ -131,7 +131,7 @@ class ProcessedImages(Dataset):
 def sample_numbers(available: int, wanted: int | None, seed: int) -> np.ndarray:
     """`wanted` different row numbers below `available`, in the order of a seeded permutation; None takes all.
 
-    The same with every version of numpy, and the first of a larger sample with the same seed.
+    Every version of numpy gives the same numbers. A larger sample with the same seed begins with them.
     """
     numbers = np.random.RandomState(seed).permutation(available)
     return numbers if wanted is None else numbers[:wanted]
@@ -177,9 +177,9 @@ def text_blocks(
 ) -> TensorRows:
     """`wanted` blocks of `length` tokens, or all; the tokens themselves are the labels, and the model shifts them.
 
-    The texts follow one another, each with a line's end behind it where it has none; what is left behind the last whole
-    block is dropped. Where the tokenizer begins a text with a token of its own (Llama, Gemma), so does every block. Of
-    many texts only as many are read as it takes, in a seeded order.
+    The texts are joined, each with a line's end; what follows the last whole block is dropped. If the tokenizer begins
+    a text with a token of its own (Llama, Gemma), every block begins with this token. Of many texts, only as many are
+    read as the blocks need, in a seeded order.
     """
     starts = range(0, len(texts), _TOGETHER)
     order = starts if wanted is None else [starts[i] for i in sample_numbers(len(starts), None, seed)]
@@ -187,7 +187,7 @@ def text_blocks(
     begins = [int(token) for token in first if token == tokenizer.bos_token_id]
     of_text = length - len(begins)
     tokens: list[int] = []
-    # Of a file: an empty one is an empty line. A cell of a table that holds nothing is None.
+    # In a file, an empty text is an empty line. An empty cell of a table is None.
     are_lines = not any(text.endswith("\n") for text in texts[:_TOGETHER] if text)
     for start in order:
         together = [
@@ -203,8 +203,8 @@ def text_blocks(
     count = len(tokens) // of_text
     if not count:
         raise ValueError(
-            f"the texts have {len(tokens)} tokens, which do not fill one sequence of {length}; give more of them, or "
-            "a smaller --sequence_length"
+            f"the texts have {len(tokens)} tokens, which do not fill one sequence of {length}; give more text, or a "
+            "smaller --sequence_length"
         )
     blocks = torch.tensor(tokens[: count * of_text], dtype=torch.int64).view(count, of_text)
     blocks = torch.cat([torch.tensor(begins, dtype=torch.int64).expand(count, len(begins)), blocks], dim=1)
@@ -224,17 +224,17 @@ def text_sequences(
     seconds: Sequence[str] | None,
     prompt: str,
 ) -> TensorRows:
-    """`wanted` texts that are not empty, a row each, cut at `length` tokens and padded to the longest.
+    """A row for each of `wanted` texts, without empty texts, cut at `length` tokens and padded to the longest row.
 
-    None takes them until they have TOKENS together, and FEWEST_SEQUENCES at least. `labels` (len(texts),) go along.
-    `seconds` are the other texts of pairs, of which the longer is cut first; `prompt` is put before every text, of
-    pairs before the first.
+    None takes texts until they have TOKENS together, and at least FEWEST_SEQUENCES. `labels` are (len(texts),).
+    `seconds` are the second texts of pairs; the longer text of a pair is cut first. `prompt` is put before every text,
+    or before the first text of a pair.
     """
     columns = [texts] if seconds is None else [texts, seconds]
     order = sample_numbers(len(texts), None, seed).tolist()
     filled = [number for number in order if all((column[number] or "").strip() for column in columns)]
     if not filled:
-        raise ValueError("the column holds no text: every row is empty")
+        raise ValueError("the texts are empty; give a column or file that has text in it")
 
     def encoded() -> Iterator[dict[str, list[int]]]:
         for start in range(0, len(filled), _TOGETHER):
@@ -250,7 +250,7 @@ def text_sequences(
 
 
 def _taken(rows: Iterable[Any], tokens_of: Callable[[Any], int], wanted: int | None) -> list[Any]:
-    """The first `wanted` rows; with None, as many as have TOKENS together, and FEWEST_SEQUENCES at least."""
+    """The first `wanted` rows; with None, as many as have TOKENS together, and at least FEWEST_SEQUENCES."""
     taken: list[Any] = []
     tokens = 0
     for row in rows:
@@ -266,9 +266,9 @@ def encoded_sequences(
 ) -> TensorRows:
     """The columns of a tokenized data set that the model takes, cut at `length` and padded on the right.
 
-    Of rows that are padded on the left that goes first: cut, they would be padding for the most part. How many are
-    taken, as in `text_sequences`. A language model's labels are those of the data set, where it has a column of them,
-    else its tokens, -100 where they are padding; another model's are `labels`, (len(rows),).
+    Padding on the left is removed before the cut, which would leave padding alone. As many rows are taken as in
+    `text_sequences`. The labels of a language model are a column of the data set, or else its tokens, with -100 for
+    padding. The labels of another model are `labels`, (len(rows),).
     """
     order = sample_numbers(len(rows), None, seed).tolist()
     has_mask = "attention_mask" in rows.column_names
@@ -285,15 +285,17 @@ def encoded_sequences(
     sizes = [len(ids) for ids in sequences]
 
     def padded(name: str, column: Sequence[Any], fill: int = 0) -> Tensor:
-        """(rows, longest) int64 of a column with a value for each token."""
+        """(rows, longest) int64 values of a column that has a value for each token."""
         if [len(row) if isinstance(row, list) else None for row in column] != sizes:
-            raise ValueError(f"column {name!r} must have a value for each of input_ids, as the model takes it")
+            raise ValueError(
+                f"the column {name!r} must have a value for each token of input_ids, as the model takes it"
+            )
         cut = [torch.tensor(row[begin : begin + length]) for row, begin in zip(column, begins, strict=True)]
         return nn.utils.rnn.pad_sequence(cut, batch_first=True, padding_value=fill).to(torch.int64)
 
     ids, mask = padded("input_ids", sequences), padded("attention_mask", masks)
     if "input_ids" in (pad := pad_tokens(model)):
-        # A classifier on a decoder looks for the model's own, whatever the rows were padded with.
+        # A classifier on a decoder looks for the model's own padding token.
         ids = ids.masked_fill(mask == 0, pad["input_ids"])
     tensors = {"input_ids": ids, "attention_mask": mask}
     for name in other_arguments(model, rows.column_names):
@@ -308,11 +310,11 @@ def encoded_sequences(
 
 
 def other_arguments(model: PreTrainedModel, columns: Sequence[str]) -> list[str]:
-    """The columns that are arguments of the model, without its main input and its labels."""
+    """The columns that are arguments of the model, without the main input and the labels."""
     arguments = inspect.signature(model.forward).parameters.keys() - set(find_labels(type(model)))
     return [name for name in columns if name in arguments and name != model.main_input_name]
 
 
 def _predicted(tokens: Tensor) -> Tensor:
-    """The labels of (N, T) tokens: the tokens themselves, without the first, which nothing predicts."""
+    """The labels of (N, T) tokens: the tokens themselves, but for the first, which nothing predicts."""
     return torch.cat([torch.full_like(tokens[:, :1], IGNORED_LABEL), tokens[:, 1:]], dim=1)

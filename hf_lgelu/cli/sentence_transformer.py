@@ -1,8 +1,8 @@
 """A checkpoint of sentence-transformers: a folder of modules, of which one is an encoder of transformers.
 
-What is converted is the encoder. The package loads the folder and says how it reads texts. Its settings, its tokenizer
-and its other modules (pooling, dense layers) go along byte for byte. Networks are compared by their embeddings,
-cross-encoders by the scores of their encoder's head.
+The encoder is converted. sentence-transformers loads the folder and says how texts are read. The settings, the
+tokenizer and the other modules (pooling, dense layers) are copied byte for byte. Networks are compared by their
+embeddings, and cross-encoders by the scores of the encoder's head.
 """
 
 import shutil
@@ -22,13 +22,13 @@ from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.loading import from_pretrained
 
-_SETTINGS = ("*.json", "*.txt", "*.py", "*.model", "*.jinja", "*.tiktoken", "*.spm")  # tokenizers' files among them
+_SETTINGS = ("*.json", "*.txt", "*.py", "*.model", "*.jinja", "*.tiktoken", "*.spm")  # with the files of tokenizers
 
 
 class SentenceEmbedder(nn.Module):
-    """An encoder of transformers and the modules behind it (pooling, dense layers, normalization); none is copied.
+    """An encoder of transformers and the modules after it (pooling, dense layers, normalization), not copied.
 
-    Its output is {"sentence_embedding": (N, D)}. Each module behind takes a dict of features and adds to it.
+    The output is {"sentence_embedding": (N, D)}. Each module after the encoder takes a dict of features and adds to it.
     """
 
     main_input_name = "input_ids"
@@ -56,11 +56,11 @@ class SentenceEmbedder(nn.Module):
 
 @dataclass(frozen=True)
 class SentenceFolder:
-    """A folder of sentence-transformers, a network of one of SENTENCE_CLASSES, and what is run of it.
+    """A folder of sentence-transformers with a network of one of SENTENCE_CLASSES.
 
-    `network` is the embedder; of a cross-encoder the encoder, whose logits are the scores. `encoder` is where in the
-    folder the encoder lies, "" where that is the folder itself. `longest` is how many tokens of a text it is given.
-    `prompt` is put before every text, or before the first of a pair.
+    `network` is the embedder, or of a cross-encoder the encoder, whose logits are the scores. `encoder` is the place of
+    the encoder in the folder; "" is the folder itself. `longest` is the most tokens of a text. `prompt` is put before
+    every text, or before the first text of a pair.
     """
 
     path: Path
@@ -92,15 +92,15 @@ class SentenceFolder:
             shutil.copyfile(file, copy)
 
     def save(self, encoder: PreTrainedModel, target: Path) -> None:
-        """Write the folder anew, with another encoder. Raises what `save_checkpoint` and `copy_rest` raise."""
+        """Write the folder with another encoder. Raises the errors of `save_checkpoint` and `copy_rest`."""
         self.copy_rest(target)
         save_checkpoint(encoder, target / self.encoder)
 
 
 def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> SentenceFolder | None:
-    """The checkpoint of sentence-transformers in a folder or of a Hub id; None where it is of another kind.
+    """The checkpoint of sentence-transformers in a folder or of a Hub id; None for a checkpoint of another kind.
 
-    Raises ImportError without sentence-transformers, and ValueError for what is not read from folders.
+    Raises ImportError without sentence-transformers, and ValueError for a network that no folder gives here.
     """
     path = local(name)
     if path is None:
@@ -108,7 +108,7 @@ def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> Sente
             modules = sentence_modules(Path(hf_hub_download(name, MODULES_FILE)).parent)
         except (EntryNotFoundError, LocalEntryNotFoundError):
             return None
-        # Of the encoder safetensors alone are read; other modules may have their weights in pytorch_model.bin.
+        # The encoder is read from safetensors alone; other modules may have pytorch_model.bin.
         wanted = [f"{module['path']}/*" for module in modules[1:]]
         path = Path(snapshot_download(name, allow_patterns=[*_SETTINGS, "*.safetensors", *wanted]))
     if not (path / MODULES_FILE).is_file():
@@ -124,13 +124,12 @@ def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> Sente
         encoder = getattr(children[0], "auto_model", None)
     if whole is None or not isinstance(encoder, PreTrainedModel):
         raise ValueError(
-            f"{name} is a {network_class[:80]} of {len(modules)} modules, and read from folders of "
-            f"sentence-transformers are {', '.join(SENTENCE_CLASSES)} whose first module is an encoder of "
-            "transformers, and of a CrossEncoder the only one. Load it and give the model itself: "
-            "hf_lgelu.convert_to_relu(model, texts, options=ConversionConfig(data_collator=model.preprocess))"
+            f"{name} is a {network_class[:80]} of {len(modules)} modules. hf-lgelu reads {', '.join(SENTENCE_CLASSES)} "
+            "whose first module is an encoder of transformers; a CrossEncoder has no other module. Load this one in "
+            "Python: hf_lgelu.convert_to_relu(model, texts, options=ConversionConfig(data_collator=model.preprocess))"
         )
     place = modules[0]["path"]
-    # Not as its config says: of an encoder that was a language model that is often still the whole one's class.
+    # The config of an encoder that was a language model often still names the language model's class.
     loaded = load_checkpoint(path / place, kind=type(encoder), trust_remote_code=trust_remote_code)
     network = loaded if is_cross else SentenceEmbedder(loaded, children[1:]).eval()
     prompt = whole.prompts.get(whole.default_prompt_name) or ""

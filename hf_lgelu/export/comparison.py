@@ -1,4 +1,4 @@
-"""Two networks beside each other in what decides which of them is shipped: score, distance, time and size."""
+"""A table of two networks by score, distance, time and size, which helps to choose the one to ship."""
 
 import itertools
 import math
@@ -33,24 +33,24 @@ from hf_lgelu.networks.sites import find_sites, uncompiled
 ORIGINAL, CONVERTED, ALONE = "original", "converted", "network"
 FLOAT32, INT8 = "float32", "int8"
 
-_CALIBRATED_ON = 64  # inputs at most, and at most a quarter of all
-_TIMED_AT_ONCE = 8  # inputs of a call
+_CALIBRATED_ON = 64  # the most inputs; a quarter of all, if that is less
+_TIMED_AT_ONCE = 8  # inputs in a call
 _ROUNDS, _FEWEST_ROUNDS = 15, 5
-_ROUND_SECONDS = 0.005  # a quicker call is repeated until the calls take as long
-_MOST_SECONDS = 60.0  # of all rounds but the fewest
+_ROUND_SECONDS = 0.005  # a quicker call is repeated for about this long
+_MOST_SECONDS = 60.0  # for the rounds after the fewest
 
 
 @dataclass(frozen=True)
 class ComparedNetwork:
-    """One network, "original" or "converted" or alone "network", in one precision, "float32" or "int8".
+    """A network in one precision, "float32" or "int8". It is named "original" or "converted", or "network" if alone.
 
-    `metrics` has the accuracy, or of causal language models the perplexity; it is empty without labels. `change` is how
-    far the network is from the original in float32, None of the original itself. `milliseconds` are the first quartile,
-    median and third quartile of the processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the
-    ONNX file, or without int8 of the weights. `live_units` is the share of the outputs of the original's gates that are
-    not exactly zero here; None of the original, and in int8. In int8 there are `operations`, what computes in integers
-    ("all" or "layers", `quantize_onnx`), `int8_change`, how far it is from the same network in float32, and
-    `int8_loss`, what int8 takes from that network (`NetworkComparison.int8_measure`).
+    `metrics` has the accuracy, or the perplexity of a causal language model; it is empty without labels. `change` is
+    the distance from the original in float32, None for the original itself. `milliseconds` are the quartiles of the
+    processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the
+    weights. `live_units` is the share of the gates' outputs that are not exactly zero; None for the original, and in
+    int8. In int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`). `int8_change` is
+    the distance from the same network in float32, and `int8_loss` what int8 takes from that network
+    (`NetworkComparison.int8_measure`).
     """
 
     network: str
@@ -66,7 +66,7 @@ class ComparedNetwork:
 
     @property
     def cells(self) -> dict[str, str]:
-        """{title of a column: what stands there}."""
+        """{title of a column: text of the cell}."""
         first, median, third = map(significant, self.milliseconds)
         return {
             "": self.network,
@@ -82,10 +82,10 @@ class ComparedNetwork:
 
 @dataclass(frozen=True)
 class NetworkComparison:
-    """The rows of `compare_networks`, as text a table: the networks in float32, and then in int8.
+    """The rows of `compare_networks`: the networks in float32, and then in int8. Its text is a table.
 
-    `samples` inputs were scored and compared, and other `calibration_samples` gave the ranges of int8 (0 without int8).
-    A timed call has `timed_samples` inputs; `runtime` ran it, "torch" or "onnxruntime".
+    `samples` inputs were scored and compared. Other `calibration_samples` gave the ranges of int8; 0 without int8. A
+    timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it.
     """
 
     rows: tuple[ComparedNetwork, ...]
@@ -144,14 +144,14 @@ def compare_networks(
 ) -> NetworkComparison:
     """A table of two networks, and with `int8` of their int8 forms: score, distance to the original, time and size.
 
-    With `int8` both networks are exported to ONNX, and times and sizes are those of the ONNX files. Up to 64 inputs, at
-    most a quarter, give the ranges of int8; the networks are judged on the other inputs. Time is processor time on one
-    thread, of the networks in turn. Both networks stay as they are.
+    With `int8`, both networks are exported to ONNX, and times and sizes are those of the ONNX files. Up to 64 inputs,
+    at most a quarter, give the ranges of int8. The networks are judged on the other inputs. Time is processor time on
+    one thread; the networks run in turn. Both networks stay as they are.
 
     Args:
         original: the network that counts as right.
-        converted: a network of the same task, e.g. of `convert_to_relu`; None for the first one, "network", and its
-            int8 alone.
+        converted: a network for the same task, e.g. of `convert_to_relu`; None compares the original with its int8
+            alone.
         data: inputs, as `convert_to_relu` takes them; labels give a score. Inputs to which the converted network was
             fitted flatter that network.
         int8: whether to add the rows in int8, which need the extra [onnx].
@@ -160,10 +160,11 @@ def compare_networks(
         operations: what int8 computes in integers, as in `quantize_onnx`.
         onnx_dir: a folder in which the files of int8 are kept, as original-float32.onnx and converted-int8.onnx. By
             default they are removed.
-        box_channels: of a detector's raw maps, as in `ConversionConfig`.
+        box_channels: how many channels of a detector's raw maps are the box, as in `ConversionConfig`.
 
-    Raises ValueError for inputs that a network does not take, other outputs than the original's, or a single input for
-    int8; ImportError for int8 without the extra [onnx]; FileExistsError for a file that is in `onnx_dir`.
+    Raises ValueError for inputs that a network does not take, for outputs that differ from the original's, or for a
+    single input with `int8`. Raises ImportError for int8 without the extra [onnx], and FileExistsError if `onnx_dir`
+    holds a file of the same name.
 
     Example:
         >>> import torch, hf_lgelu
@@ -185,7 +186,7 @@ def compare_networks(
     if not batches:
         raise nothing_given("data")
     if int8 and batches[0].is_sample:
-        raise ValueError("int8 takes inputs of one shape, and here each batch has its own; leave int8 out")
+        raise ValueError("the inputs of int8 have one shape, and here each batch has its own; leave int8 out")
     _require_alike(networks, batches[0][:TRIED], read)
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
@@ -234,7 +235,7 @@ def compare_networks(
 
 
 def nearness(change: NetChange) -> tuple[str, float]:
-    """(measure, value) of how near a network is to another one, where no labels give a score."""
+    """(measure, value) of how near a network is to another one, for outputs without labels."""
     for name in ("same_neighbour", "cosine"):
         if name in change.embedding:
             return name, change.embedding[name]
@@ -251,7 +252,7 @@ def _loss(float32: Mapping[str, float], int8: Mapping[str, float], change: NetCh
 
 @dataclass(frozen=True)
 class _Form:
-    """A network as a module of torch, or as an ONNX file of the network."""
+    """A network as a module of torch, or as an ONNX file."""
 
     name: str
     precision: str
@@ -262,14 +263,14 @@ class _Form:
     live: LiveUnits = field(default_factory=lambda: LiveUnits({}))
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
-        """What the form gives, and nothing else done that costs time."""
+        """The output of the form; nothing else here costs time."""
         if isinstance(self.runner, OnnxModel):
             given = inputs if isinstance(inputs, dict) else {self.runner.input_names[0]: inputs}
             return self.runner({name: given[name] for name in self.runner.input_names})
         return call_with(self.runner, inputs)
 
     def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
-        """What the form gives, with torch's names."""
+        """The outputs of the form by torch's names."""
         if isinstance(self.runner, nn.Module):
             with self.live.counting(inputs):
                 return run_example(network, inputs)
@@ -284,7 +285,7 @@ def _onnx_forms(
     files = {precision: folder / f"{name}-{precision}.onnx" for precision in (FLOAT32, INT8)}
     first = calibration[0][:_TIMED_AT_ONCE]
     export_onnx(network, files[FLOAT32], first.inputs if isinstance(first.inputs, Tensor) else first.tensors)
-    # However far int8 is: the table says so.
+    # The table shows how far int8 is, so that no file is refused.
     report = quantize_onnx(files[FLOAT32], files[INT8], rows, operations=operations, max_relative_error=math.inf)
     output = run_example(network, first.inputs)
     runners = {precision: OnnxModel(file) for precision, file in files.items()}
@@ -300,7 +301,7 @@ def _onnx_forms(
 
 
 def _in_float32(network: nn.Module) -> nn.Module:
-    """The network itself, or a copy in float32 on the CPU of a network that is something else."""
+    """The network itself, if it is in float32 on the CPU, else a copy that is."""
     network = uncompiled(network)
     tensors = itertools.chain(network.parameters(), network.buffers())
     kinds = {(value.device.type, value.dtype) for value in tensors if value.is_floating_point()}
@@ -308,7 +309,7 @@ def _in_float32(network: nn.Module) -> nn.Module:
 
 
 def _require_alike(networks: Mapping[str, nn.Module], few: Batch, read: Callable[[nn.Module], OutputReader]) -> None:
-    """Raise ValueError unless all networks take these inputs and give outputs of the same names and shapes."""
+    """Raise ValueError unless all networks take these inputs, and give outputs of the same names and shapes."""
     shapes = []
     for name, network in networks.items():
         require_taken(network, few.inputs, f"data, given to the {name} network")
@@ -317,15 +318,15 @@ def _require_alike(networks: Mapping[str, nn.Module], few: Batch, read: Callable
     if shapes[0] != shapes[-1]:
         raise ValueError(
             f"the original gives {shapes[0]} and the converted network {shapes[-1]} for the same inputs; give two "
-            "networks of the same task"
+            "networks for the same task"
         )
 
 
 def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Inputs for the ranges of int8, evenly spaced as files are often sorted by class, and all the others."""
+    """(inputs for the ranges of int8, all others). They are evenly spaced, because files are often sorted by class."""
     total = sum(map(len, batches))
     if total < 2:
-        raise ValueError("int8 takes its ranges from some of the inputs and is judged on the others; give two or more")
+        raise ValueError("give two or more inputs: int8 takes its ranges from some of them and is judged on the others")
     wanted = max(1, min(_CALIBRATED_ON, total // 4))
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[[number * total // wanted for number in range(wanted)]] = True
@@ -336,7 +337,7 @@ def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 
 
 def _cropped(batch: Batch) -> Batch:
-    """The batch without the columns that are padding in all of its rows: they would be timed."""
+    """The batch without columns that are padding in all rows, which would be timed too."""
     tensors = dict(batch.tensors)
     for name in tensors.keys() & batch.spans.keys():
         begins, ends = batch.spans[name]
@@ -345,20 +346,20 @@ def _cropped(batch: Batch) -> Batch:
 
 
 def _bytes_of(network: nn.Module) -> int:
-    """The bytes of what a checkpoint holds, shared weights once."""
+    """The bytes of a checkpoint's tensors; shared weights count once."""
     values = [value for value in network.state_dict().values() if isinstance(value, Tensor)]
     return sum({value.data_ptr(): value.nbytes for value in values}.values())
 
 
 def _quartiles(calls: Sequence[Callable[[], Any]]) -> list[tuple[float, float, float]]:
-    """The quartiles of the processor time of each call, in milliseconds, on one thread of torch."""
+    """The quartiles of each call's processor time in milliseconds, on one thread of torch."""
     timers = [Timer(call, timer=time.process_time) for call in calls]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for call in calls:
-            call()  # the first allocates
-        # The seconds of one call are 0 where the processor's clock ticks.
+            call()  # the first call allocates memory
+        # A call that is shorter than a tick of the processor's clock takes 0 seconds.
         repeats = [max(1, math.ceil(_ROUND_SECONDS / max(timer.timeit(1), 1e-5))) for timer in timers]
         times: list[list[float]] = [[] for _ in calls]
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""λ-GELU checkpoint → plain checkpoint: ReLU where the gates are hard, or the GELU network of the same function."""
+"""A plain checkpoint of a λ-GELU checkpoint: ReLU for hard gates, or the GELU network of the same function."""
 
 import os
 from dataclasses import dataclass, replace
@@ -23,18 +23,20 @@ from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 if TYPE_CHECKING:
     from hf_lgelu.export.absorption.absorb import AbsorbedSite
 
-_MAX_CHANGE_BY_RELOADING = 1e-5  # transformers' two spellings of GELU round differently; its tanh form is further off
+_MAX_CHANGE_BY_RELOADING = (
+    1e-5  # the two erf forms of GELU in transformers round differently; the tanh form differs more
+)
 
 
 @dataclass(frozen=True)
 class CheckpointExport:
-    """What `export_relu` or `export_gelu` did.
+    """The report of `export_relu` or `export_gelu`.
 
-    `hardness` is the smallest λ of each site, `swap_error` the bound κ/λ there: the most that ReLU in its place
-    changes one unit. `change` is what the export did to the outputs on the example inputs; of a GELU export that is
-    measured on the folder, loaded again. Of a ReLU export `smooth_calls` is what the network still computes smoothly on
-    these inputs, and `unreached` are the gates that did not run on them. Of a GELU export `sites` are the gates with
-    the weights that absorbed their λ. `warnings` name programs that do not compute what this checkpoint says.
+    `hardness` is the smallest λ of each site. `swap_error` is the bound κ/λ, the most by which ReLU in a gate's place
+    changes a unit. `change` is the change of the outputs on the example inputs; a GELU export measures it on the
+    reloaded folder. After a ReLU export, `smooth_calls` are the smooth operations that are left on these inputs, and
+    `unreached` the gates that did not run. After a GELU export, `sites` are the gates with the weights that absorbed λ.
+    `warnings` name programs that ignore the activation in this checkpoint's config.
     """
 
     form: str
@@ -58,8 +60,8 @@ class CheckpointExport:
         warnings = list(self.warnings)
         if self.unreached:
             named = ", ".join(self.unreached[:4]) + (", ..." if len(self.unreached) > 4 else "")
-            missed = f"{len(self.unreached)} of the gates did not run on the example inputs ({named})"
-            warnings.insert(0, f"{missed}, so nothing was compared of them: give inputs that run the whole model")
+            missed = f"{len(self.unreached)} gates did not run on the example inputs ({named})"
+            warnings.insert(0, f"{missed} and were not compared: give inputs that run the whole model")
         done = "λ-GELU → ReLU, saved" if is_relu else "λ-gates absorbed by the weights, saved with plain activations"
         lines = [
             f"{len(self.hardness)} {done} in {self.folder}",
@@ -84,30 +86,30 @@ def export_relu(
     allow_soft: bool = False,
     overwrite: bool = False,
 ) -> CheckpointExport:
-    """Save `model` with ReLU in the place of every λ-GELU: a checkpoint that needs nothing of this package.
+    """Save `model` with ReLU instead of every λ-GELU, as a checkpoint that needs no hf_lgelu.
 
-    `model` stays as it is. The config key of the model's family is rewritten, the folder is loaded again with
-    transformers, and its outputs must be those of the substituted model. A model card goes along (`write_card`).
+    `model` stays as it is. The config key of the model's family is rewritten. The folder is loaded again with
+    transformers, and its outputs must be those of the substituted model. A model card is written (`write_card`).
 
     Args:
-        model: a transformers model with λ-GELU: a family of transformers, timm in its wrapper, our MLP.
-        folder: where to; complete or not there.
-        processor: tokenizer or image processor, saved beside the weights.
-        source: folder or Hub id from which the tokenizer's and processor's files are copied instead.
-        inputs: on which the change of the outputs is measured; random ones of the right shape
-            (`hf_lgelu.networks.run`) if None. Real inputs say more.
-        max_swap_error: the largest κ/λ that is let through, κ = 0.16997 for λ-GELU (`swap_error_bound`). The
-            default is that of λ-GELU at λ = 79.8, half the paper's target.
-        allow_soft: export all the same.
-        overwrite: replace a folder that is not empty.
+        model: a transformers model with λ-GELU, also timm's in its wrapper, or this package's MLP.
+        folder: the folder to write. It is written whole or not at all.
+        processor: tokenizer or image processor to save in the folder.
+        source: folder or Hub id whose tokenizer or image processor is copied instead.
+        inputs: example inputs, on which the change of the outputs is measured. None takes random inputs
+            (`hf_lgelu.networks.random_inputs`). Real inputs say more.
+        max_swap_error: the largest κ/λ that is allowed, with κ = 0.16997 for λ-GELU (`swap_error_bound`). The default
+            allows λ-GELU from λ = 79.8 on, half the paper's target.
+        allow_soft: export soft gates too.
+        overwrite: replace a folder that holds a model.
 
     Raises:
         TypeError: `model` is no transformers model; `substitute_relu` takes any module.
-        ValueError: no λ-GELU, gates softer than `max_swap_error` allows (the message has the λ of each), or no
-            example inputs are known for this model, or the model gives NaN on them.
-        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key says ReLU at these sites
-            (UnsupportedConfigError), or the folder, loaded again, gives other outputs.
-        OSError: `folder` is not empty (FileExistsError) or cannot be written; what was there is as it was.
+        ValueError: there is no λ-GELU, gates are too soft (the message has the λ of each), no example inputs are known
+            for this model, or the model gives NaN on them.
+        RuntimeError: `model` is wrapped by PEFT or for distributed training, no config key gives ReLU at these sites
+            (UnsupportedConfigError), or the reloaded folder gives other outputs.
+        OSError: `folder` is not empty (FileExistsError) or cannot be written. An existing folder stays as it was.
 
     Example:
         >>> import tempfile
@@ -134,21 +136,20 @@ def export_gelu(
     inputs: Inputs | None = None,
     overwrite: bool = False,
 ) -> CheckpointExport:
-    """Save `model` as a GELU model that computes the same: a checkpoint that needs nothing of this package.
+    """Save `model` as a GELU model of the same function, as a checkpoint that needs no hf_lgelu.
 
-    `model` stays as it is. The layers around each activation absorb its λ (`absorb_hardness`), the config key of the
-    model's family is rewritten, and the folder is loaded again with transformers and compared with the λ-GELU model.
-    A model card goes along (`write_card`). What is not said here is as of `export_relu`.
+    `model` stays as it is. The layers around each activation absorb its λ (`absorb_hardness`). The config key of the
+    model's family is rewritten. The folder is loaded again with transformers and compared with the λ-GELU model. A
+    model card is written (`write_card`). The other arguments and errors are those of `export_relu`.
 
     Args:
-        inputs: such that run the whole model; random ones of the right shape
-            (`hf_lgelu.networks.run`) if None.
+        inputs: example inputs that run the whole model. None takes random inputs.
 
     Raises:
         TypeError: `model` is no transformers model; `absorb_hardness` takes any module.
-        ValueError: sites whose λ cannot be absorbed, each named with the reason.
-        RuntimeError: no config key says GELU in its erf form at these sites (UnsupportedConfigError), or the folder,
-            loaded again, computes something else.
+        ValueError: λ of a site cannot be absorbed; the message names each site with the reason.
+        RuntimeError: no config key gives GELU in its erf form at these sites (UnsupportedConfigError), or the reloaded
+            folder computes something else.
 
     Example:
         >>> import tempfile
@@ -183,7 +184,7 @@ def save_plain(
     max_swap_error: float = MAX_SWAP_ERROR,
     allow_soft: bool = False,
 ) -> CheckpointExport:
-    """The report of `export_relu` ("relu") or `export_gelu` ("gelu") into a folder that is there, without the card."""
+    """The report of `export_relu` ("relu") or `export_gelu` ("gelu"), for an existing folder, without a card."""
     model = changeable_module(model)
     if not isinstance(model, PreTrainedModel):
         in_memory = "substitute_relu(model)" if form == "relu" else "absorb_hardness(model, inputs)"
@@ -192,10 +193,10 @@ def save_plain(
             "memory"
         )
     if not lambda_gelu_modules(model):
-        advice = "it has no smooth gate that a substitution could exchange"
+        advice = "it has no smooth gate that could be exchanged"
         if smooth := sorted({site.kind for site in find_sites(model)}):
-            made = "convert_to_relu(model, data) (hf-lgelu convert) makes a ReLU model of it without training"
-            advice = f"its gates are {', '.join(smooth)}: {made}"
+            made = "convert_to_relu(model, data) (hf-lgelu convert) converts these without training"
+            advice = f"its gates are {', '.join(smooth)}; {made}"
         raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}")
     hardness = smallest_by_site(model)
     swap_error = swap_errors(model, hardness)
@@ -214,13 +215,13 @@ def save_plain(
             named = "; ".join(f"{name}: λ = {hardness[name]:.4g}, κ/λ = {swap_error[name]:.3g}" for name in soft[:8])
             more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
             raise ValueError(
-                f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: swapping them changes a unit by up to "
+                f"{len(soft)} of {len(swap_error)} gates are too soft for ReLU: the swap changes a unit by up to "
                 f"{max(swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({named}{more}). On the example "
                 f"inputs: {change}. Harden the model, keep its function with export_gelu, or give `allow_soft`"
             )
         unreached = tuple(gate.name for gate in gates if id(gate.module) not in ran)
     else:
-        from hf_lgelu.export.absorption.absorb import absorb_hardness  # for GELU alone, as torch.export behind it
+        from hf_lgelu.export.absorption.absorb import absorb_hardness  # loads torch.export, which GELU alone needs
 
         absorbed = absorb_hardness(plain, inputs)
         config_changes, sites = absorbed.config_changes, absorbed.sites
@@ -233,7 +234,7 @@ def save_plain(
     else:
         change = _change_after_reload(model, plain, folder, inputs)
         if warnings and config_changes:
-            # The activation that the family has by itself is the one that every program computes.
+            # Every program computes the default activation of a family.
             own = type(plain.config)().to_dict()
             if all(len(each.path) == 1 and own.get(each.path[0]) == each.new for each in config_changes):
                 warnings = ()
@@ -245,23 +246,23 @@ def save_plain(
 def _change_after_reload(
     model: PreTrainedModel, plain: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs
 ) -> OutputChange:
-    """What λ absorbed by the weights changes of the outputs, measured on the folder, loaded again, in a wide dtype."""
+    """The change of the outputs after the weights absorbed λ, measured on the reloaded folder in a wide dtype."""
     from hf_lgelu.export.absorption.absorb import max_relative_change
 
     dtype = plain.dtype
     wide = torch.promote_types(dtype, torch.float32)
     reloaded = type(plain).from_pretrained(folder, dtype=wide, use_safetensors=True).to(plain.device)
-    inputs = in_dtype(inputs, wide)  # of both copies; not every network casts what it is given
+    inputs = in_dtype(inputs, wide)  # of both copies, because not every network casts its inputs
     before, after = (m if dtype == wide else independent_copy(m).to(wide) for m in (model, plain))
     by_reloading = compare_models(after, reloaded, inputs)
     if not _relative(by_reloading) <= _MAX_CHANGE_BY_RELOADING:
-        raise RuntimeError(f"the GELU model, saved and loaded again, computes something else: {by_reloading}")
+        raise RuntimeError(f"the reloaded GELU model computes something else than the saved one: {by_reloading}")
     change = compare_models(before, reloaded, inputs)
     allowed = max_relative_change(dtype)
     if not _relative(change) <= allowed:
         raise RuntimeError(
-            f"the GELU model computes something else than the λ-GELU model: {change}. That is more than the "
-            f"{allowed:g} of the largest output that rounding in {dtype} may make; nothing was kept"
+            f"the GELU model computes something else than the λ-GELU model: {change}. Rounding in {dtype} explains "
+            f"{allowed:g} of the largest output at most; no file is kept"
         )
     return change
 

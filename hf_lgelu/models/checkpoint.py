@@ -59,9 +59,9 @@ def load_checkpoint(
     path = Path(name_or_path)
     if path.exists() and not all(any(path.glob(name)) for name in (CONFIG_NAME, "*.safetensors")):
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
-        kind = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
+        what = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
         raise FileNotFoundError(
-            f"{path} is no checkpoint: it is {kind}. Give the folder that save_pretrained wrote, with {CONFIG_NAME} "
+            f"{path} is no checkpoint: it is {what}. Give the folder that save_pretrained wrote, with {CONFIG_NAME} "
             "and weights in safetensors"
         )
     try:

@@ -35,9 +35,9 @@ def test_a_hardened_checkpoint_with_data(place, test_rows, call):
     accuracy = (load_checkpoint(place / "hard")(features).logits.argmax(-1) == labels).double().mean().item()
     assert "MLPForClassification, λ-GELU × 2" in said
     assert "layers.0.activation (LambdaGELU): erf × 1" in said
-    assert "λ of 2 gates from 159.6 on: one unit changes by at most κ/λ = 0.00107" in said
+    assert "The smallest λ of 2 gates is 159.6: ReLU changes a unit by at most κ/λ = 0.00107" in said
     assert re.search(rf"\n  original +0 +100 % +{accuracy:.4f}\n", said)
-    assert "2 of 2 gates can be, with 2 linear maps behind them" in said
+    assert "2 of 2 gates can be converted, with 2 linear maps after them" in said
     assert "only where hf_lgelu is installed" in said
     assert f"hf-lgelu export {place / 'hard'} --output_dir" in said
     assert files(place) == before
@@ -47,7 +47,7 @@ def test_a_gelu_checkpoint_is_sent_to_convert(place, call):
     status, said, _ = call("check", place / "gelu", "--disable_tqdm")
     assert status == 0
     assert "No. On the path of these inputs it computes smoothly" in said
-    assert "--evaluation DATA takes real ones" in said
+    assert "give real ones by --evaluation DATA" in said
     assert f"hf-lgelu convert {place / 'gelu'} --data DATA" in said
     assert "hf_lgelu is installed" not in said
 
@@ -57,7 +57,7 @@ def test_a_relu_network_has_nothing_to_do(tmp_path, call):
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     status, said, _ = call("check", tmp_path / "gpt2", "--disable_tqdm")
     assert status == 0
-    assert "Yes, its gates are" in said
+    assert "Yes: no smooth activation was seen" in said
     assert "Nothing: it has no gate" in said
     assert "With ReLU in its config: llama.cpp ignores the activation that the config of a gpt2 names" in said
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     model.save_pretrained(tmp_path / "bert")
     _, said, _ = call("check", tmp_path / "bert", "--disable_tqdm")
     assert "bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
-    assert "--width 1.25 gives each block a quarter more, for about three times the conversion's time" in said
+    assert "--width 1.25 adds a quarter to each block, and takes about three times as long" in said
     assert "llama.cpp" not in said  # it runs no classifier
     assert "1 of 1 gates can be" in said
     masked = BertForMaskedLM(BertConfig(vocab_size=20, **SIZES))
@@ -77,7 +77,7 @@ def test_what_cannot_be_refitted_is_named(tmp_path, call):
     _, said, _ = call("check", tmp_path / "masked", "--disable_tqdm")
     assert "1 of 2 gates can be" in said
     assert "bert.embeddings.word_embeddings.weight is tied: several modules hold it" in said
-    assert "These gates are exchanged all the same, with the weights behind them as they are." in said
+    assert "These gates are exchanged too, but the weights after them stay as they are." in said
     assert "hf-lgelu convert" in said
 
 
@@ -89,7 +89,7 @@ def test_what_the_output_never_uses_is_not_counted(sentence_folder, call):
     assert "Not counted, because no output that counts depends on it: encoder.pooler.activation." in said
     assert "Tanh" not in said
     assert "would stay smooth" not in said
-    assert "Swapped alone, these gates cost most" in said
+    assert "These gates cost most when each is swapped alone" in said
     assert "--keep" not in said  # which sentence-transformers could not load
     assert "intermediate_act_fn (GELUActivation): gelu" in said
 
@@ -103,7 +103,10 @@ def test_what_is_not_read_from_files_is_sent_to_the_function(tmp_path, call):
     assert status == 0
     assert "2 of 2 gates can be" in said
     assert "It gives logits, encoder_last_hidden_state: networks are compared by logits, and logits count." in said
-    assert "hf_lgelu.convert_to_relu(model, data) in Python: inputs for encoder-decoders" in said
+    assert (
+        "Call hf_lgelu.convert_to_relu(model, data) in Python: this command reads no inputs for encoder-decoders"
+        in said
+    )
 
 
 def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):
@@ -113,7 +116,7 @@ def test_a_network_that_gives_nan_is_told_as_such(place, tmp_path, call):
     model.save_pretrained(tmp_path / "nan")
     status, _, errors = call("check", tmp_path / "nan", "--evaluation", place / "test.csv", "--disable_tqdm")
     assert status == 1
-    assert "gives NaN on test.csv: look at its weights" in errors
+    assert "gives NaN on test.csv: look for NaN in its weights" in errors
 
 
 def test_the_profile_is_a_line_a_gate(place, call):
@@ -169,7 +172,7 @@ def test_the_dearest_gates_are_said(place, call):
     rows = place / "rows.csv"
     status, said, _ = call("check", place / "gelu", "--evaluation", rows, "--disable_tqdm")
     assert status == 0
-    (line,) = [line for line in said.splitlines() if "Swapped alone, these gates cost most" in line]
+    (line,) = [line for line in said.splitlines() if "These gates cost most when each is swapped alone" in line]
     assert line.endswith("--keep 1 leaves 1 smooth.")  # of two gates; the third of --keep 3 is not there
     assert "layers.0.activation" in line
     assert "layers.1.activation" in line

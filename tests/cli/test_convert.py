@@ -208,7 +208,7 @@ def test_an_interrupt_says_what_is_kept(resume, place, tmp_path, monkeypatch, ca
     assert status == 130
     kept = tmp_path / ".relu.conversion"
     if resume:
-        assert f"interrupted; no model was written, and what was done is kept in {kept}: the same call" in errors
+        assert f"interrupted; no model was written; {kept} keeps the finished layers, and the same call" in errors
         assert (kept / "refit-00001.safetensors").is_file()
     else:
         assert errors.endswith("interrupted; nothing was written\n")
@@ -273,7 +273,7 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
     for output, reason in (
         (converted, "is not empty; give another folder, or replace this one with --overwrite"),
         (f"{place}/gelu/.", "is the checkpoint itself"),
-        (place, "has the checkpoint inside"),
+        (place, "holds the checkpoint, which would be lost"),
     ):
         overwrite = () if output == converted else ("--overwrite",)
         words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", output, *overwrite)
@@ -293,7 +293,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
     words = [word for pair in sets.items() for word in pair]
     status, _, errors = call("convert", place / "gelu", *words, "--output_dir", out, "--overwrite", "--disable_tqdm")
     assert status == 1
-    assert f"{out} has {out / 'mine.csv'} inside; give another output folder" in errors
+    assert f"{out} holds {out / 'mine.csv'}, which would be lost; give another output folder" in errors
     assert (out / "mine.csv").read_bytes() == (place / "rows.csv").read_bytes()
 
 
@@ -500,5 +500,5 @@ def test_processes_that_do_not_know_of_each_other_are_refused(place, tmp_path, m
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
     status, _, errors = call(*words)
     assert status == 1
-    assert "2 processes were started, and accelerate knows of 1" in errors
+    assert "2 processes were started, but accelerate knows of 1" in errors
     assert list(tmp_path.iterdir()) == []

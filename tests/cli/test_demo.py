@@ -27,7 +27,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
     found = scores(said)
     assert len(found) == 4
     assert re.search(r"^That took \d+ s\. Converting", said, re.MULTILINE)  # the training before it
-    assert "on 171 pictures of rows.csv that conversion held out: KL" in said
+    assert "on 171 pictures of rows.csv that the conversion held out: KL" in said
     assert found["the same, saved and reloaded by plain torch"] == found["converted to ReLU"]
     assert load_checkpoint(folder).config.hidden_act == "relu"
     assert (folder / "refit.png").read_bytes().startswith(b"\x89PNG")

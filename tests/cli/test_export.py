@@ -63,7 +63,7 @@ def test_relu_checkpoint_with_its_scores_and_card(place, test_rows, tmp_path, ca
 def test_gelu_checkpoint_computes_the_same(place, test_rows, tmp_path, call):
     status, said, _ = call("export", place / "soft", "--output_dir", tmp_path / "gelu", "--to", "gelu")
     assert status == 0
-    assert "these inputs are random; --evaluation DATA takes real ones" in said
+    assert "These inputs are random; give real ones by --evaluation DATA." in said
     exported = load_checkpoint(tmp_path / "gelu")
     assert exported.config.hidden_act == "gelu"
     before, after = (model(test_rows[0]).logits for model in (load_checkpoint(place / "soft"), exported))

@@ -154,9 +154,9 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     expected = bert.eval()(torch.tensor([[5, 6, 7]]), token_type_ids=torch.tensor([[0, 1, 1]])).logits[0]
     given = bert(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits[order.index(0)]
     torch.testing.assert_close(given, expected)
-    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
+    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each token of input_ids"):
         inputs({**columns, "token_type_ids": [[0], [1]]}, bert)
-    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each of input_ids"):
+    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each token of input_ids"):
         inputs({**columns, "token_type_ids": [[0, 1, 1], None]}, bert)
     nothing = whole(inputs({**columns, "token_type_ids": [None, None]}, bert))
     assert "token_type_ids" not in nothing
@@ -199,7 +199,7 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
     torch.testing.assert_close(gpt2(**batch).loss, -(logits[1, 7] + logits[2, 8]) / 2)
     classes = whole(inputs({**columns, "labels": [1]}, gpt2))
     assert classes["labels"].tolist() == [[-100, 6, 7, 8]]
-    with pytest.raises(ValueError, match="column 'labels' must have a value for each of input_ids"):
+    with pytest.raises(ValueError, match="the column 'labels' must have a value for each token of input_ids"):
         inputs({**columns, "labels": [[7, 8]]}, gpt2)
 
 
@@ -263,7 +263,7 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
     rows = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 0, 1]}, features=names)
     assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
     assert len(said) == 1
-    assert "does not hold the model's classes, by name (no, yes) or number (0 to 1): nothing is scored by it" in said[0]
+    assert "does not hold the model's classes, by name (no, yes) or number (0 to 1): there will be no score" in said[0]
     plain = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 2, 1]})
     assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
@@ -409,7 +409,7 @@ BOTH = {"a": TEXTS, "b": TEXTS}
 REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
     ("gpt2", BOTH, {}, r"name the column of text with --column.*a \(text\), b \(text\)"),
     ("gpt2", BOTH, {"column": "c"}, r"no column 'c'; its columns are a \(text\), b"),
-    ("gpt2", {"n": [1]}, {}, r"name the column of text.*n \(number\)"),
+    ("gpt2", {"n": [1]}, {}, r"has no column of text, which GPT2LMHeadModel takes; .*n \(number\)"),
     ("gpt2", {"id": ["1"], "words": [["one", "two"]]}, {}, r"name the column of text.*words \(nested\)"),
     ("gpt2", {"id": ["1"], "messages": [[{"role": "x"}]]}, {}, r"name the column of text.*messages \(nested\)"),
     ("gpt2", {"text": TEXTS}, {"sequence_length": 17}, "--sequence_length must be from 2 to 16, got 17"),
@@ -417,11 +417,16 @@ REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
     ("gpt2", {"text": TEXTS, "kind": [0] * 200}, {"label_column": "kind"}, "--label_column.*gives none"),
     ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column: GPT2LMHeadModel reads no pairs"),
     ("bert", BOTH, {"pair_column": "c", "column": "a"}, "no column 'c'"),
-    ("bert", {"text": ["", " "]}, {}, "every row is empty"),
+    ("bert", {"text": ["", " "]}, {}, "the texts are empty; give a column or file"),
     ("mlp", {"x": [1.0], "y": [2.0]}, {}, "has 2 features a row, and the model takes 3"),
-    ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"of shape \(1, 3\) 1 are none, in feature 1 \(counted"),
-    ("mlp", {"name": ["a"]}, {}, r"name the column of lists of numbers.*name \(text\)"),
-    ("mlp", {"x": [1.0], "y": [2.0], "z": [3]}, {"column": "x"}, r"name the column of lists of numbers.*x \(number\)"),
+    ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"1 of 3 are not, in feature 1 \(counted"),
+    ("mlp", {"name": ["a"]}, {}, r"has no column of numbers, which MLP\w+ takes; .*name \(text\)"),
+    (
+        "mlp",
+        {"x": [1.0], "y": [2.0], "z": [3]},
+        {"column": "x"},
+        r"no column of lists of numbers named 'x'.*x \(number\)",
+    ),
     ("mlp", {"row": [[1.0, 2.0, 3.0]]}, {"label_column": "kind"}, "no column 'kind'"),
     ("mlp", {"x": []}, {}, "has no rows"),
     ("t5", {"text": TEXTS}, {}, r"encoder-decoders.*hf_lgelu\.convert_to_relu"),

@@ -202,7 +202,7 @@ def test_gates_behind_an_encoder_are_refused_before_the_work(sentence_folder, tm
         "convert", tmp_path / "dense", "--data", sentence_folder[1], "--output_dir", tmp_path / "out"
     )
     assert status == 1
-    assert "has smooth gates in modules behind its encoder (behind.2.activation_function)" in told
+    assert "has smooth gates in modules after its encoder (behind.2.activation_function)" in told
     assert not (tmp_path / "out").exists()
 
 

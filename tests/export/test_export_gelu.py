@@ -114,7 +114,7 @@ def test_what_is_refused_leaves_nothing(make, inputs, error, told, tmp_path):
     [
         (
             lambda model: setattr(model.config, "hidden_act", "gelu_new"),
-            "saved and loaded again, computes something else",
+            "reloaded GELU model computes something else",
         ),
         (lambda model: model.classifier.bias.data.mul_(1.5), "computes something else than the λ-GELU model"),
     ],

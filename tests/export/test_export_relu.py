@@ -157,7 +157,7 @@ def adapted():
 
 NAN, NONE = {"features": torch.full((2, 6), float("nan"))}, {"features": torch.ones(0, 6)}
 REFUSED = [
-    (lambda: with_act("gelu"), {}, ValueError, r"its gates are gelu: convert_to_relu\(model, data\)"),
+    (lambda: with_act("gelu"), {}, ValueError, r"its gates are gelu; convert_to_relu\(model, data\)"),
     (lambda: with_act("relu"), {}, ValueError, r"has no λ-GELU for.*it has no smooth gate"),
     (lambda: torch.nn.Sequential(LambdaGELU()), {}, TypeError, r"got Sequential; substitute_relu\(model\)"),
     (adapted, {}, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),

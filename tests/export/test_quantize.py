@@ -252,7 +252,7 @@ def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp
     assert report.relative_error < 0.0025
     assert report.large_number_operations == 2
     assert counted(tmp_path / "int8.onnx", tmp_path)["QGemm"] == 2
-    assert "  2 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
+    assert "  2 operations on numbers of 10,000 and more, such as attention masks, stay in float" in str(report)
 
 
 def test_parts_that_are_joined_into_an_output_keep_a_scale_each(tmp_path):
@@ -304,7 +304,7 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
     assert counted(tmp_path / "int8.onnx", tmp_path)["Softmax"] == 1
-    assert "3 operations on numbers of 10,000 and more, as in attention masks, stay in float" in str(report)
+    assert "3 operations on numbers of 10,000 and more, such as attention masks, stay in float" in str(report)
 
 
 def test_data_are_what_export_takes(files, tmp_path):

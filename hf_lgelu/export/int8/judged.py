@@ -1,4 +1,4 @@
-"""An int8 file of a network, judged on inputs that gave no ranges before it is called good."""
+"""An int8 file of a network, judged on inputs that gave no ranges."""
 
 import json
 import math
@@ -21,14 +21,14 @@ from hf_lgelu.formats import finite_or_none, score, significant
 
 INT8_FILE, INT8_REPORT = "model-int8.onnx", "int8.json"
 
-_ENOUGH = 96  # inputs that judge
+_ENOUGH = 96  # inputs for a verdict
 _SHARES = ("accuracy", "same_neighbour", "same_prediction")
-_MARGIN = 0.01  # of measures that are no shares: 1 % of a perplexity, 0.01 of a cosine or of the share of squares
+_MARGIN = 0.01  # for measures that are no shares: 1 % of a perplexity, 0.01 of a cosine or of the relative error
 
 
 @dataclass(frozen=True)
 class JudgedInt8:
-    """The verdict on an int8 file, and what it is made of.
+    """The verdict on an int8 file, and the numbers that decide it.
 
     `measure` decides: the comparison's `int8_measure`. `loss` is what int8 takes of it from the same network in
     float32. A distance from the original would count what the conversion has changed too. `allowed` is the loss of the
@@ -47,7 +47,7 @@ class JudgedInt8:
 
     @property
     def is_good(self) -> bool:
-        """Whether int8 loses no more than is allowed, or is at most `MAX_RELATIVE_ERROR` from float32."""
+        """Whether int8 loses at most what is allowed. Without an original, its relative error decides."""
         return self.relative_error <= MAX_RELATIVE_ERROR if self.allowed is None else self.loss <= self.allowed
 
     @property
@@ -69,12 +69,12 @@ class JudgedInt8:
         return "\n".join([str(self.comparison), *operators, *self._notes(), self.line])
 
     def _notes(self) -> Iterator[str]:
-        """What the verdict does not say: that few inputs judged, and that the original's int8 is nearer."""
+        """Notes that the verdict lacks: few inputs judged, or the original's int8 is nearer."""
         if self.comparison.samples < _ENOUGH:
-            yield f"Only {self.comparison.samples} inputs judged: give data with {_ENOUGH * 4 // 3} or more."
+            yield f"Only {self.comparison.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
         *original, own = (rows[1].change for rows in self.comparison.by_network)
         if original and original[0] and own and original[0].distance < own.distance:
-            yield "The original's int8 is nearer to the original: take it where the runtime has its gates."
+            yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
 
     def _shown(self, row: ComparedNetwork) -> str:
         is_error = self.measure == "relative_error"
@@ -106,7 +106,7 @@ class Int8RefusedError(RuntimeError):
         self.report, self.advice = (
             report,
             (
-                "Nothing is kept. Give data with more inputs, or with inputs as where the network is used; "
+                "Nothing is kept. Give data with more inputs, or with inputs from where the network is used; "
                 f"{layers}convert with `effort` distill or a larger `width`; {original}or keep the file as it is "
                 "(`allow_worse`)"
             ),
@@ -130,16 +130,16 @@ def export_int8(
     """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
 
     Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
-    from the model than from the original, up to one standard error (`JudgedInt8.allowed`). Without it, the relative
-    error from float32 must be at most 0.25, as in `quantize_onnx`. The report, int8.json, lies in the same folder, with
-    the config and the files that prepare the inputs.
+    from the model than from the original, up to one standard error (`JudgedInt8.allowed`). Without `original`, the
+    relative error from float32 must be at most 0.25, as in `quantize_onnx`. The folder also holds the report
+    (int8.json), the config, and the tokenizer or image processor.
 
     Args:
         model: any float network, e.g. of `convert_to_relu`; it stays as it is.
-        folder: the folder to be.
+        folder: the folder to write.
         data: inputs, as `convert_to_relu` takes them; labels give a score.
         original: the network that `model` was converted from.
-        source: folder or Hub id of the tokenizer or image processor.
+        source: folder or Hub id whose tokenizer or image processor is copied.
         outputs: names of the outputs that count; by default those that the task reads.
         data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
             `model.preprocess`, with a list of texts as data.
@@ -148,10 +148,10 @@ def export_int8(
         overwrite: replace a folder that holds a model.
 
     Raises:
-        Int8RefusedError: a RuntimeError; int8 is not good. The message says what was measured and what to do, and
-            nothing is left behind.
-        ImportError: without the extra [onnx].
-        ValueError: a network does not take the inputs, there is one alone, or each batch has its own shape.
+        Int8RefusedError: int8 is not good (a RuntimeError). The message says what was measured and what to do. No file
+            is kept.
+        ImportError: the extra [onnx] is missing.
+        ValueError: a network does not take the inputs, there is one input alone, or each batch has its own shape.
         FileExistsError: the folder is not empty, and `overwrite` is False.
 
     Example:

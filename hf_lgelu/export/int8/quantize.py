@@ -1,16 +1,16 @@
-"""Static int8 of an ONNX file by onnxruntime, and how far it is from float32.
+"""Static int8 of an ONNX file by onnxruntime, and its distance from float32.
 
-Activations are unsigned (u8), weights signed (s8) with a scale for each output channel, both by the range that
-calibration sees (MinMax). With unsigned activations a ReLU costs nothing: it is where the quantizer clips. A smooth
-activation is computed in float between a dequantization and a quantization.
+Activations are unsigned (u8). Weights are signed (s8), with a scale for each output channel. Calibration sees the range
+of both (MinMax). With unsigned activations a ReLU costs nothing, because the quantizer clips at 0. A smooth activation
+is computed in float between a dequantization and a quantization.
 
-Of "layers" alone, what a matrix product gives stays in float: nothing behind it reads integers. One range for the sums
-and normalizations of a transformer costs more than all else, so that "layers" is the default where activations are
-multiplied with activations. A convolution computes in integers only where its output is one.
+With "layers", the output of a matrix product stays in float, because no integer operation reads it. One range for the
+sums and normalizations of a transformer costs more than all else. So "layers" is the default for graphs that multiply
+activations with activations. A convolution computes in integers only if its output is quantized too.
 
-A range holds 256 values. An attention mask adds numbers of the size of −3.4e38 to scores of the size of 10: in one
-range with it all scores are the same. So are ages in one range with incomes, where a network scales raw features
-itself. What such numbers flow through, up to and with the softmax behind them, stays in float.
+A range holds 256 values. An attention mask adds numbers like −3.4e38 to scores like 10. In one range with the mask, all
+scores are the same. The same happens to ages in one range with incomes, if a network scales raw features itself. The
+operations on these numbers, up to and with the next softmax, stay in float.
 """
 
 import functools
@@ -44,16 +44,16 @@ from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import are_embeddings, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
-"""Which operations get integer inputs and outputs: all that onnxruntime can, or those with most of the arithmetic."""
+"""The operations with integer inputs and outputs: all that onnxruntime has, or those with most of the arithmetic."""
 
 MAX_RELATIVE_ERROR = 0.25
-"""How far an int8 file may be from its float twin (`Int8Report.relative_error`). Networks that still do their task stay
-below 0.04; at 1 the outputs say no more of an input than their mean does."""
+"""The largest `Int8Report.relative_error` of an int8 file that is kept. Networks that still do their task stay below
+0.04. At 1, the outputs say no more of an input than their mean does."""
 
-LARGE = 1e4  # no trained scale is as large; masks are −1e4 (for float16), −1e9 or the lowest float32
+LARGE = 1e4  # larger than any trained scale; masks are −1e4 (for float16), −1e9 or the lowest float32
 
 _ENDS = frozenset({"Softmax", "LogSoftmax"})
-# Sums of products have a range of their own; and what is compared is no number any more.
+# Sums of products have a range of their own. A comparison gives no numbers.
 _NOT_LARGE_BEHIND = frozenset(
     {
         *("MatMul", "Gemm", "Conv", "ConvTranspose", "LayerNormalization", "BatchNormalization", "Shape"),
@@ -65,13 +65,13 @@ _NOT_LARGE_BEHIND = frozenset(
 
 @dataclass(frozen=True)
 class Int8Report:
-    """What `quantize_onnx` wrote, and how far it is from the float file on the calibration rows.
+    """The file that `quantize_onnx` wrote, and its distance from the float file on the calibration rows.
 
-    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen by the graph. `change` compares the first
-    outputs. `relative_error` is the share of squares that a conversion's report names too, the largest of all outputs;
-    1 is that of a file that gives the mean for every row. Padding does not count. `large_number_operations` are the
-    nodes that were left in float because numbers of at least 1e4 flow through them, as attention masks do.
-    `weight_bits` is 8, or 7 for processors whose products saturate.
+    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen for the graph. `change` compares the first
+    outputs. `relative_error` is the largest of all outputs, a share of squares as in a conversion's report. A file that
+    gives the mean for every row has 1. Padding does not count. `large_number_operations` is the number of nodes that
+    stay in float because they compute on numbers of at least 1e4, such as attention masks. `weight_bits` is 8, or 7 for
+    processors whose products saturate.
     """
 
     path: Path
@@ -86,7 +86,7 @@ class Int8Report:
 
     def __str__(self) -> str:
         left = self.large_number_operations
-        large = f"  {left} operations on numbers of {LARGE:,.0f} and more, as in attention masks, stay in float"
+        large = f"  {left} operations on numbers of {LARGE:,.0f} and more, such as attention masks, stay in float"
         seven = ", weights of 7 bits" if self.weight_bits == 7 else ""
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
@@ -111,33 +111,32 @@ def quantize_onnx(
 ) -> Int8Report:
     """Write an int8 version of a float32 ONNX file: quantize/dequantize nodes (QDQ), u8 activations, s8 weights.
 
-    Masks that are added to attention scores, and the softmax behind them, stay in float; so does what joins parts into
-    an output (a detector's boxes and scores), and other numbers of at least 1e4, such as raw features, as far as the
-    next layer. The int8 file is compared with the float one on the
-    calibration rows before it is put in place.
+    Attention masks and the softmax after them stay in float. So do operations that join parts into an output (a
+    detector's boxes and scores), and other numbers of at least 1e4, such as raw features, up to the next layer. The
+    int8 file is compared with the float file on the calibration rows before it is put in place.
 
     Args:
-        path: of the float file, e.g. of `export_onnx`.
-        output_path: the file to be.
-        data: training rows from which ranges are taken, as `convert_to_relu` takes them; several inputs by name. What
-            the graph does not have is left out. Give padded rows where rows will be padded.
+        path: the float file, e.g. of `export_onnx`.
+        output_path: the file to write.
+        data: training rows that give the ranges, as `convert_to_relu` takes them; several inputs by name. Inputs that
+            the graph does not have are left out. Give padded rows if rows will be padded in use.
         data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
             `model.preprocess`, with a list of texts as data.
-        operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone, of which the
-            last two take integers and give float. By default "layers" where the graph multiplies activations with
+        operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone. With "layers",
+            Gemm and MatMul take integers and give float. By default "layers" if the graph multiplies activations with
             activations, as attention does, else "all".
-        reduce_range: give weights 7 bits, not 8. By default where `products_saturate` on this processor. A file with 8
-            bits is wrong on such processors; make files for them there, or with True.
-        max_relative_error: the largest `Int8Report.relative_error` with which a file is kept.
-        overwrite: replace a file that is there.
+        reduce_range: give weights 7 bits, not 8. By default if `products_saturate` on this processor. A file with 8
+            bits is wrong on these processors. Make files for them on one of them, or with True.
+        max_relative_error: the largest `Int8Report.relative_error` of a file that is kept.
+        overwrite: replace an existing file.
 
     Raises:
         ImportError: onnx or onnxruntime is missing; the message names the extra [onnx].
-        ValueError: no rows, or a batch that lacks an input or holds NaN or infinity; `path` holds no ONNX graph, or one
-            that is int8 already.
-        RuntimeError: the int8 file is further from the float one than `max_relative_error`, or onnxruntime cannot
-            quantize the graph; nothing is left behind.
-        FileExistsError: there is a file at `output_path`, and `overwrite` is False.
+        ValueError: there are no rows, or a batch lacks an input or holds NaN or infinity. Or `path` holds no ONNX
+            graph, or a graph in int8.
+        RuntimeError: the int8 file has a larger relative error than `max_relative_error`, or onnxruntime cannot
+            quantize the graph. No file is kept.
+        FileExistsError: `output_path` exists, and `overwrite` is False.
 
     Example:
         >>> import tempfile, torch
@@ -152,7 +151,7 @@ def quantize_onnx(
     if operations is not None:
         require_known("operations", operations, QUANTIZED_OPERATIONS)
     if Path(output_path).resolve() == Path(path).resolve():
-        raise ValueError(f"{path} is the float file itself; give another output_path, so that it is not lost")
+        raise ValueError(f"{path} is the float file itself, which would be lost; give another output_path")
     require("onnx", "onnx")
     quantization = require("onnxruntime.quantization", "onnx")
     float_graph, float_model = read_onnx(path), OnnxModel(path)
@@ -167,9 +166,9 @@ def quantize_onnx(
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
             raise RuntimeError(
-                f"the int8 file computes something else: relative error {error:.3g} on the calibration rows, where "
-                f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows like those that "
-                "the network will see; or go on with max_relative_error"
+                f"the int8 file computes something else: relative error {error:.3g} on the calibration rows, and "
+                f"{max_relative_error:g} is allowed ({change}). It is not kept. Give {fewer}more rows from where the "
+                "network is used; or allow a larger max_relative_error"
             )
         size = file.stat().st_size
     return Int8Report(
@@ -207,7 +206,7 @@ def _read_arrays(
 
 
 def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> tuple[OutputChange, float]:
-    """The change of the first output of numbers, and the largest relative error of all outputs."""
+    """(change of the first floating-point output, largest relative error of all outputs)."""
     found: dict[str, OutputComparison] = {}
     for batch in batches:
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
@@ -222,7 +221,7 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
     first = next(iter(found.values()), None)
     if first is None or not first.rows:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
-    # torch's maximum, unlike Python's, is NaN where one of them is.
+    # torch's maximum, unlike Python's, is NaN if one error is.
     errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
     return first.change, errors.max().item()
 
@@ -230,15 +229,15 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
 def operators_by_precision(path: str | os.PathLike) -> dict[str, dict[str, int]]:
     """{"int8" and "float32": {operation: how many}} of an int8 file, the most frequent first.
 
-    In int8 is what gets its numbers from dequantizations, if onnxruntime computes the operation on integers, which it
-    does not of a GELU. Constants, quantizations, dequantizations and what computes on shapes are left out.
+    An operation is in int8 if its numbers come from dequantizations and onnxruntime has it for integers, unlike GELU.
+    Constants, quantizations, dequantizations and operations on shapes are left out.
     """
     onnx, registry = require("onnx", "onnx"), require("onnxruntime.quantization.registry", "onnx")
     graph = onnx.shape_inference.infer_shapes(read_onnx(path)).graph
     values = itertools.chain(graph.input, graph.output, graph.value_info)
     kinds = {value.name: value.type.tensor_type.elem_type for value in values}
     kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    # What has no known kind is taken for numbers, so that nothing is called int8 that may not be.
+    # A value of unknown kind counts as a number, so that no operation is wrongly called int8.
     others = {name for name, kind in kinds.items() if kind not in (0, onnx.TensorProto.FLOAT)}
     constants = {tensor.name for tensor in graph.initializer}
     dequantized = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
@@ -256,7 +255,7 @@ def operators_by_precision(path: str | os.PathLike) -> dict[str, dict[str, int]]
 def products_saturate() -> bool:
     """Whether sums of u8 · s8 products are wrong in onnxruntime on this processor, tried on one matrix.
 
-    x86 processors with AVX2 and without VNNI add two products in 16 bits, which hold 32,767 of up to 64,770.
+    x86 processors with AVX2 and without VNNI add two products in 16 bits. These hold up to 32,767; a sum may be 64,770.
     """
     onnx, runtime = require("onnx", "onnx"), require("onnxruntime", "onnx")
     helper, kinds = onnx.helper, onnx.TensorProto
@@ -276,10 +275,10 @@ def _quantize(
     quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str,
     reduce_range: bool,
 ) -> int:  # fmt: skip
-    """Write the int8 file; returns how many operations stay in float because of large numbers."""
+    """Write the int8 file. Returns the number of operations that stay in float because of large numbers."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
     chosen = QUANTIZED_OPERATIONS[operations]
-    # It has no error class of its own, and looks operations and tensors up in dictionaries.
+    # The quantizer has no error class of its own, and looks up operations and tensors in dictionaries.
     known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     known += runtime_errors()
     left = iter(batches)
@@ -289,14 +288,14 @@ def _quantize(
             return next(left, None)
 
     try:
-        with silence_python():  # the quantizer gives advice on the root logger
-            # Its symbolic shapes need one more package and stop at operations of transformers; ONNX's own suffice.
+        with silence_python():  # of advice that the quantizer logs on the root logger
+            # Symbolic shapes need one more package and stop at operations of transformers; ONNX's shapes suffice.
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
                 os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
             )
             large = _large_number_operations(prepared, batches)
             graph = read_onnx(prepared).graph
-            outputs = {value.name for value in graph.output}  # what is joined there keeps a scale for each part
+            outputs = {value.name for value in graph.output}  # an output that is joined keeps a scale for each part
             joined = [node.name for node in graph.node if node.op_type == "Concat" and node.output[0] in outputs]
             quantization.quantize_static(
                 os.fspath(prepared),
@@ -322,7 +321,7 @@ def _quantize(
 
 
 def _multiplies_activations(graph: Any) -> bool:
-    """Whether the graph multiplies matrices that both depend on the values of its inputs, as attention does."""
+    """Whether the graph multiplies two matrices that both depend on its inputs' values, as attention does."""
     depends = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
     for node in graph.node:
         found = [name in depends for name in node.input]
@@ -334,16 +333,16 @@ def _multiplies_activations(graph: Any) -> bool:
 
 
 def _large_number_operations(path: Path, batches: list[dict[str, np.ndarray]]) -> list[str]:
-    """The names of the nodes that large numbers flow through, up to a softmax; unnamed nodes get a name.
+    """The names of the nodes that compute on large numbers, up to a softmax. Unnamed nodes get a name.
 
-    Large is a constant of the graph, or an input's value, of at least `LARGE`.
+    Constants of the graph and values of inputs are large from `LARGE` on.
     """
     onnx = require("onnx", "onnx")
     model = read_onnx(path)
     graph, large = model.graph, {name for batch in batches for name, rows in batch.items() if _is_large(rows)}
     large |= {tensor.name for tensor in graph.initializer if _is_large(onnx.numpy_helper.to_array(tensor))}
     found = []
-    for number, node in enumerate(graph.node):  # a graph lists its nodes in an order in which they can run
+    for number, node in enumerate(graph.node):  # the nodes of a graph are in topological order
         node.name = node.name or f"{node.op_type}_{number}_unnamed"
         constants = [onnx.numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value" and a.HasField("t")]
         if any(_is_large(constant) for constant in constants):

@@ -1,4 +1,4 @@
-"""A model as one ONNX file that computes the same in onnxruntime, for any batch size and sequence length."""
+"""A model as one ONNX file, which computes the same in onnxruntime for any batch size and sequence length."""
 
 import inspect
 import itertools
@@ -31,28 +31,28 @@ from hf_lgelu.networks.run import (
 from hf_lgelu.networks.sites import uncompiled
 
 ONNX_FILE = "model.onnx"
-OPSET = 20  # the first with Gelu
-MIN_OPSET = 11  # the first at which onnxruntime runs what torch's older exporter writes of transformers
-DYNAMO_OPSET = 18  # the first that torch's exporter writes; what is older, its older exporter (TorchScript) does
+OPSET = 20  # the first opset with Gelu
+MIN_OPSET = 11  # the first at which onnxruntime runs transformers' models from torch's older exporter
+DYNAMO_OPSET = 18  # the first of torch's exporter; its older exporter (TorchScript) writes older ones
 FUSED_ATTENTION_OPSET = 14  # the first at which the older exporter writes torch's fused attention
-MAX_OPSET = 25  # the newest to which the exporter converts every graph; asked for a newer one, it may write another
+MAX_OPSET = 25  # the newest for every graph; asked for a newer one, the exporter may write another
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 """{input: {axis: name}}; axes of one name have one size."""
 
 BATCH, SEQUENCE = "batch", "sequence"
 
-_EXAMPLES = 8  # items of a dataset
+_EXAMPLES = 8  # the items of a dataset that are traced
 
-MAX_BYTES = 2**31 - 2**20  # what one ONNX file can hold: protobuf ends at 2 GiB, and the graph needs some room
+MAX_BYTES = 2**31 - 2**20  # protobuf ends at 2 GiB, and the graph needs some room
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """The file that `export_onnx` wrote, and how well it agrees with torch.
+    """The file that `export_onnx` wrote, and its difference from torch.
 
-    `inputs` are {name: shape}, an axis that may vary by its name. `max_abs_difference` is the largest difference of
-    outputs on the example inputs, `other_shapes_max_abs_difference` that on batches of the sizes `other_shapes`.
+    `inputs` are {name: shape}; an axis that may vary is named. `max_abs_difference` is the largest difference of an
+    output on the example inputs. `other_shapes_max_abs_difference` is the largest at the sizes `other_shapes`.
     """
 
     path: Path
@@ -92,35 +92,35 @@ def export_onnx(
 ) -> OnnxReport:
     """Write `model` in eval mode to one ONNX file, and compare onnxruntime with torch before it is put in place.
 
-    The inputs have the names of the arguments of the model's forward. The output is "logits" where the model gives
-    one tensor; of an output with `logits` there are all that the task reads, "logits" first (of a detector also
-    "pred_boxes"), and no hidden states; otherwise as many as it gives, by their names, of a tuple "output_0" and so on,
-    and "name.0" for those inside another. Of a SentenceTransformer it is "sentence_embedding", behind pooling and
-    normalization, of a CrossEncoder "scores". A cache is switched off where there is one. The model is left as it was.
-    The file holds no stack traces and no paths.
+    Inputs are named by the arguments of the model's forward. A single output tensor is named "logits". If the model
+    gives `logits`, the file has the outputs that the task reads, "logits" first (of a detector also "pred_boxes"), and
+    no hidden states. Otherwise the file has all outputs by their names, "output_0" and so on for a tuple, and "name.0"
+    for a tensor inside another output. A SentenceTransformer gives "sentence_embedding", after pooling and
+    normalization, a CrossEncoder "scores". A cache is switched off. The model is left as it was. The file holds no
+    stack traces and no paths.
 
-    The first axis of every input is the batch and, of integer and boolean inputs, the second is the sequence; both
-    may vary. The comparison is made on the example inputs and on batches of other sizes and lengths, made of them;
-    outputs at positions that an attention_mask of zeros marks as padding are left out of it.
+    The first axis of every input is the batch. The second axis of integer and boolean inputs is the sequence. Both may
+    vary. The comparison is made on the example inputs and, cut or repeated, at other sizes and lengths. Outputs at
+    padding, by an attention_mask of zeros, are not compared.
 
     Args:
-        model: float32. On another device than the CPU, a copy is exported.
-        path: the file to be, ".onnx" as a rule.
-        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out. Or a dataset or an
-            iterable of batches, of which the first is taken.
+        model: float32. If it is on another device than the CPU, a copy is exported.
+        path: the file to write, usually ".onnx".
+        inputs: as for `find_smooth_calls`, tensors only; "labels" and values of None are left out. Or a dataset, or an
+            iterable of batches, whose first batch is taken.
         data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
             `model.preprocess`, with a list of texts as inputs.
         dynamic_axes: which axes may vary instead, e.g. {"pixel_values": {0: "batch"}}; {} for none.
-        opset: version of ONNX's operations, 11 to 25; below 18 by torch's older exporter.
-        tolerance: largest difference allowed, relative to the largest |output| or to 1 if that is larger.
-        overwrite: replace a file that is there.
+        opset: version of ONNX's operations, 11 to 25; below 18, torch's older exporter writes the file.
+        tolerance: the largest difference allowed, relative to the largest |output|, or to 1 if that is larger.
+        overwrite: replace an existing file.
 
     Raises:
         ImportError: onnx, onnxscript or onnxruntime is missing; the message names the extra [onnx].
         ValueError: the model is too large for one file, or an argument does not fit; TypeError: it is not float32.
         torch.onnx.OnnxExporterError: torch cannot write an operation of the model at this opset.
-        RuntimeError: onnxruntime computes something else, by more than `tolerance`; nothing is left behind.
-        FileExistsError: there is a file, and `overwrite` is False.
+        RuntimeError: onnxruntime differs from torch by more than `tolerance`. No file is kept.
+        FileExistsError: the file exists, and `overwrite` is False.
 
     Example:
         >>> import tempfile, torch
@@ -194,7 +194,7 @@ def save_onnx(
     source: str | os.PathLike | None = None,
     opset: int = OPSET,
 ) -> OnnxReport:
-    """`export_onnx` of a copy in float32 into a folder that is there, with its config and what prepares its inputs."""
+    """`export_onnx` of a copy in float32 into an existing folder, with the config, and the tokenizer of `source`."""
     path = Path(folder) / ONNX_FILE
     report = export_onnx(independent_copy(model).float(), path, in_dtype(inputs, torch.float32), opset=opset)
     save_beside_onnx(model, folder, source)
@@ -202,7 +202,7 @@ def save_onnx(
 
 
 def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.PathLike | None) -> None:
-    """Write the config of a model that has one, and what prepares the inputs in the folder or Hub id `source`."""
+    """Write the config of a model, and the tokenizer or image processor of the folder or Hub id `source`, if any."""
     if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
         config.save_pretrained(folder)
     if source is not None:
@@ -220,15 +220,15 @@ def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"inputs must be one call's tensors, alone, in a list or by name, got {type(value).__name__} for "
-                f"{name!r}; of a DataLoader take one batch, next(iter(loader))"
+                f"inputs must be the tensors of one call, alone, in a list or by name, got {type(value).__name__} for "
+                f"{name!r}; take one batch of a DataLoader, next(iter(loader))"
             )
         require_plain(value)
     return {name: value.cpu() for name, value in given.items()}
 
 
 def _choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dict[str, dict[int, str]]:
-    """The axes that may vary: those given, or the batch of every input and the sequence of tokens."""
+    """The axes that may vary: the given ones, or the batch of every input and the sequence of tokens."""
     if given is None:
         axes = {}
         for name, value in inputs.items():
@@ -240,14 +240,14 @@ def _choose_axes(inputs: Mapping[str, Tensor], given: DynamicAxes | None) -> dic
     for name, named in axes.items():
         if name not in inputs or not all(0 <= i < inputs[name].ndim for i in named):
             there = ", ".join(f"{given} has {value.ndim} axes" for given, value in inputs.items())
-            raise ValueError(f"dynamic_axes names axes {list(named)} of {name!r}; of the inputs {there}")
+            raise ValueError(f"dynamic_axes names the axes {list(named)} of {name!r}, but {there}")
         for i, axis in named.items():
             size = inputs[name].shape[i]
             other, first = sizes.setdefault(axis, (name, size))
             if size != first or not size:
                 raise ValueError(
-                    f"axis {axis!r} must have one size, at least 1: it has {first} in {other}, {size} in {name}; "
-                    "pass dynamic_axes, which names the axes that may vary"
+                    f"axis {axis!r} must have one size, at least 1, but has {first} in {other} and {size} in {name}; "
+                    "name the axes that may vary in dynamic_axes"
                 )
     return axes
 
@@ -263,7 +263,7 @@ def _resize(inputs: Mapping[str, Tensor], axes: DynamicAxes, sizes: Mapping[str,
 
 
 class _NamedOutputs(nn.Module):
-    """`model` called with keyword arguments, or one mapping where it takes that, giving a tuple of tensors."""
+    """`model` with a tuple of tensors as output, called by keyword arguments, or with one mapping if it takes one."""
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class _NamedOutputs(nn.Module):
         self.takes_mapping = isinstance(model, nn.Sequential) and not set(names) <= accepted.keys()
 
     def outputs(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs by name, for copies of the inputs: a network may work on them in place."""
+        """The outputs by name, for copies of the inputs, because a network may change its inputs in place."""
         return self.named({name: tensor.clone() for name, tensor in inputs.items()})
 
     def named(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -283,7 +283,7 @@ class _NamedOutputs(nn.Module):
         if isinstance(output, Tensor):
             return {"logits": output}
         if getattr(output, "logits", None) is not None:
-            # What the task reads: boxes beside the classes, and no hidden states.
+            # The outputs that the task reads, such as boxes, and no hidden states.
             return task_outputs(output) if isinstance(output, Mapping) else {"logits": output.logits}
         if isinstance(output, Mapping):
             items = list(output.items())
@@ -304,7 +304,7 @@ def _write(
     file: Path,
 ) -> None:
     named: dict[str, Any] = {"opset_version": opset, "input_names": list(traced), "output_names": list(outputs)}
-    with silence_python("torch.onnx"):  # the exporters warn of themselves and print their progress
+    with silence_python("torch.onnx"):  # the exporters print warnings and progress
         if opset >= DYNAMO_OPSET:
             shapes = (tuple(dict(axes.get(name, {})) for name in traced),)
             program = torch.onnx.export(
@@ -331,7 +331,7 @@ def _write(
                     part.set_attn_implementation("sdpa")
             proto = read_onnx(file)
     strip_metadata(proto)
-    del proto.graph.value_info[:]  # shapes are inferred again, and onnxruntime's quantizer trips over stale ones
+    del proto.graph.value_info[:]  # onnxruntime's quantizer trips over stale shapes; it infers them again
     onnx = require("onnx", "onnx")
     onnx.checker.check_model(proto)
     onnx.save(proto, os.fspath(file))
@@ -347,7 +347,7 @@ def _outputs_at_other_sizes(
     resized, refusal = [], None
     for sizes in (smaller, larger) if own else ():
         batch = _resize(inputs, axes, sizes)
-        if "attention_mask" in batch and not batch["attention_mask"].any():  # cut to the padding in front
+        if "attention_mask" in batch and not batch["attention_mask"].any():  # the cut left padding alone
             continue
         try:
             expected = network.outputs(batch)
@@ -357,7 +357,7 @@ def _outputs_at_other_sizes(
         resized.append((sizes, batch, expected))
     if refusal is not None and not resized:
         raise ValueError(
-            f"the model was tried at other sizes of the axes that may vary, and takes none of them: {refusal}. Pass "
-            "dynamic_axes with the axes that really may vary, or {} for none"
+            f"the model takes none of the other sizes that were tried for the axes that may vary: {refusal}. Pass "
+            "dynamic_axes with the axes that do vary, or {} for none"
         )
     return resized

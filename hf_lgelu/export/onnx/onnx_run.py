@@ -1,4 +1,4 @@
-"""ONNX files: run by onnxruntime, compared with torch, stripped of what tells where they were made."""
+"""ONNX files: run by onnxruntime, compared with torch, stripped of paths and stack traces."""
 
 import contextlib
 import io
@@ -20,15 +20,15 @@ from hf_lgelu.networks.outputs import classes_last
 
 
 class OnnxModel:
-    """One ONNX file in onnxruntime on one thread of the CPU: a mapping of named arrays in, arrays out.
+    """An ONNX file in onnxruntime, on one thread of the CPU. It takes a mapping of named arrays, and gives arrays.
 
-    Raises ImportError that names the extra [onnx], ValueError for a file that onnxruntime cannot read or run.
+    Raises ImportError if the extra [onnx] is missing, and ValueError for a file that onnxruntime cannot read or run.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
         runtime = require("onnxruntime", "onnx")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # starts none
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # no other thread is started
         try:
             self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
         except runtime_errors() as error:
@@ -37,7 +37,7 @@ class OnnxModel:
         self.output_names: tuple[str, ...] = tuple(value.name for value in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, np.ndarray | Tensor]) -> list[np.ndarray]:
-        """The outputs in the order of `output_names`; ValueError for other inputs than the graph's."""
+        """The outputs in the order of `output_names`. Raises ValueError for inputs that the graph does not take."""
         arrays = as_arrays(inputs)
         try:
             return self._session.run(None, arrays)
@@ -47,7 +47,7 @@ class OnnxModel:
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """The classes of onnxruntime's own errors, which have no common parent but Exception."""
+    """The classes of onnxruntime's errors, which share no parent class but Exception."""
     native = require("onnxruntime.capi.onnxruntime_pybind11_state", "onnx")
     return tuple(kind for kind in vars(native).values() if isinstance(kind, type) and issubclass(kind, Exception))
 
@@ -59,9 +59,9 @@ def as_arrays(inputs: Mapping[str, np.ndarray | Tensor]) -> dict[str, np.ndarray
 
 
 def strip_metadata(message: Any) -> None:
-    """Remove documentation and metadata from an ONNX model in place, wherever it holds some.
+    """Remove documentation and metadata from an ONNX model in place.
 
-    The exporter of torch writes stack traces with file names into every node.
+    torch's exporter writes stack traces with file names into every node.
     """
     for field, value in list(message.ListFields()):
         if field.name in ("metadata_props", "doc_string"):
@@ -72,21 +72,21 @@ def strip_metadata(message: Any) -> None:
 
 
 def read_onnx(path: str | os.PathLike) -> Any:
-    """The ONNX model of a file. Raises ValueError for a file that holds none, FileNotFoundError for no file."""
+    """The ONNX model of a file. Raises ValueError for a file without one, FileNotFoundError if there is no file."""
     onnx, message = require("onnx", "onnx"), require("google.protobuf.message", "onnx")
     try:
         return onnx.load(os.fspath(path))
     except message.DecodeError as error:
-        raise ValueError(f"{path} holds no ONNX graph, or not all of one: {error}") from error
+        raise ValueError(f"{path} holds no ONNX graph, or a part of one: {error}") from error
 
 
 def require_parity(
     onnx_model: OnnxModel, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, where: str
 ) -> OutputChange:
-    """The change from `expected`, torch's outputs by name, to what onnxruntime gives for `inputs`: of all outputs.
+    """The change of all outputs from `expected`, torch's outputs by name, to onnxruntime's outputs for `inputs`.
 
     Padding is left out, and so are inputs that the graph does not have. `tolerance` is relative to an output's largest
-    value, or to 1 if that is larger; `where` says what the inputs are. RuntimeError for more.
+    value, or to 1 if that is larger. Raises RuntimeError for a larger change; `where` names the inputs in the message.
     """
     found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
     total = OutputComparison()
@@ -98,19 +98,19 @@ def require_parity(
         here, size = output.largest_change, output.largest_output
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(
-                f"onnxruntime differs from torch by {here:.3g} in {name} {where}, where the largest is {size:.3g}; "
-                f"allowed is {tolerance:g} of it, or of 1 if that is larger. The file is not kept"
+                f"onnxruntime differs from torch by {here:.3g} in {name} {where}; the largest value is {size:.3g}, and "
+                f"{tolerance:g} of it, or of 1 if that is larger, is allowed. The file is not kept"
             )
         total.merge(output)
     return total.change
 
 
 def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> Tensor:
-    """The positions of an output that are no padding (`counted_rows`), where each runtime has its own arbitrary values.
+    """The positions of an output that are no padding (`counted_rows`). At padding, runtimes give arbitrary values.
 
-    An output without an axis of positions lacks the samples that are nothing but padding: a batch that is padded in
-    front, cut short behind, has some. Of two axes the second may be as long as the mask by chance, or hold a number a
-    token (start_logits), of which a row is one prediction.
+    Samples of padding alone are left out of an output without an axis of positions. A batch that is padded in front and
+    cut short has some. The second of two axes may have the mask's length by chance, or hold a number for each token
+    (start_logits); then a row is one prediction.
     """
     counted = counted_rows(inputs, values, name) if values.ndim > 2 else None
     mask = inputs.get("attention_mask")
@@ -121,7 +121,7 @@ def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> 
 
 @contextmanager
 def silence_python(logger: str | None = None) -> Iterator[None]:
-    """Without warnings, Python's stdout and what one logger says below ERROR; None is the root logger."""
+    """A block without warnings, Python's stdout, and messages of a logger below ERROR; None is the root logger."""
     log = logging.getLogger(logger)
     level = log.level
     log.setLevel(logging.ERROR)
