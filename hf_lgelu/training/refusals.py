@@ -169,6 +169,6 @@ def warn_released(model: nn.Module) -> None:
     """Warn of hard gates at the start of hardening, which makes them soft again."""
     if (largest := largest_override(model)) >= 1:
         logger.warning(
-            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins by learning λ anew, with "
+            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening first learns λ anew, with "
             "soft gates until it ends. To train on with hard gates, leave harden out, or resume from a checkpoint"
         )
