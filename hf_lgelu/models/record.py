@@ -56,9 +56,8 @@ place a gate takes."""
 def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list[ConfigChange]:
     """The config changes after which a load gives the gates `planned` for these sites, and all others as now.
 
-    If the config's keys can say all gates, they do, and an old record is removed. Else the config gets a record, and
-    the keys that decide about activations get a guard. Raises UnsupportedConfigError for a gate without a name in
-    transformers.
+    If the config's keys can say all gates, an old record is removed. Else the config gets a record, and the keys that
+    decide about activations a guard. Raises UnsupportedConfigError for a gate without a name in transformers.
     """
     unguarded = apply_changes(model.config, without_guard(model.config))
     record = describe_sites(model, planned, built_otherwise(model, unguarded, planned) | dict(planned))
@@ -271,9 +270,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
-            raise ValueError(
-                f"only hf_lgelu 0.2.0 has the gate at {name}; load the model there, and call substitute_relu"
-            )
+            raise ValueError(f"only hf_lgelu 0.2.0 has the gate at {name}; load it there and call substitute_relu")
         else:
             gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
             place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
@@ -317,9 +314,7 @@ def restore_calls(
             method = method_of(type(owner), call)
             held = None if method is None else called_in(method, call)
             if held is not None and form_at(FunctionModule(*held)) is None:
-                raise ValueError(
-                    f"the config's record makes a gate of the call at {call.where}, which is no activation"
-                )
+                raise ValueError(f"the config's record makes a gate of {call.where}, which is no activation")
             found[owner][number] = call
     for owner, calls in found.items():
         put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

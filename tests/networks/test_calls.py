@@ -354,7 +354,7 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
     config = tmp_path / "saved" / "config.json"
     # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
     config.write_text(config.read_text().replace('"number": 1', '"number": 7'), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"makes a gate of the call at of_the_hub.py:20 .*, which is no activation"):
+    with pytest.raises(ValueError, match=r"makes a gate of of_the_hub.py:20 .*, which is no activation"):
         hf_lgelu.from_pretrained(module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own, tmp_path / "saved")
 
 
