@@ -1,8 +1,7 @@
 """The options of each command of `hf-lgelu`, in one dataclass a command, and the tables EXPORT_FORMS and COMMANDS.
 
-A new command needs a dataclass, a row in COMMANDS, and a module with a function. Module and function have the command's
-name. Help shows the dataclass's docstring and examples. An option without a default is required. Nothing here imports
-torch.
+A new command needs a dataclass, a row in COMMANDS, and a module with a function, both of the command's name. Help shows
+the dataclass's docstring and examples. An option without a default is required. Nothing here imports torch.
 """
 
 import dataclasses
@@ -45,9 +44,9 @@ GROUPS = ("input", "method", "output", "Hub")  # the groups of options, in the o
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    """An option. Of `settings`, `choices` are the accepted words, and `is_word` says that the option is given without
-    its name. `reads` is "model" or "dataset" if its value names a folder, a file or a Hub id of that kind. `argument`
-    is the name in Python's messages, if that is another."""
+    """An option. `choices` are the accepted words. `is_word` says that the option is given without its name. `reads` is
+    "model" or "dataset" if the value names a folder, file or Hub id of this kind. `argument` is another name in Python.
+    """
     return field(default=default, metadata={"group": group, "help": help.replace("%", "%%"), **settings})
 
 
@@ -98,10 +97,8 @@ class CheckpointArguments(Arguments):
     """The checkpoint, which is given without the name of an option."""
 
     model: str = _input("Folder or Hub id of the checkpoint.", is_word=True, reads="model")
-    trust_remote_code: bool = _input(
-        "Run code that the checkpoint brings. Default: not run.",
-        False,
-        argument="trust_remote_code=True",  # as transformers says it
+    trust_remote_code: bool = _input(  # transformers' messages have `trust_remote_code=True`
+        "Run code that the checkpoint brings. Default: not run.", False, argument="trust_remote_code=True"
     )
 
     @property
@@ -123,9 +120,7 @@ class RowArguments(CheckpointArguments):
     label_column: str | None = _input(
         "Column of the classes that score a classifier. Default: label or labels, if there is one.", None
     )
-    sequence_length: int | None = _input(
-        "Tokens in a sequence. Default: as many as the model takes, at most 1,024.", None
-    )
+    sequence_length: int | None = _input("Tokens in a sequence. Default: what the model takes, at most 1,024.", None)
     seed: int = _input("Random seed that chooses inputs. Default: 0.", 0)
     disable_tqdm: bool = _output("Show no progress. Default: progress is shown if stderr is a terminal.", False)
 
@@ -146,11 +141,9 @@ class InputArguments(RowArguments):
         reads="dataset",
         argument="evaluation_data",
     )
-    evaluation_split: str | None = _input(
-        "Split of --evaluation. Default: validation or test, else the only split.", None
-    )
-    evaluation_config: str | None = _input("Configuration of --evaluation. Default: the only one.", None)
-    max_eval_samples: int | None = _input(f"The most inputs of --evaluation. Default: {_AMOUNT}.", None)
+    evaluation_split: str | None = _input("Its split. Default: validation or test, else the only split.", None)
+    evaluation_config: str | None = _input("Its configuration. Default: the only one.", None)
+    max_eval_samples: int | None = _input(f"The most of its inputs. Default: {_AMOUNT}.", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -314,7 +307,7 @@ class ExportArguments(OutputArguments):
 
 @dataclass(kw_only=True)
 class CheckArguments(InputArguments):
-    """Say whether a checkpoint is piecewise linear, what ReLU would cost, and what prevents it. Nothing is written."""
+    """Say if a checkpoint is piecewise linear, what ReLU would cost, and what prevents a conversion. Writes nothing."""
 
     command = "check"
     examples = ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv")
@@ -326,7 +319,7 @@ class CheckArguments(InputArguments):
 
 @dataclass(kw_only=True)
 class CompareArguments(RowArguments):
-    """Compare two checkpoints in one table: score, distance, milliseconds, megabytes. Nothing is written."""
+    """Compare two checkpoints in one table: score, distance, milliseconds, megabytes. Writes nothing."""
 
     command = "compare"
     examples = (
@@ -335,9 +328,7 @@ class CompareArguments(RowArguments):
     )
 
     converted: str = _input("Folder or Hub id of the converted checkpoint.", is_word=True, reads="model")
-    data: str = _input(
-        f"Inputs for both networks, best other inputs than those of the conversion: {_DATA}.", reads="dataset"
-    )
+    data: str = _input(f"Inputs for both networks, best not those of the conversion: {_DATA}.", reads="dataset")
     data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)

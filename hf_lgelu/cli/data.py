@@ -45,9 +45,7 @@ class Rows:
         """The data set in words, without the path of a local one."""
         path = local(self.name)
         name = self.name if path is None else path.resolve().name
-        has_splits = self.split and not (
-            path is not None and path.is_file()
-        )  # a file has one split, whose name says nothing
+        has_splits = self.split and not (path is not None and path.is_file())  # the split of a file has no own name
         return ", ".join(filter(None, (name, self.config, f"split {self.split}" if has_splits else None)))
 
     def columns_of(self, kind: str) -> list[str]:
@@ -159,12 +157,8 @@ def load_splits(name: str, config: str | None = None, *, progress: bool = True) 
             # utf-8-sig drops the byte order mark, which would become part of the first word.
             found = datasets.load_dataset(**given, **({"encoding": "utf-8-sig"} if builder.name == "text" else {}))
     except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        cause = textwrap.shorten(
-            str(error.__cause__ or error), 400, placeholder=" ..."
-        )  # names the columns that did not fit
-        if (
-            path is not None and path.is_file() and len(path.read_bytes().split()) < 2
-        ):  # empty, or names of columns alone
+        cause = textwrap.shorten(str(error.__cause__ or error), 400, placeholder=" ...")  # columns that did not fit
+        if path is not None and path.is_file() and len(path.read_bytes().split()) < 2:  # empty, or column names
             cause = "it has no rows"
         raise ValueError(
             f"{name} cannot be read as a data set ({cause}); give a folder or Hub id that datasets.load_dataset takes, "

@@ -1,12 +1,12 @@
-"""The keys of a config that decide a model's activations and widths, found by building the model, and their rewriting.
+"""The keys of a config that decide a model's activations and widths: found by building the model, and rewritten.
 
 The key has a dozen names over the families of transformers (hidden_act, activation_function, feed_forward_proj,
-ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in each sub-config ...), and setting the
-wrong one is silent. So no list of families is kept. Each key that holds an activation's name, or a width, is tried: the
-model is built without memory from a config that went through save and load, and the modules at the sites tell.
+ff_activation, a boolean gelu_activation, timm's model_args["act_layer"], a key in each sub-config ...). A wrong key
+raises no error. So this module has no list of families. It tries each key that holds an activation's name, or a width:
+it builds the model without memory, from a config that went through save and load, and looks at the modules there.
 
-Some modules keep the name as well, and look the activation up when they run. A key that changes that name is not taken:
-the network saved and loaded would run another activation there than the one in memory.
+Some modules also keep the name, and look up the activation when they run. A key that changes this name is not taken,
+because the saved network would run another activation there than the network in memory.
 """
 
 import copy
@@ -31,14 +31,14 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS, computes_same, find_sites, is_
 from hf_lgelu.registry import TIMM, TIMM_TABLE
 
 GUARDS_KEY = "lambda_gelu_guards"
-"""{key, its steps joined by dots: [what it says of the plain network, the guard]}."""
+"""{key with its steps joined by dots: [value for the plain network, guard]}."""
 
 _GATED = "gated-"  # T5 spells a gated unit's activation "gated-<name>"
 
 
 @dataclass(frozen=True)
 class ConfigChange:
-    """One key of a config and its value before and after; `path` has one step per sub-config or dict.
+    """A key of a config with its value before and after. `path` has a step for each sub-config or dict.
 
     A new value of None removes the key.
     """
@@ -79,8 +79,8 @@ def pretrained_roots(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
 def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation: str) -> list[ConfigChange]:
     """The changes after which the config alone builds `activation` at these sites, and all others as they are.
 
-    `activation` is "relu", a row of GATES or one of a row's `plain_names`; "gelu" is the erf form. Guards are lifted.
-    Raises UnsupportedConfigError if no set of keys does that.
+    `activation` is "relu", a row of GATES, or one of a row's `plain_names`; "gelu" is the erf form. Guards are removed.
+    Raises UnsupportedConfigError if no set of keys does this.
     """
     lifted = without_guard(model.config)
     config = apply_changes(model.config, lifted)
@@ -103,7 +103,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
             unchanged.update(skeleton)
         if not all(computes_same(_at(skeleton, name), gate) for name, gate in others.items()):
             return set()
-        # Of others (ReLU, where gates were exchanged before) it is enough that the changes do not put in another one.
+        # Other activations (ReLU of an earlier exchange) may differ from the config; the changes must not change them.
         for name, module in plain.items():
             if not any(computes_same(_at(skeleton, name), there) for there in (module, _at(unchanged, name))):
                 return set()
@@ -114,7 +114,7 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
         return set() if other_names else found
 
     candidates = _candidates(config, activation)
-    at_no_key = reached([])  # GELU whatever the config says, or said already
+    at_no_key = reached([])  # sites with this activation without a change
     chosen = [change for change in candidates if reached([change]) - at_no_key]
     chosen += _coupled(model, config, site_names, activation, chosen)
     missed = site_names - reached(chosen)
@@ -122,13 +122,13 @@ def plan_config_changes(model: PreTrainedModel, site_names: set[str], activation
         raise UnsupportedConfigError(
             f"no activation key of {type(model.config).__name__} puts {activation!r} at {', '.join(sorted(missed))} "
             "and leaves the other activations as they are"
-            + (f": {', '.join(sorted(renamed)[:4])} would name another one, to be looked up there" if renamed else "")
+            + (f": {', '.join(sorted(renamed)[:4])} would look up another activation" if renamed else "")
         ) from (refusals[-1] if refusals else None)
     return combined(model.config, lifted, chosen)
 
 
 def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether the model that the config builds has one module at several of these places, which hold several here."""
+    """Whether the config builds one module for several of these places, which hold different modules here."""
     skeleton, places = _built(model, config), dict[int, set[int]]()
     for name, module in modules.items():
         places.setdefault(id(_at(skeleton, name)), set()).add(id(module))
@@ -138,7 +138,7 @@ def built_as_one(model: PreTrainedModel, config: PreTrainedConfig, modules: Mapp
 def built_otherwise(
     model: PreTrainedModel, config: PreTrainedConfig, planned: Mapping[str, nn.Module] | None = None
 ) -> dict[str, nn.Module]:
-    """{name: activation or λ-gate} of a model that this config alone would not build, with what is `planned`."""
+    """{name: activation or λ-gate} of the modules, present or `planned`, that this config alone would not build."""
     planned, skeleton = planned or {}, _built(model, config)
     if not skeleton:
         return dict(planned)
@@ -154,7 +154,7 @@ def built_otherwise(
 def held_configs(
     config: PreTrainedConfig, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], PreTrainedConfig]]:
-    """(path, config) of a config and of each that it holds."""
+    """(path, config) of a config and of each config inside it."""
     yield path, config
     for name, held in _items(config):
         if isinstance(held, PreTrainedConfig):
@@ -162,7 +162,7 @@ def held_configs(
 
 
 def without_guard(config: PreTrainedConfig, *, back: bool = False) -> list[ConfigChange]:
-    """The config changes that give each guarded key the plain network's value, or `back` the guard."""
+    """The config changes that give each guarded key the plain network's value, or with `back` the guard."""
     kept = [
         ((*path, *key.split(".")), *values[:: 1 if back else -1])
         for path, guards in kept_in(config, GUARDS_KEY)
@@ -179,7 +179,7 @@ def value_at(config: Any, path: tuple[str, ...]) -> Any:
 
 
 def kept_in(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path of a config or sub-config, what it holds under `key`), where it holds something."""
+    """(path, value of `key`) of each config and sub-config that has a value."""
     for path, held in held_configs(config):
         value = value_at(held, (key,))
         if value is not None:
@@ -189,7 +189,7 @@ def kept_in(config: PreTrainedConfig, key: str) -> Iterator[tuple[tuple[str, ...
 def changes_at(
     model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str
 ) -> list[ConfigChange]:
-    """The changes of `config` each of which alone builds `activation` at one or more of the sites."""
+    """The changes of `config` that each build `activation` at one or more of the sites."""
     chosen = [
         change
         for change in _candidates(config, activation)
@@ -199,7 +199,7 @@ def changes_at(
 
 
 def combined(config: PreTrainedConfig, *steps: list[ConfigChange]) -> list[ConfigChange]:
-    """One change for each key whose value after all `steps` of changes differs from that in `config`."""
+    """One change for each key whose value after all `steps` of changes differs from its value in `config`."""
     last = {change.path: change.new for changes in steps for change in changes}
     present = dict(config_entries(config))
     return [ConfigChange(path, present.get(path), new) for path, new in last.items() if present.get(path) != new]
@@ -213,14 +213,14 @@ def apply_changes(config: PreTrainedConfig, changes: Sequence[ConfigChange]) -> 
 
 
 def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) -> None:
-    """Make the changes in the model's config, on a copy of its own: another model may share it."""
+    """Make the changes in a copy of the model's config, because another model may share the config."""
     if not changes:
         return
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
     holders = [module for module in model.modules() if isinstance(vars(module).get("config"), PreTrainedConfig)]
     for held in [module.config for module in holders if type(module.config) is type(model.config)]:
-        if id(held) not in copies:  # T5's encoder has a copy of the whole one's
+        if id(held) not in copies:  # T5's encoder has a copy of the whole model's config
             said = dict(config_entries(held))
             copies[id(held)] = copy.deepcopy(held)
             own = [change for change in changes if change.old is not None and said.get(change.path) == change.old]
@@ -231,7 +231,7 @@ def write_config_changes(model: PreTrainedModel, changes: list[ConfigChange]) ->
 
 
 def forget_checkpoint(model: nn.Module) -> None:
-    """Clear the checkpoint's name in a model that is another network now: an adapter of it must not name that base."""
+    """Clear the checkpoint's name in a changed model, so that no adapter names that checkpoint as its base."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             module.name_or_path = module.config._name_or_path = ""
@@ -257,9 +257,9 @@ def _built(
     changes: Sequence[ConfigChange] = (),
     refused: list[Exception] | None = None,
 ) -> dict[str, nn.Module]:
-    """The modules by name of the model that the changed config builds, without memory; the model itself is at "".
+    """{name: module} of the model that the changed config builds, without memory; the model itself is at "".
 
-    Empty where the config or the model refuses; the error is added to `refused`.
+    Empty if the config or the model raises an error, which is added to `refused`.
     """
     try:
         with torch.device("meta"):
@@ -272,23 +272,23 @@ def _built(
 
 
 def modules_of(model: nn.Module) -> dict[str, nn.Module]:
-    """{name as in a checkpoint: module}, of a module at several places each."""
+    """{name as in a checkpoint: module}; a module at several places has several names."""
     return {uncompiled_name(name): module for name, module in model.named_modules(remove_duplicate=False)}
 
 
 def _at(modules: Mapping[str, nn.Module], name: str) -> Any:
-    """The module or function at a site, or None in a model with another tree."""
+    """The module or function at a site; None if the model has no such site."""
     parent_name, _, attribute = name.rpartition(".")
     return getattr(modules.get(parent_name), attribute, None)
 
 
 def _reached(skeleton: Mapping[str, nn.Module], sites: Iterable[str], activation: str) -> set[str]:
-    """The sites at which a built model has the activation."""
+    """The sites where a built model has the activation."""
     return {name for name in sites if computes_same(_at(skeleton, name), ACT2FN[activation])}
 
 
 def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
-    """{attribute: the activation's name in it}, of modules that look the activation up when they run."""
+    """{attribute: name of an activation}, of modules that look up the activation when they run."""
     names = _activation_names()
     return {
         f"{name}.{attribute}" if name else attribute: value
@@ -299,7 +299,7 @@ def _looked_up_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
 
 
 def _is_read_in_a_call(module_class: type, attribute: str) -> bool:
-    """Whether a method other than __init__ reads an attribute of this name, which else is a mere description."""
+    """Whether a method other than __init__ reads an attribute of this name."""
 
     def names_in(code: CodeType) -> set[str]:
         inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
@@ -319,16 +319,18 @@ def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]
     changes = []
     for path, value in activation_strings(config):
         new = _GATED + activation if value.startswith(_GATED) else activation
-        # T5 takes "gated-gelu" for the tanh form.
+        # In T5, "gated-gelu" is the tanh form.
         changes.append(ConfigChange(path, value, "gated-gelu_python" if new == "gated-gelu" else new))
-    if activation in ("relu", "gelu"):  # XLM, Flaubert: GELU or else ReLU
+    if activation in ("relu", "gelu"):  # XLM, Flaubert: GELU if true, else ReLU
         changes += [
             ConfigChange(path, value, activation == "gelu")
             for path, value in config_entries(config)
             if path[-1] == "gelu_activation"
         ]
     for path, held in held_configs(config):
-        if hasattr(held, "model_args") and hasattr(held, "architecture"):  # TimmWrapperConfig, or a tower of timm's
+        if hasattr(held, "model_args") and hasattr(
+            held, "architecture"
+        ):  # TimmWrapperConfig, or the config of a tower of timm
             if held.model_args is None:
                 changes.append(ConfigChange((*path, "model_args"), None, {"act_layer": activation}))
             elif "act_layer" not in held.model_args:
@@ -339,11 +341,11 @@ def _candidates(config: PreTrainedConfig, activation: str) -> list[ConfigChange]
 def _coupled(
     model: PreTrainedModel, config: PreTrainedConfig, sites: set[str], activation: str, chosen: list[ConfigChange]
 ) -> list[ConfigChange]:
-    """The changes of keys beside the chosen ones that say the same gates to another reader of the config.
+    """The changes of further keys, by which other readers of the config build the same gates.
 
-    A key does where it decides once the chosen keys are gone: of T5, feed_forward_proj gives way to a saved
-    dense_act_fn. So does a key that names a smooth gate, and that the config's class does not know: of Gemma,
-    hidden_activation, which other versions and other programs read in the place of hidden_act.
+    These keys are of two kinds. Some decide without the chosen keys: T5 reads feed_forward_proj if there is no
+    dense_act_fn. Others name a smooth gate, and the config's class does not know them: other versions and programs read
+    Gemma's hidden_activation instead of hidden_act.
     """
     without = [replace(change, new=None) for change in chosen]
     holders = {path: held for path, held in held_configs(config) if any(change.path[:-1] == path for change in chosen)}
@@ -366,7 +368,7 @@ def _items(node: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def config_entries(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path, value) of every key of a config, those of sub-configs and dicts too; private keys are left out."""
+    """(path, value) of every key of a config and of the sub-configs and dicts inside, without private keys."""
     for key, value in _items(node):
         if not isinstance(key, str) or key.startswith("_"):
             continue
@@ -377,7 +379,7 @@ def config_entries(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def activation_strings(config: PreTrainedConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(path, name) of the activations that a config says, a gated unit's with its "gated-"."""
+    """(path, name) of the activations in a config; the name of a gated unit begins with "gated-"."""
     names = _activation_names()
     for path, value in config_entries(config):
         if isinstance(value, str) and value.removeprefix(_GATED).lower() in names:
@@ -389,30 +391,31 @@ def gate_names(config: str) -> set[str]:
     return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
 
 
-_LEFT_OPEN = ("inner", "intermediate")  # in the names of keys that may be None: GPT-2's is four times the hidden size
+_LEFT_OPEN = (
+    "inner",
+    "intermediate",
+)  # in the names of keys that may be None: in GPT-2, this is four times the hidden size
 
 
 def plan_width_changes(
     model: PreTrainedModel, resized: Callable[[Any], Any], beside: Sequence[Sequence[ConfigChange]]
 ) -> list[ConfigChange] | None:
-    """The changes after which the config alone builds the tensors that `model` has now; None if no key does that.
+    """The changes after which the config alone builds the tensors that `model` has now; None if no key does this.
 
-    The key has as many names as the activation's (n_inner, ffn_dim, d_ff, encoder_ffn_dim ...). From none on, the key
-    is added that leaves the fewest tensors wrong: an encoder-decoder may have a key for either side, and another key
-    may hold the same number by chance. Else all keys are tried at once.
+    The key has many names (n_inner, ffn_dim, d_ff, encoder_ffn_dim ...). Keys are added one by one, always the key that
+    leaves the fewest tensors wrong. An encoder-decoder may have a key for either side, and another key may hold the
+    same number by chance. If this fails, all keys are tried at once.
 
-    `resized` gives the new value for the value of a key: an integer, a list, or None where a family leaves the width
-    open. For one that is no width it gives the same value. The changes `beside` may be needed too; each is tried with
-    the keys.
+    `resized` gives the new value for the value of a key: an integer, a list, or None if a family leaves the width open.
+    A value that is no width stays. The changes `beside` may be needed too; each is tried with the keys.
     """
-
     unguarded = apply_changes(model.config, without_guard(model.config))
 
     def built_shapes(changes: Sequence[ConfigChange]) -> dict[str, tuple[int, ...]] | None:
         built = _built(model, unguarded, changes)
-        return _shapes(built[""]) if built else None  # a key that is no part of the shape, or cannot hold this width
+        return _shapes(built[""]) if built else None  # no model: a key that cannot hold this width
 
-    # What the config builds besides stays: a pooler, say, that BertModel(..., add_pooling_layer=False) is without.
+    # Other tensors of the config stay, such as the pooler that BertModel(..., add_pooling_layer=False) lacks.
     shapes = (built_shapes([]) or {}) | _shapes(model)
     entries = [
         (path, value)
@@ -435,7 +438,7 @@ def plan_width_changes(
                 break
             changes, left = [*changes, key], fewest
         if not left:
-            for change in changes:  # the number of a token may equal a width
+            for change in changes:  # a key of another meaning, such as a token's number, may equal the width
                 fewer = [other for other in changes if other is not change]
                 changes = changes if wrong(fewer) else fewer
             return changes
@@ -448,7 +451,7 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 _IGNORES = "ignores the activation that the config of a {} names, and computes another network"
 _REFUSES = "refuses the config of a {} that names another activation than the family's own"
-_DROPS_BIASES = "has no biases in the feed-forward blocks of a {}, and computes another network where they were added"
+_DROPS_BIASES = "has no biases in the feed-forward blocks of a {}, and computes another network if biases were added"
 
 RUNTIMES: dict[str, dict[str, str]] = {
     # python/ctranslate2/converters/transformers.py of OpenNMT/CTranslate2, 001b942
@@ -466,14 +469,14 @@ RUNTIMES: dict[str, dict[str, str]] = {
     # vllm/model_executor/models/llama.py of vllm-project/vllm, 0035bdf
     "vLLM": {"llama": _REFUSES},
 }
-"""{program: {model_type of transformers: what it does}} of programs that are known not to compute the activation that a
-checkpoint's config names, mostly without a word. A family that is not named is honoured, or unknown: docs/deploy.md."""
+"""{program: {model_type of transformers: what it does}} of programs that do not compute the activation in the config,
+mostly without an error. Other families are honoured or unknown: docs/deploy.md."""
 
 
 def runtime_warnings(model: nn.Module) -> tuple[str, ...]:
-    """What a user of a model with another activation than its family's must know, a sentence for each program.
+    """A sentence for each program that does not compute another activation than the family's own.
 
-    Only for what these programs run: language models, and encoders without a head.
+    Only language models and encoders without a head have sentences, because these programs run no others.
 
     >>> from transformers import GPT2Config, GPT2Model
     >>> from hf_lgelu.models.config_keys import runtime_warnings

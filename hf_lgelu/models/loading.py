@@ -1,8 +1,8 @@
-"""Checkpoints with gates that no config key can say, which `from_pretrained` of this package alone rebuilds.
+"""`from_pretrained`, which alone rebuilds a checkpoint with gates that no config key says.
 
-transformers builds a network from its config, and fills in the tensors of the checkpoint. A config whose record has
-gates that no key can say (`record.py`) builds the network without them. While `from_pretrained` runs, and no longer,
-methods of transformers put these gates in before the tensors come.
+transformers builds a network from its config, and then fills in the tensors of the checkpoint. The config builds the
+network without the gates in its record (`record.py`). While `from_pretrained` runs, extended methods of transformers
+put these gates in before the tensors come.
 """
 
 import functools
@@ -26,15 +26,14 @@ _OPEN = threading.RLock()  # the methods are those of the whole process
 
 
 def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
-    """`model_class.from_pretrained(...)`, which also rebuilds the gates that a config remembers without a key.
+    """`model_class.from_pretrained(...)`, which also rebuilds the gates in the config's record.
 
-    These are several λ per layer, gates of a family without an activation key, and gates that a conversion kept.
-    `model_class` is a class of transformers, also an Auto class, or one that loads its models: AutoPeftModel,
-    SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or without one. Threads take
-    turns: while a load runs, methods of transformers are extended.
+    A record has several λ per layer, gates of a family without an activation key, or gates that a conversion kept.
+    `model_class` is a class of transformers, an Auto class, or a class that loads models of transformers:
+    AutoPeftModel, SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or without one.
+    Threads take turns, because methods of transformers are extended while a load runs.
 
-    Raises ValueError for a model without the places where the checkpoint has gates, and for a checkpoint without
-    their λ.
+    Raises ValueError for a model without a place for the checkpoint's gates, and for a checkpoint without their λ.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
@@ -45,13 +44,13 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     torch.Size([8])
     """
     with _OPEN, _gates_put_in():
-        load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer is made of the name itself
+        load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer loads in its constructor
         return load(pretrained_model_name_or_path, **kwargs)
 
 
 @contextmanager
 def _gates_put_in() -> Iterator[None]:
-    """A block in which models that transformers builds have the gates of their records."""
+    """A block in which transformers builds models with the gates of their records."""
     extensions: dict[str, Callable[..., Any]] = {
         "from_pretrained": _require_hardness,
         "__init__": _note_construction,
@@ -67,7 +66,7 @@ def _gates_put_in() -> Iterator[None]:
 
 
 def _extended(held: Any, extension: Callable[..., Any]) -> Any:
-    """A method in whose place `extension` runs, which takes the method first, and then that method's arguments."""
+    """A method that calls `extension` with the held method and its arguments."""
     function = getattr(held, "__func__", held)  # of a class method
 
     @functools.wraps(function)
@@ -82,12 +81,12 @@ def _require_hardness(original: Any, cls: Any, /, source: Any, *args: Any, **kwa
     model, info = original(cls, source, *args, output_loading_info=True, **kwargs)
     lost = sorted(key for key in info["missing_keys"] if key.endswith(".raw_hardness"))
     if lost and has_record(model.config):
-        raise ValueError(f"{source} does not hold λ of the gates that its config has: {', '.join(lost)}")
+        raise ValueError(f"{source} does not hold λ of the gates in its config: {', '.join(lost)}")
     return (model, info) if wants_info else model
 
 
 _under_construction: ContextVar[list[PreTrainedModel] | None] = ContextVar("models under construction", default=None)
-"""Models with gates in a record that `from_pretrained` is building, the whole before its parts; None outside."""
+"""The models with a record that `from_pretrained` is building, the whole before its parts; None outside."""
 
 
 def _note_construction(original: Any, model: PreTrainedModel, /, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +103,7 @@ def _with_gates_rebuilt(original: Any, cls: Any, /, *args: Any, **kwargs: Any) -
 
 @contextmanager
 def _gates_rebuilt() -> Iterator[None]:
-    """A block that ends by giving each model built inside the gates of its record, while it has no memory yet."""
+    """A block at whose end each model built inside, still without memory, gets the gates of its record."""
     noted: list[PreTrainedModel] = []
     token = _under_construction.set(noted)
     try:
@@ -116,12 +115,12 @@ def _gates_rebuilt() -> Iterator[None]:
         for model, record in list(recorded_models(whole)):
             rebuild_gates(model, record)
         held = {id(part.config): part.config for part in whole.modules() if isinstance(part, PreTrainedModel)}
-        for config in held.values():  # some models give their parts copies
+        for config in held.values():  # in some models the parts have copies
             write_changes(config, without_guard(config, back=True))
 
 
 def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **kwargs: Any) -> dict[str, str]:
-    # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, and then find none.
+    # Families that tie whole blocks by a pattern (Zamba) take a gate's buffers for weights, which do not exist.
     of_gates = {
         f"{name}.{key}"
         for name, module in model.named_modules(remove_duplicate=False)
@@ -133,7 +132,7 @@ def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **k
 
 
 def written_gates(model: PreTrainedModel) -> set[str]:
-    """The names of λ-gates in the config file of a model's checkpoint; none where the file is not found again."""
+    """The names of λ-gates in the config file of a model's checkpoint; none if the file is not found again."""
     source = model.name_or_path
     file: Any = os.path.join(source, CONFIG_NAME)
     if not os.path.exists(source):

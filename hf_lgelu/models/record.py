@@ -1,12 +1,12 @@
-"""The record in a config of gates that an activation string cannot say, and the gates rebuilt from it.
+"""The record of gates in a config, for gates that no activation name says, and the gates rebuilt from a record.
 
-Those are several λ per layer, λ-gates at some sites only, gates of two kinds, and gates that a conversion kept.
-Surgery writes every λ-gate's site and the shape of its hardness into the config, under "lambda_gelu", and a conversion
+No name says several λ per layer, λ-gates at some sites only, gates of two kinds, or gates that a conversion kept.
+Surgery writes every λ-gate's site and the shape of its hardness into the config, under "lambda_gelu". A conversion
 writes the sites of the gates that stayed.
 
-Any other load than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that decide about
-these activations are guarded: their values name that function, which is no activation. The config keeps the values
-without the guard next to the record.
+A load by another function than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that
+decide about these activations get a guard: a value that names this function, and is no activation. The config keeps
+the values without the guard next to the record.
 """
 
 import itertools
@@ -44,19 +44,19 @@ from hf_lgelu.networks.rewrite import GATES, Call, called_in, method_of, put_gat
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
-"""In a config that alone cannot rebuild its network."""
+"""The key of the record, in a config that alone cannot rebuild its network."""
 
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
 
-After these {"site", "activation"} of plain gates that the config alone would not build there, with the "call" in whose
-place a gate runs."""
+After these come {"site", "activation"} of plain gates that the config alone would not build. {"call"} is the call whose
+place a gate takes."""
 
 
 def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list[ConfigChange]:
-    """The config changes after which a load gives the gates that are `planned` for these sites, and all others as now.
+    """The config changes after which a load gives the gates `planned` for these sites, and all others as now.
 
-    Where the config's keys can say it, they do, and a record goes. Else the config gets a record, and the keys that
+    If the config's keys can say all gates, an old record is removed. Else the config gets a record, and the keys that
     decide about activations a guard. Raises UnsupportedConfigError for a gate without a name in transformers.
     """
     unguarded = apply_changes(model.config, without_guard(model.config))
@@ -70,7 +70,7 @@ def plan_gates(model: PreTrainedModel, planned: Mapping[str, nn.Module]) -> list
 def _keys_that_say(
     model: PreTrainedModel, planned: Mapping[str, nn.Module], record: SiteRecord
 ) -> list[ConfigChange] | None:
-    """The changes of keys that give all gates of a record; None where no key does, or where λ would be shared."""
+    """The changes of keys that give all gates of a record; None if no key does, or if gates would share λ."""
     names, places = {_said(entry) for entry in record}, {entry["site"] for entry in record}
     if len(names) != 1 or None in names:
         return None
@@ -85,9 +85,9 @@ def _keys_that_say(
 
 
 def _guards(model: PreTrainedModel, unguarded: PreTrainedConfig, places: set[str]) -> list[ConfigChange]:
-    """The changes that give the keys of these places, or else of any gate, a name that only this package knows."""
+    """The changes that guard the keys of these places, or if there are none, the keys of any gate."""
     every = {uncompiled_name(site.name) for site in find_sites(model)}
-    # A family with a table of its own knows ReLU, but not our names.
+    # A family with its own table knows ReLU, but not the names of λ-gates.
     for sites, known in itertools.product((places, every), (DEFAULT_GATE, "relu")):
         changes = [each for each in changes_at(model, unguarded, sites, known) if not isinstance(each.old, bool)]
         if changes:
@@ -96,7 +96,7 @@ def _guards(model: PreTrainedModel, unguarded: PreTrainedConfig, places: set[str
 
 
 def _remembered(model: PreTrainedModel, record: SiteRecord, guards: list[ConfigChange]) -> list[ConfigChange]:
-    """The changes that put a record into the config and guard its keys, and take records of inner configs away."""
+    """The changes that put a record into the config, guard its keys, and remove the records of inner configs."""
     config = model.config
     kept = {".".join(change.path): [change.old, change.new] for change in guards} or None
     inner = [change for change in forget_sites(config) if len(change.path) > 1]
@@ -108,18 +108,18 @@ def _remembered(model: PreTrainedModel, record: SiteRecord, guards: list[ConfigC
 
 
 def loads_elsewhere(config: PreTrainedConfig) -> bool:
-    """Whether a process without this package would load another network, without an error: a record and no guard."""
+    """Whether the config has a record and no guard: a plain load gives another network without an error."""
     return has_record(config) and next(kept_in(config, GUARDS_KEY), None) is None
 
 
 def saved_without_gates(model: nn.Module) -> Iterator[str]:
-    """A warning for each class in a model whose `save_pretrained` saves no gates: of diffusers, or the Hub's mixin."""
+    """A warning for each class in a model, of diffusers or the Hub's mixin, whose `save_pretrained` saves no gates."""
     for kind in dict.fromkeys(map(type, model.modules())):
-        if issubclass(kind, ModelHubMixin) or hasattr(kind, "register_to_config"):  # which models of diffusers have
+        if issubclass(kind, ModelHubMixin) or hasattr(kind, "register_to_config"):  # a method of diffusers' models
             yield (
-                f"{kind.__name__}.save_pretrained saves weights, and not the gates: {kind.__name__}.from_pretrained "
-                "builds those of its code and config, another network, without an error. Load the state dict into a "
-                "model with the new gates, or pickle the model"
+                f"{kind.__name__}.save_pretrained saves weights, but no gates: {kind.__name__}.from_pretrained builds "
+                "the gates of its code and config, which is another network, without an error. Load the state dict "
+                "into a model with the new gates, or pickle the model"
             )
 
 
@@ -128,8 +128,8 @@ def describe_sites(
 ) -> SiteRecord:
     """The record of a model's λ-gates, and of the plain gates at the sites named in `plain`.
 
-    A module `planned` for a site counts as being there. Raises UnsupportedConfigError for a plain gate without a name
-    in transformers.
+    A module `planned` for a site takes the place of the present one. Raises UnsupportedConfigError for a plain gate
+    without a name in transformers.
     """
     record: SiteRecord = []
     for site in find_sites(model):
@@ -150,7 +150,7 @@ def describe_sites(
 
 
 def _said(entry: Mapping[str, Any]) -> str | None:
-    """The activation string that says the gate of an entry, or None for several λ and for a slope of its own."""
+    """The activation name of an entry's gate; None for several λ, and for a slope that no name has."""
     if "activation" in entry:
         has_own_slope = entry.get("negative_slope") not in (None, nn.LeakyReLU().negative_slope)
         return None if has_own_slope or entry["activation"] not in ACT2FN else entry["activation"]
@@ -158,18 +158,18 @@ def _said(entry: Mapping[str, Any]) -> str | None:
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
-    """The entry of a plain activation in a record: its name, and the arguments of a row of `_WITH_ARGUMENTS`."""
+    """The name of a plain activation in a record, with the arguments of its row of `_WITH_ARGUMENTS`."""
     for name, kind in _WITH_ARGUMENTS.items():
         if type(module) is kind:
             return {"activation": name, **{key: getattr(module, key) for key in _arguments(kind)}}
     x = torch.linspace(-8, 8, 129)
-    # Several classes compute the same function; only the module's own gives the same bits.
+    # Several classes compute the same function, but only the module's own class gives the same bits.
     own = [name for name in ACT2CLS if name not in GATE_MODULES and ACT2CLS[name] is type(module)]
     form = form_at(module)
     for name in (*own, *([form.name] if form is not None and form.name in ACT2FN else [])):
         if torch.allclose(ACT2FN[name](x), module(x.clone()), rtol=0, atol=1e-6):
             return {"activation": name}
-    raise UnsupportedConfigError(f"{type(module).__name__} is no activation that transformers knows by name")
+    raise UnsupportedConfigError(f"transformers has no name for the activation {type(module).__name__}")
 
 
 _WITH_ARGUMENTS: dict[str, Any] = {
@@ -179,7 +179,7 @@ _WITH_ARGUMENTS: dict[str, Any] = {
     "celu": nn.CELU,
     "softplus": nn.Softplus,
 }
-"""Activations of torch that transformers has no name for, or none for each slope."""
+"""Activations of torch with arguments that no name in transformers says."""
 
 
 def _arguments(kind: Any) -> list[str]:
@@ -191,7 +191,7 @@ def _plain_sites(record: SiteRecord) -> list[str]:
 
 
 def _names(model: nn.Module, name: str) -> tuple[str, ...]:
-    """A recorded name as `model` may have it: with the prefix of the model below the head, or without it."""
+    """The names that a recorded site may have in `model`: with and without the prefix of the model below the head."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     return name, prefix + name, name.removeprefix(prefix)
 
@@ -210,7 +210,7 @@ def _site_place(model: nn.Module, name: str) -> tuple[nn.Module | None, str]:
 
 
 def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
-    """The config changes that remove every record and the values kept for guarded keys; none without a record."""
+    """The config changes that remove every record and the values kept for guarded keys."""
     return [
         ConfigChange((*path, key), value, None)
         for key in (RECORD_KEY, GUARDS_KEY)
@@ -219,16 +219,16 @@ def forget_sites(config: PreTrainedConfig) -> list[ConfigChange]:
 
 
 def has_record(config: PreTrainedConfig) -> bool:
-    """Whether a config, or one inside it, holds a record."""
+    """Whether a config, or a config inside it, holds a record."""
     return next(kept_in(config, RECORD_KEY), None) is not None
 
 
 def recorded_models(
     model: nn.Module, enclosing: SiteRecord | None = None
 ) -> Iterator[tuple[PreTrainedModel, SiteRecord]]:
-    """(model, record) of every PreTrainedModel in a tree whose config holds a record of its own.
+    """(model, record) of every PreTrainedModel in a tree whose config holds its own record.
 
-    A record equal to the enclosing model's belongs to that model: inner models share or copy the config.
+    A record that equals the enclosing model's belongs to that model, because inner models share or copy the config.
     """
     if isinstance(model, PreTrainedModel):
         record = value_at(model.config, (RECORD_KEY,))
@@ -240,13 +240,13 @@ def recorded_models(
 
 
 def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
-    """Put the gates of a record into a model that its config, without the guard, has built. Changes `model` in place.
+    """Put the gates of a record into a model that was built from the config without the guard, in place.
 
-    Raises ValueError for a record that is none, and for one whose gates have no place in the model.
+    Raises ValueError for a damaged record, and for a record whose gates have no place in the model.
     """
     if not isinstance(record, list) or not all(
         isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
-    ):  # a config can be written by anybody
+    ):  # anybody can write a config
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
     restore_calls(model, calls, lambda name: _names(model, name))
@@ -270,7 +270,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
         if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
         elif "shared_with" in entry or "forward" in entry:
-            raise ValueError(f"the gate at {name} is one of hf_lgelu 0.2.0 alone; load and substitute_relu it there")
+            raise ValueError(f"only hf_lgelu 0.2.0 has the gate at {name}; load it there and call substitute_relu")
         else:
             gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
             place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
@@ -278,15 +278,15 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     is_same = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
     if len(absent) == len(record) or (absent and is_same):
         raise ValueError(
-            f"the checkpoint has gates of its own at {', '.join(absent)}, and {type(model).__name__} has no module at "
-            f"{'any of these' if len(absent) > 1 else 'this place'}; load it with the model class that was saved, and "
-            "change layers before surgery or conversion"
+            f"the checkpoint has gates at {', '.join(absent)}, and {type(model).__name__} has no module at "
+            f"{'these places' if len(absent) > 1 else 'this place'}; load the model class that was saved, and change "
+            "layers before surgery or conversion"
         )
     _replace_record(model, record, describe_sites(model, plain=_plain_sites(record)))
 
 
 def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) -> None:
-    for part in model.modules():  # some models give each of their parts a copy of the config
+    for part in model.modules():  # in some models each part has a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
             setattr(part.config, RECORD_KEY, new)
 
@@ -294,10 +294,10 @@ def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) ->
 def restore_calls(
     model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
 ) -> None:
-    """Have calls run as gates, for now ReLU, as they did where `recorded_calls` was read. Changes `model` in place.
+    """Put gates, for now ReLU, in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
-    `names_of` gives the names that a recorded module may have in this model. Nothing is done where the model has none
-    of them. Raises ValueError for what is no call of an activation, and for a call that the code does not have.
+    `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
+    skipped. Raises ValueError for a call of no activation, and for a call that the code does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
@@ -305,16 +305,16 @@ def restore_calls(
         try:
             number, call = int(place), Call(**said)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the config's record has no call that can be read at {name}: {said}") from error
+            raise ValueError(f"the config's record has no readable call at {name}: {said}") from error
         modules = dict(model.named_modules(remove_duplicate=False))
         names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
-        if owners:  # else it was in a head, and this model has another
+        if owners:  # else the call was in a head that this model lacks
             owner = next((each for each in owners if method_of(type(each), call)), owners[0])
             method = method_of(type(owner), call)
             held = None if method is None else called_in(method, call)
             if held is not None and form_at(FunctionModule(*held)) is None:
-                raise ValueError(f"the config's record makes a gate of {call.where}, whose call is no activation")
+                raise ValueError(f"the config's record makes a gate of {call.where}, which is no activation")
             found[owner][number] = call
     for owner, calls in found.items():
         put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

@@ -1,1 +1,1 @@
-"""How λ-GELU learns and hardens: parameter groups, schedules, hardening, and all of it in a Trainer."""
+"""Training of λ-GELU: arguments, a Trainer and callbacks, refusals, and resuming."""

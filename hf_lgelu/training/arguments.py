@@ -1,4 +1,4 @@
-"""The options of hardening, and TrainingArguments that have them and the other options of λ-GELU."""
+"""The options of hardening, and TrainingArguments with these and the other options of λ-GELU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -19,12 +19,12 @@ class HardeningConfig:
     """The options of hardening: where every λ ends, when it begins to move, and how.
 
     Args:
-        target_hardness: λ at the end: one number for all gates, or as in `anneal_hardness` one for each name.
-        tolerance: ε, with each gate's `hardness_for_tolerance(ε, gate)`, 2/(ε√(2π)) for λ-GELU; 5e-3 if neither is
-            given.
+        target_hardness: λ at the end: a number for all gates, or a mapping by name as in `anneal_hardness`.
+        tolerance: ε instead of a target. Each gate's target is then `hardness_for_tolerance(ε, gate)`, for λ-GELU
+            2/(ε√(2π)). 5e-3 if neither is given.
         switch_fraction: share of training in which λ is learned, in [0, 1).
         hardening_schedule: a row of SCHEDULES; "linear" is the paper's.
-        hardening_strategy: "epoch" (the paper's), or "steps": the same with optimizer steps for epochs.
+        hardening_strategy: "epoch" (the paper's), or "steps", which counts optimizer steps instead of epochs.
 
     Raises ValueError for an option out of its range.
     """
@@ -39,7 +39,7 @@ class HardeningConfig:
         require_known("hardening_strategy", self.hardening_strategy, STRATEGIES)
         switch_position(1, self.switch_fraction)
         require_known("schedule", self.hardening_schedule, SCHEDULES)
-        _ = self.targets  # each of the three raises where its option is out of range
+        _ = self.targets  # each of these lines raises ValueError if its option is out of range
 
     @cached_property
     def targets(self) -> dict[str, Target]:
@@ -53,7 +53,7 @@ def _option(default: Any, help: str) -> Any:
 
 @dataclass
 class LambdaGELUTrainingArguments(TrainingArguments):
-    """TrainingArguments with the options by which λ learns, hardens and is reported."""
+    """TrainingArguments with options for how λ learns, hardens and is reported."""
 
     hardness_lr_multiplier: float = _option(
         DEFAULT_LR_MULTIPLIER, "c: the raw hardness learns with c times the learning rate. The paper uses 9."
@@ -76,13 +76,13 @@ class LambdaGELUTrainingArguments(TrainingArguments):
         "Move λ once per epoch ('epoch', the paper) or per optimizer step ('steps').",
     )
     log_hardness: bool = _option(True, "Log every layer's λ, their mean and the learning rate of s.")
-    report_substitution: bool = _option(True, "Evaluate twice: as it is, and with ReLU substituted.")
+    report_substitution: bool = _option(True, "Evaluate the model twice: as it is, and with ReLU substituted.")
     require_lambda_gelu: bool = _option(
         True, "Refuse a model without λ-GELU. Turn off to train a baseline with the same trainer."
     )
 
     def hardening_config(self) -> HardeningConfig:
-        """The options of hardening among these arguments. Raises ValueError where one is out of its range."""
+        """The options of hardening among these arguments. Raises ValueError if an option is out of its range."""
         return HardeningConfig(**{option.name: getattr(self, option.name) for option in fields(HardeningConfig)})
 
     def given_hardening_options(self) -> list[str]:

@@ -1,7 +1,7 @@
 """The Trainer callbacks that harden and that log λ.
 
-What HardeningCallback does follows from the trainer's position and the model alone, so a run that is resumed from any
-checkpoint goes on as if it had never stopped.
+HardeningCallback depends on the trainer's position and the model alone. So a run that is resumed from any checkpoint
+goes on as if it had never stopped.
 """
 
 from typing import Any
@@ -41,14 +41,14 @@ class HardeningCallback(TrainerCallback):
     Args:
         config: the options of hardening; by default the paper's.
 
-    `LambdaGELUTrainer` gives s its learning rate, and selects best checkpoints among hardened epochs only. A plain
-    Trainer needs an optimizer of `hardness_parameter_groups`: without it s learns as slowly as the weights and decays
-    with them, and a warning says so.
+    `LambdaGELUTrainer` gives s its learning rate, and selects the best checkpoint among hardened epochs only. A plain
+    Trainer needs an optimizer of `hardness_parameter_groups`. With another optimizer, s learns as slowly as the weights
+    and decays with them, and a warning says so.
 
     Raises, when training begins:
-        ValueError: DeepSpeed; a target for what is no gate; an s that is frozen; in a plain Trainer
-            `load_best_model_at_end` or `save_strategy="best"`, which would select a soft epoch.
-        RuntimeError: an optimizer that does not hold s.
+        ValueError: DeepSpeed is used, a target names no gate, or an s is frozen. In a plain Trainer also for
+            `load_best_model_at_end` and `save_strategy="best"`, which would select a soft epoch.
+        RuntimeError: the optimizer does not hold s.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -79,8 +79,8 @@ class HardeningCallback(TrainerCallback):
 
     def __init__(self, config: HardeningConfig | None = None) -> None:
         self.config = HardeningConfig() if config is None else config
-        self._epoch: int | None = None  # the number of the epoch that has begun, from 1 on
-        self._has_learned = False  # that gradients reach s was seen
+        self._epoch: int | None = None  # the number of the present epoch, from 1 on
+        self._has_learned = False  # whether a gradient has reached s
 
     def on_train_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any = None, **others: Any
@@ -91,8 +91,8 @@ class HardeningCallback(TrainerCallback):
         if selects and state.best_metric is not None and not is_hardened(model, config.targets):
             step = "" if state.best_global_step is None else f", of step {state.best_global_step}"
             logger.warning(
-                f"The best checkpoint so far{step}, counts no longer: its gates were soft, and hardening looks for the "
-                "best among hardened ones"
+                f"The best checkpoint so far{step}, no longer counts, because its gates were soft. Hardening selects "
+                "the best among hardened checkpoints"
             )
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
         if config.switch_fraction == 0:
@@ -112,13 +112,13 @@ class HardeningCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, optimizer: Any, **others: Any
     ) -> None:
-        # Epochs are counted here. `state.epoch` is steps divided by the steps planned for an epoch. It keeps a fraction
-        # where an epoch ends early (a loader with fewer batches than its length says, `control.should_epoch_stop`).
+        # Epochs are counted here. `state.epoch` is the number of steps over the planned steps of an epoch. It keeps a
+        # fraction if an epoch ends early (a loader with fewer batches than its length, `control.should_epoch_stop`).
         epoch = _epoch_in(state)
         loader: Any = others.get("train_dataloader")
         if self._epoch is not None:
             epoch = max(self._epoch + 1, epoch)
-        elif has_length(loader):  # a run that is resumed with fewer steps in an epoch goes on further along
+        elif has_length(loader):  # a run resumed with fewer steps an epoch is in a later epoch
             steps = -(-len(loader) // args.gradient_accumulation_steps)
             epoch = max(epoch, state.global_step // max(steps, 1) + 1)
         self._epoch = epoch
@@ -141,16 +141,16 @@ class HardeningCallback(TrainerCallback):
             self._has_learned = True
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
-        self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback after this
+        self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback later
         soft = smallest_soft_hardness(model, self.config.targets) if lambda_gelu_modules(model) else None
         if soft is not None:
             logger.warning(
-                f"Training has ended and the gates are still soft (down to λ = {soft:.4g}, less than "
-                f"{HARDENED_FRACTION:.0%} of its target): ReLU there makes another network. Train on to the last epoch"
+                f"Training has ended with soft gates (down to λ = {soft:.4g}, less than {HARDENED_FRACTION:.0%} of its "
+                "target): with ReLU instead, the network is another one. Train on to the last epoch"
             )
 
     def progress(self, state: TrainerState) -> float | None:
-        """How far hardening has come at the trainer's position, in [0, 1]; None while λ is learned."""
+        """The progress of hardening at the trainer's position, in [0, 1]; None while λ is learned."""
         if self.config.hardening_strategy == "epoch":
             position, total = self._epoch or _epoch_in(state), int(state.num_train_epochs)
         else:
@@ -167,23 +167,24 @@ class HardeningCallback(TrainerCallback):
 
 
 def _epoch_in(state: TrainerState) -> int:
-    return int(state.epoch or 0) + 1  # in the middle of an epoch, as after a resume, it has a fraction
+    return int(state.epoch or 0) + 1  # with a fraction in the middle of an epoch, as after a resume
 
 
 class HardnessLogCallback(TrainerCallback):
     """Adds to every training log each gate's λ, their mean and the learning rate of s.
 
-    Keys: `hardness/<module name>` as in `hardness_profile`, `hardness/mean`, `hardness_learning_rate`. Evaluations get
-    the same in the trainer's `state.log_history`. A warning names the gates that the first step has no gradient for.
+    The keys are `hardness/<module name>` as in `hardness_profile`, `hardness/mean` and `hardness_learning_rate`. The
+    trainer's `state.log_history` has them for evaluations too. A warning names gates without a gradient in the first
+    step.
 
-    LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb).
-    Callbacks that are passed to a plain Trainer run after them: call `HardnessLogCallback.add_to(trainer)` there.
+    LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb). A
+    callback that is passed to a plain Trainer runs after them: call `HardnessLogCallback.add_to(trainer)` instead.
     """
 
     def __init__(self) -> None:
         self._learning_rate: float | torch.Tensor | None = None
         self._runs_first = False
-        self._has_looked = False  # for gates that no gradient reaches
+        self._has_looked = False  # whether gates without a gradient were looked for
 
     @classmethod
     def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
@@ -195,24 +196,24 @@ class HardnessLogCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         if not lambda_gelu_modules(model) and not getattr(args, "require_lambda_gelu", True):
-            return  # ReLU has been substituted since the trainer was made, and is trained on
+            return  # ReLU was substituted after the trainer was made, and the ReLU model is trained
         require_unflattened(require_lambda_gelu(model))
         self._has_looked = False
         if not self._runs_first:
             raise RuntimeError(
-                "this HardnessLogCallback runs after the reporters, which would never see what it adds: call "
-                "HardnessLogCallback.add_to(trainer) instead of passing it to a plain Trainer"
+                "this HardnessLogCallback runs after the reporters, which would never see λ: call "
+                "HardnessLogCallback.add_to(trainer) instead of passing the callback to a plain Trainer"
             )
 
     def on_pre_optimizer_step(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
     ) -> None:
-        if not self._has_looked:  # in front of the callback that takes gradients away
+        if not self._has_looked:  # before the other callback removes gradients
             warn_unreached(model)
         self._has_looked = True
 
     def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, optimizer: Any, **others: Any) -> None:
-        # Trainer logs the learning rate of the step just made, and the scheduler moves on before the log.
+        # Trainer logs the learning rate of this step, but the scheduler moves on before the log.
         self._learning_rate = hardness_learning_rate(optimizer)
 
     def on_log(
@@ -221,7 +222,7 @@ class HardnessLogCallback(TrainerCallback):
         evaluated = logs is not None and any(name.startswith("eval_") for name in logs)
         if logs is None or not ("loss" in logs or evaluated):
             return
-        if not lambda_gelu_modules(model):  # ReLU has been substituted since the trainer was made
+        if not lambda_gelu_modules(model):  # ReLU was substituted after the trainer was made
             return
         profile = hardness_profile(model)
         added = {f"hardness/{name}": hardness for name, hardness in profile.items()}
@@ -230,5 +231,5 @@ class HardnessLogCallback(TrainerCallback):
             added["hardness_learning_rate"] = float(self._learning_rate)
         if state.log_history:
             state.log_history[-1].update(added)
-        if not evaluated:  # the reporters have this step's λ from its training log already
+        if not evaluated:  # the reporters have λ of this step from the training log
             logs.update(added)

@@ -1,4 +1,4 @@
-"""What an evaluation of Trainer needs for its second loop, with ReLU substituted, and for modules of `evaluate`."""
+"""Parts of a Trainer's evaluation: its second loop, with ReLU substituted, and metrics by modules of `evaluate`."""
 
 import copy
 import random
@@ -15,7 +15,7 @@ from transformers import EvalPrediction, Trainer
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
 
 _COLLECTED = ("_metrics", "_stored_metrics", "accum_loss_components")
-"""Where the losses of TRL's and sentence-transformers' trainers collect numbers, which their logs average."""
+"""The attributes where the losses of TRL's and sentence-transformers' trainers collect numbers for their logs."""
 
 
 def metrics_of_module(
@@ -23,8 +23,8 @@ def metrics_of_module(
 ) -> dict[str, float] | None:
     """The result of a module of `evaluate`, which compares labels with predictions, or integer labels with classes.
 
-    Labels of −100 do not count. The labels of a causal language model stand where they are predicted. `compute_result`
-    comes from Trainer: with `batch_eval_metrics` it is false before the last batch.
+    Labels of −100 do not count. Labels of a causal language model are moved to the positions that predict them.
+    `compute_result` comes from Trainer: with `batch_eval_metrics`, it is false before the last batch.
     """
     found, labels = (
         torch.as_tensor(given[0] if isinstance(given, tuple | list) else given)
@@ -39,11 +39,11 @@ def metrics_of_module(
 
 
 def random_state(device: torch.device, data: DataLoader | None = None) -> Callable[[], None]:
-    """A function that puts the random state of Python, NumPy, torch and the sampler of `data` back to that of now."""
+    """A function that restores the present random state of Python, NumPy, torch and the sampler of `data`."""
     sources = [each for each in (torch, torch.get_device_module(device)) if hasattr(each, "get_rng_state")]
     of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), [s.get_rng_state() for s in sources]
     sampler = getattr(getattr(data, "batch_sampler", None), "sampler", None)
-    generator = getattr(sampler, "generator", None)  # Trainer's own, of sequences grouped by length
+    generator = getattr(sampler, "generator", None)  # of Trainer's sampler that groups sequences by length
     of_generator = None if generator is None else generator.get_state()
 
     def put_back() -> None:
@@ -59,9 +59,9 @@ def random_state(device: torch.device, data: DataLoader | None = None) -> Callab
 
 @contextmanager
 def loop_undone(trainer: Trainer) -> Iterator[None]:
-    """A block after which the random state, and the numbers that a trainer's loss collects, are as before.
+    """A block after which the random state and the numbers that a trainer's loss collects are as before.
 
-    No callback sees the block: progress bars count the batches of one loop.
+    No callback sees the block, because progress bars count the batches of one loop.
     """
     put_back, handler = random_state(trainer.args.device), trainer.callback_handler
     kept, callbacks = {name: vars(trainer)[name] for name in _COLLECTED if name in vars(trainer)}, handler.callbacks

@@ -1,4 +1,4 @@
-"""Refusals and warnings at the start of a training that would end with another network than the user asked for.
+"""Refusals and warnings for a training that would end with another network than the user asked for.
 
 LambdaGELUTrainer calls `refuse_with_gates`, HardeningCallback calls `refuse_to_harden`.
 """
@@ -21,32 +21,32 @@ from hf_lgelu.training.arguments import HardeningConfig
 logger = logging.get_logger(__name__)
 
 _OF_PEFT = (
-    "For an adapter of PEFT, pass modules_to_save=hardness_modules_to_save(model) to its config (which finds no gate "
-    "inside experts whose weights the adapter takes by target_parameters)"
+    "For an adapter of PEFT, pass modules_to_save=hardness_modules_to_save(model) to its config (this misses gates "
+    "inside experts that target_parameters names)"
 )
 
 
 def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None:
-    """Raise ValueError for options of Trainer that a model with λ-gates cannot be trained with."""
+    """Raise ValueError for options of Trainer with which no model with λ-gates can be trained."""
     floor = args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr")
     if args.lr_scheduler_type == "greedy" or floor:
         named = "min_lr of reduce_lr_on_plateau" if floor else "lr_scheduler_type 'greedy'"
         raise ValueError(
-            f"{named} sets the learning rate of s without regard to that of the weights, and loses the ratio "
+            f"{named} sets the learning rate of s independently of that of the weights, and loses the ratio "
             f"hardness_lr_multiplier; {'leave min_lr at 0' if floor else 'choose another scheduler'}"
         )
     chosen = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(chosen.get(name, True) for name in ("swiglu", "geglu")):
         raise ValueError(
-            "use_liger_kernel puts fused MLPs on the model, which compute SiLU or GELU in the λ-gates' place: λ would "
-            "never be learned. Leave them out: liger_kernel_config={'swiglu': False, 'geglu': False}"
+            "use_liger_kernel replaces MLPs by fused ones, which compute SiLU or GELU: λ would never be learned. Leave "
+            "these out: liger_kernel_config={'swiglu': False, 'geglu': False}"
         )
     plugin = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-    # FSDP2 then loads on one process and knows no plain tensors, which a gate's temperature and override are.
+    # FSDP2 then loads on one process and takes no plain tensors, such as a gate's temperature and override.
     if plugin is not None and plugin.cpu_ram_efficient_loading:
         raise ValueError(
-            "fsdp_cpu_ram_efficient_loading hands out the weights of the first process, and fails at the buffers of "
-            "λ-gates, which FSDP leaves whole: set it to false in accelerate's configuration"
+            "fsdp_cpu_ram_efficient_loading sends out the weights of the first process, and fails at the buffers of "
+            "λ-gates, which FSDP does not shard: set it to false in accelerate's configuration"
         )
 
 
@@ -58,13 +58,13 @@ def refuse_to_harden(
     optimizer: Any,
     selects_hardened_checkpoints: bool,
 ) -> None:
-    """Raise ValueError or RuntimeError where a training cannot harden the model as it begins."""
+    """Raise ValueError or RuntimeError for a training that cannot harden the model."""
     if args.distributed_state is not None and args.distributed_state.distributed_type == DistributedType.DEEPSPEED:
         raise ValueError(
             "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
             "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
         )
-    target_of_each(model, config.targets)  # raises where a name is no gate, or a target of another shape
+    target_of_each(model, config.targets)  # raises ValueError for a name of no gate, or a target of another shape
     check_hardness_learns(model, optimizer)
     if config.hardening_strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
         raise ValueError(
@@ -76,44 +76,44 @@ def refuse_to_harden(
     }
     if any(selecting.values()) and not selects_hardened_checkpoints:
         raise ValueError(
-            f"{next(option for option, selects in selecting.items() if selects)} would select an epoch whose gates are "
-            "still soft, and ReLU destroys it. Use LambdaGELUTrainer, which selects hardened epochs, or turn it off"
+            f"{next(option for option, selects in selecting.items() if selects)} would select an epoch with soft gates "
+            "that ReLU destroys. Use LambdaGELUTrainer, which selects hardened epochs, or turn the option off"
         )
 
 
 def check_hardness_learns(model: nn.Module, optimizer: Any) -> None:
-    """Raise ValueError where an s is frozen, and RuntimeError where the optimizer does not hold it."""
+    """Raise ValueError if an s is frozen, and RuntimeError if the optimizer does not hold one."""
     modules = trainable_gates(model)
     frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
     if frozen:
         raise ValueError(
-            f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned, and "
-            f"what froze it may not save it. {_OF_PEFT}; else call module.raw_hardness.requires_grad_(True)"
+            f"the raw hardness of {', '.join(frozen[:4])} is frozen (requires_grad=False), so λ is not learned and may "
+            f"not be saved. {_OF_PEFT}; else call module.raw_hardness.requires_grad_(True)"
         )
     held = {id(parameter) for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     forgotten = [name for name, module in modules if id(module.raw_hardness) not in held]
-    if forgotten and held & names.keys():  # sharded, an optimizer may hold other parameters altogether
+    if forgotten and held & names.keys():  # a sharded optimizer may hold other parameters
         raise RuntimeError(
             f"the optimizer does not hold the raw hardness of {', '.join(forgotten[:4])}: it was made before the "
-            "λ-GELU was put in. Make it after the surgery, from hardness_parameter_groups(model, ...)"
+            "surgery. Make it after the surgery, from hardness_parameter_groups(model, ...)"
         )
 
 
 def require_gradient(model: nn.Module) -> None:
-    """Raise RuntimeError where no s has a gradient after a backward pass: no λ-gate took part."""
+    """Raise RuntimeError if no s has a gradient after a backward pass, so that no λ-gate ran."""
     modules = lambda_gelu_modules(model)
     reached = any(module.raw_hardness.grad is not None for _, module in modules)
-    # Optimizers that step inside backward leave no gradient anywhere.
+    # An optimizer that steps inside backward leaves no gradient.
     if not reached and any(parameter.grad is not None for parameter in model.parameters()):
         raise RuntimeError(
             f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
-            "took part: something computes another activation in their place, such as Liger's SwiGLU. Leave it out"
+            "ran: another activation is computed in their place, for example by Liger's SwiGLU. Leave it out"
         )
 
 
 def warn_unreached(model: nn.Module) -> None:
-    """Warn of gates that learn and have no gradient after a backward pass."""
+    """Warn of gates that should learn but have no gradient after a backward pass."""
     if all(parameter.grad is None for parameter in model.parameters()):  # an optimizer that steps inside backward
         return
     learning = [(name, module) for name, module in lambda_gelu_modules(model) if module.raw_hardness.requires_grad]
@@ -121,18 +121,18 @@ def warn_unreached(model: nn.Module) -> None:
     if unreached:
         logger.warning(
             f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
-            f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may come "
-            "to run later. A gate that never runs keeps its λ, and DistributedDataParallel stops at it"
+            f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may run "
+            "later. A gate that never runs keeps its λ, and stops DistributedDataParallel"
         )
 
 
 def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
-    """Warn of an optimizer without a hardness group, where an s learns."""
+    """Warn of an optimizer without a hardness group, if an s learns."""
     learning = {id(s) for _, module in lambda_gelu_modules(model) if (s := module.raw_hardness).requires_grad}
     if not learning or not hasattr(optimizer, "param_groups") or hardness_group(optimizer) is not None:
         return
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    how = "learns and decays as the weights do" if learning & held else "is in none, and stays as it is"
+    how = "learns and decays as the weights do" if learning & held else "is in no group and stays as it is"
     logger.warning(
         f"The optimizer has no hardness group: the raw hardness {how}. Use LambdaGELUTrainer with its own optimizer, "
         "or build yours (optimizers=(optimizer, None)) from hf_lgelu.hardness_parameter_groups(model, ...)"
@@ -140,7 +140,7 @@ def warn_ungrouped(optimizer: Any, model: nn.Module) -> None:
 
 
 def warn_not_learning(model: nn.Module) -> None:
-    """Warn where a training without hardening begins with gates whose λ does not learn."""
+    """Warn of gates whose λ does not learn, at the start of a training without hardening."""
     modules = lambda_gelu_modules(model)
     if largest_override(model) < 1:
         frozen = [name for name, module in modules if not module.raw_hardness.requires_grad]
@@ -153,22 +153,22 @@ def warn_not_learning(model: nn.Module) -> None:
         held = [module for _, module in modules if bool((module.hardness_override >= 1).any())]
         smallest = min(known_hardness(module).min().item() for module in held)
         logger.warning(
-            f"λ of {len(held)} gates was set by hardening (from {smallest:.4g} on) and stays there: it is not learned. "
-            "release_hardness(model) lets it follow s again; to end hardening, resume that run or give harden=True"
+            f"Hardening has set λ of {len(held)} gates (from {smallest:.4g} on), so λ is not learned. "
+            "release_hardness(model) makes λ follow s again; to finish hardening, resume that run or give harden=True"
         )
 
 
 def largest_override(model: nn.Module) -> float:
-    """The largest λ that hardening has set; 0 where λ follows s everywhere."""
+    """The largest λ that hardening has set; 0 if λ follows s everywhere."""
     overrides = [module.hardness_override.max() for _, module in lambda_gelu_modules(model)]
-    together = [override.to(overrides[0].device) for override in overrides]  # the device is waited for once
+    together = [override.to(overrides[0].device) for override in overrides]  # one wait for the device
     return torch.stack(together).max().item() if together else 0.0
 
 
 def warn_released(model: nn.Module) -> None:
-    """Warn where hardening begins with gates that are hard already: hardening makes them soft again."""
+    """Warn of hard gates at the start of hardening, which makes them soft again."""
     if (largest := largest_override(model)) >= 1:
         logger.warning(
-            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening begins with λ learned anew, so "
-            "they are soft until it is over. To train on as it is, leave harden out; else resume from its checkpoint"
+            f"The gates of this network are hardened (λ up to {largest:.4g}). Hardening first learns λ anew, with "
+            "soft gates until it ends. To train on with hard gates, leave harden out, or resume from a checkpoint"
         )

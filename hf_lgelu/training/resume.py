@@ -1,4 +1,4 @@
-"""Checkpoints that a training resumes from, or puts back: each is of the same network, and is loaded whole."""
+"""Checkpoints from which a training resumes, or takes the best: of the same network, and loaded whole."""
 
 import json
 import os
@@ -24,16 +24,16 @@ logger = logging.get_logger(__name__)
 
 
 def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
-    """The checkpoint that a run resumes from: `folder`, or the last checkpoint in it (True: in `output_dir`).
+    """The checkpoint from which a run resumes: `folder`, or the last checkpoint in it (True: in `output_dir`).
 
-    Where this checkpoint is not whole, the last whole checkpoint before it. Trainer writes trainer_state.json last:
-    where that file cannot be read, the run was stopped while it saved. A full disk or a copy may have cut off the
-    weights. Raises ValueError where no checkpoint is whole.
+    If this checkpoint is not whole, the last whole checkpoint before it is taken. Trainer writes trainer_state.json
+    last; if this file cannot be read, the run was stopped while it saved. A full disk or a copy may have cut off the
+    weights. Raises ValueError if no checkpoint is whole.
     """
     of_run = output_dir if isinstance(folder, bool) else folder
     given = (get_last_checkpoint(of_run) if os.path.isdir(of_run) else None) or folder
     if isinstance(given, bool):
-        return folder  # Trainer says so
+        return folder  # Trainer raises the error
     last = str(Path(given))
     before = sort_checkpoints(os.path.dirname(last))
     before = before[: before.index(last)] if last in before else []
@@ -48,27 +48,27 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
             continue
         if broken:
             logger.warning(
-                f"{', '.join(broken)}: absent, empty or damaged, as where a run is stopped while it saves. Training "
+                f"{', '.join(broken)}: absent, empty or damaged, as if the run was stopped while it saved. Training "
                 f"goes on from {checkpoint}, the last whole checkpoint before"
             )
         return checkpoint
     why = "there is no such folder"
     if os.path.isdir(last):
         why = (
-            f"{broken[0]} is absent, empty or damaged, and no whole checkpoint is before it. Begin the run anew, or "
-            f"from the weights, if {last} has them: from_pretrained(...) of that folder"
+            f"{broken[0]} is absent, empty or damaged, and there is no whole checkpoint before it. Begin a new run, "
+            f"from the weights if {last} has them: from_pretrained({last!r})"
         )
     raise ValueError(f"Can't find a valid checkpoint at {last}: {why}")  # as transformers says it
 
 
 def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
-    """Refuse to resume a model from a checkpoint with other activations: transformers would load it silently."""
+    """Raise ValueError for a checkpoint with other activations, which transformers would load without an error."""
     keys = {uncompiled_name(name) for name in _checkpoint_keys(folder)}
     if not keys:  # a folder of FSDP, or adapters only
         return
     saved = {name for name in keys if name.endswith("raw_hardness")}
     present = {uncompiled_name(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
-    # Saved under other names, these are told apart when the tensors are loaded.
+    # Sites with other names are compared when the tensors are loaded.
     is_renamed = not keys <= {uncompiled_name(name) for name in model.state_dict()}
     if len(saved) != len(present) or (saved != present and not is_renamed):
         way = ""
@@ -78,8 +78,8 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
             way = f", or begin a new run with gates from its weights: {call}"
             way += "" if options else ", then hf_lgelu.replace_activations"
         raise ValueError(
-            f"the checkpoint {folder} holds the hardness of {len(saved)} λ-GELU activations and the model has "
-            f"{len(present)}: they are not the same network. Resume with the model as it was then{way}"
+            f"the checkpoint {folder} has λ of {len(saved)} gates and the model has {len(present)}: they are different "
+            f"networks. Resume with the model of that run{way}"
         )
     config = os.path.join(folder, CONFIG_NAME)
     if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
@@ -92,26 +92,26 @@ def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
     differing += [entry["site"] for entry in (*told, *there) if entry not in told or entry not in there]
     if differing:
         raise ValueError(
-            f"the gates of the checkpoint {folder} and of the model differ ({', '.join(dict.fromkeys(differing))}), "
-            "which is another function. Resume with the same surgery, or load it with hf_lgelu.from_pretrained"
+            f"the gates of the checkpoint {folder} and of the model differ ({', '.join(dict.fromkeys(differing))}), so "
+            "they are different functions. Resume after the same surgery, or load it with hf_lgelu.from_pretrained"
         )
 
 
 def _records(config: Any) -> list[dict[str, Any]]:
-    """All entries of the records of gates in a config that was read from JSON, and in the configs inside it."""
+    """All entries of the records of gates in a config from JSON, and in the configs inside it."""
     if not isinstance(config, dict):
         return []
     inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
     own = [{name: entry[name] for name in entry if name != "granularity"} for entry in config.get(RECORD_KEY) or []]
-    return [*own, *inner]  # hf_lgelu 0.2.0 wrote the granularity too, which the shape says
+    return [*own, *inner]  # hf_lgelu 0.2.0 also wrote the granularity, which follows from the shape
 
 
 def load_renamed(folder: str, model: nn.Module) -> bool:
-    """Whether a checkpoint's tensors have other names than the model's, and were loaded here.
+    """Whether a checkpoint's tensors have other names than the model's, and were therefore loaded here.
 
-    transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the names that the Hub knows, some
-    of them cut or joined, and only `from_pretrained` takes them back. Trainer loads by the model's own names and no
-    more than warns, so a run would go on from random weights, and the best epoch would not be put back.
+    transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the Hub's names, some tensors cut or
+    joined. Only `from_pretrained` reads them. Trainer loads by the model's own names, and only warns, so a run would go
+    on from random weights, and the best epoch would not be restored.
     """
     keys, state = _checkpoint_keys(folder), model.state_dict()
     if not keys:  # a folder of FSDP, or adapters only
@@ -126,17 +126,17 @@ def load_renamed(folder: str, model: nn.Module) -> bool:
     own = extract_model_from_parallel(model, keep_torch_compile=False)
     if not isinstance(own, PreTrainedModel):
         raise ValueError(_of_other_tensors(folder, sorted(keys - state.keys())))
-    # Exact: in the widest of the model's dtypes, from which each tensor is copied into its own.
+    # The widest dtype of the model is exact; each tensor is copied from it into its own dtype.
     dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in state.values()) else torch.float32
     try:
         loaded, found = from_pretrained(type(own), folder, dtype=dtype, output_loading_info=True)
         if lost := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
             raise ValueError(_of_other_tensors(folder, lost))
         own.load_state_dict(loaded.state_dict())
-    except (RuntimeError, TypeError) as error:  # the model was changed since it was built, or is of a class of its own
+    except (RuntimeError, TypeError) as error:  # the model was changed after it was built, or is of the user's class
         raise ValueError(
             f"the checkpoint {folder} has other names than the model, and from_pretrained builds another network from "
-            f"it than this one: {error}. Begin a new run from from_pretrained(...) of that folder"
+            f"it: {error}. Begin a new run from from_pretrained({folder!r})"
         ) from error
     return True
 
@@ -144,13 +144,13 @@ def load_renamed(folder: str, model: nn.Module) -> bool:
 def _of_other_tensors(folder: str, lost: list[str]) -> str:
     return (
         f"the checkpoint {folder} and the model do not hold the same tensors ({len(lost)} differ: "
-        f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and what is missing would be random. Resume with "
-        "the model as it was then, or begin a new run from from_pretrained(...) of that folder"
+        f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and missing tensors would be random. Resume with "
+        f"the model of that run, or begin a new run from from_pretrained({folder!r})"
     )
 
 
 def _checkpoint_keys(folder: str) -> set[str]:
-    """The names of a checkpoint's tensors; none where it has no weights of a whole model (FSDP's, adapters)."""
+    """The names of a checkpoint's tensors; none for a checkpoint of FSDP or of an adapter."""
     file, index = Path(folder, SAFE_WEIGHTS_NAME), Path(folder, SAFE_WEIGHTS_INDEX_NAME)
     if file.is_file():
         with safe_open(file, framework="pt") as tensors:

@@ -1,4 +1,4 @@
-"""A Trainer that learns, hardens and reports λ-GELU."""
+"""A Trainer that learns, hardens and reports λ."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -28,25 +28,26 @@ logger = logging.get_logger(__name__)
 class LambdaGELUTrainer(Trainer):
     """transformers' Trainer for models with λ-GELU: it learns, hardens and reports λ.
 
-    - s has a parameter group of its own, with learning rate c·η and no weight decay, in every optimizer that keeps
-      ordinary groups; the others are refused;
-    - `args.harden` hardens (`HardeningCallback`), and a best checkpoint is then one of the hardened epochs;
-    - every gate's λ is in the training log (`HardnessLogCallback`);
-    - every evaluation reports the loss and each metric twice: as it is and, as `eval_relu_<metric>`, with ReLU in the
-      place of every λ-gate. A model without λ-gates has ReLU in the place of every smooth gate. A second loop over the
-      data, from the random state of the first, measures this; `report_substitution=False` leaves it out.
-      `eval_relu_live_units` is the share of the ReLUs' outputs that are not zero;
-    - a checkpoint whose tensors have other names than the model's, as transformers saves many families, is resumed
-      whole, and one that lacks a tensor is refused.
+    - s has its own parameter group, with learning rate c·η and no weight decay. Optimizers without ordinary groups are
+      refused.
+    - `args.harden` hardens (`HardeningCallback`). The best checkpoint is then one of the hardened epochs.
+    - Every gate's λ is in the training log (`HardnessLogCallback`).
+    - Every evaluation reports the loss and each metric twice: for the model as it is and, as `eval_relu_<metric>`, with
+      ReLU instead of every λ-gate, or without λ-gates instead of every smooth gate. A second loop over the data, from
+      the random state of the first, measures this. `report_substitution=False` leaves this loop out.
+      `eval_relu_live_units` is the share of the ReLUs' outputs that are not zero.
+    - A checkpoint whose tensors have other names than the model's, as in many families of transformers, is resumed
+      whole. A checkpoint that lacks a tensor is refused.
 
-    Takes what Trainer takes, with `args` a LambdaGELUTrainingArguments, and for `compute_metrics` also a module of
-    `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU raises unless `args.require_lambda_gelu` is off.
+    The arguments are those of Trainer, with LambdaGELUTrainingArguments for `args`. `compute_metrics` may be a module
+    of `evaluate` (`evaluate.load("accuracy")`). A model without λ-GELU is refused unless `args.require_lambda_gelu` is
+    off.
 
-    A hyperparameter search without an objective leaves out `eval_relu_*`. Schedulers that lose the ratio of the two
-    learning rates are refused where there is a λ-gate. With DeepSpeed, hardening is refused.
+    A hyperparameter search without an objective leaves out `eval_relu_*`. With a λ-gate, schedulers that lose the ratio
+    of the two learning rates are refused. With DeepSpeed, hardening is refused.
 
-    To combine it with another trainer, inherit from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)`, and of the
-    arguments `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
+    To combine this trainer with another, inherit from both: `class Mine(LambdaGELUTrainer, Seq2SeqTrainer)` and
+    `@dataclass class Args(LambdaGELUTrainingArguments, Seq2SeqTrainingArguments)`. An `evaluator` of
     sentence-transformers runs once, with the gates as they are.
 
     >>> import torch, hf_lgelu
@@ -80,14 +81,16 @@ class LambdaGELUTrainer(Trainer):
         args = LambdaGELUTrainingArguments(output_dir="tmp_trainer") if args is None else args  # Trainer's own default
         if not isinstance(args, LambdaGELUTrainingArguments):
             raise TypeError(f"args must be LambdaGELUTrainingArguments, got {type(args).__name__}")
-        if hasattr(module := options.get("compute_metrics"), "compute"):  # evaluate.load("accuracy"), or combined ones
+        if hasattr(
+            module := options.get("compute_metrics"), "compute"
+        ):  # evaluate.load("accuracy"), or evaluate.combine
             options["compute_metrics"] = lambda prediction, compute_result=True: metrics_of_module(
                 module, self.model, prediction, compute_result
             )
         super().__init__(model, args, *others, **options)
         self._live: LiveUnits | None = None  # while ReLU is substituted
         self._told_soft = False
-        self._of_arguments = HardeningCallback()  # in the trainer while args.harden is on and no other was passed
+        self._of_arguments = HardeningCallback()  # used if args.harden is on and no other was passed
         if args.require_lambda_gelu:
             require_lambda_gelu(self.model)
         if args.log_hardness and lambda_gelu_modules(self.model):
@@ -97,7 +100,7 @@ class LambdaGELUTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
         """Trainer's training, which also resumes from a run's folder.
 
-        The last whole checkpoint before it takes the place of a checkpoint that was cut off.
+        If a checkpoint was cut off, the last whole checkpoint before it is taken.
         """
         if resume_from_checkpoint:
             resume_from_checkpoint = whole_checkpoint(resume_from_checkpoint, self.args.output_dir)
@@ -106,7 +109,7 @@ class LambdaGELUTrainer(Trainer):
     def hyperparameter_search(
         self, hp_space: Any = None, compute_objective: Any = None, *args: Any, **options: Any
     ) -> Any:
-        """Trainer's search. Without an objective, the metrics of the ReLU substitution do not count."""
+        """Trainer's search. The default objective leaves out the metrics of the ReLU substitution."""
         sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else ()
         left_out = ("eval_relu_", *(f"eval_{name}_relu_" for name in sets))
 
@@ -118,7 +121,7 @@ class LambdaGELUTrainer(Trainer):
         return super().hyperparameter_search(hp_space, compute_objective or as_it_is, *args, **options)
 
     def create_model_card(self, *args: Any, **options: Any) -> None:
-        """Trainer's card, without λ. Its table has a column for every number in the log of an evaluation."""
+        """Trainer's card without λ, since its table has a column for every number in an evaluation's log."""
         kept = self.state.log_history
         self.state.log_history = [
             {name: value for name, value in entry.items() if not name.startswith("hardness")} for entry in kept
@@ -129,7 +132,7 @@ class LambdaGELUTrainer(Trainer):
             self.state.log_history = kept
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Trainer's optimizer, with the raw hardness moved to a group of its own.
+        """Trainer's optimizer, with the raw hardness in its own group.
 
         An optimizer that was passed to the trainer stays as it is.
         """
@@ -140,15 +143,15 @@ class LambdaGELUTrainer(Trainer):
             if learns:
                 separate_hardness_group(self.optimizer, optimized, self.args.hardness_lr_multiplier)
         elif learns:
-            hardness_learning_rate(self.optimizer)  # raises where it has no groups at all
+            hardness_learning_rate(self.optimizer)  # raises an error if it has no groups
         return self.optimizer
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """Trainer's scheduler. A scheduler that was passed stays as it is."""
-        # Each training comes here, with its model, the checkpoint that it goes on from, and the optimizer.
-        warn_ungrouped(self.optimizer, self.model)  # one that was passed, or made by a subclass
+        # Each training calls this method, after its model, checkpoint and optimizer are there.
+        warn_ungrouped(self.optimizer, self.model)  # an optimizer that was passed, or made by a subclass
         if self._hardening_callback() is None:
             warn_not_learning(self.model)
         scheduler = super().create_scheduler(num_training_steps, optimizer)
@@ -157,7 +160,7 @@ class LambdaGELUTrainer(Trainer):
         if group is not None and len(first) == 1 and self.args.hardness_lr_multiplier != 1 and None not in first:
             logger.warning(
                 f"{type(scheduler).__name__} gives every parameter group the same learning rate, so s learns as slowly "
-                "as the weights, not c times as fast. Give it one for each group, as max_lr=[η, η, c·η] of OneCycleLR"
+                "as the weights, not c times as fast. Give a rate for each group, as max_lr=[η, η, c·η] of OneCycleLR"
             )
         return scheduler
 
@@ -171,7 +174,7 @@ class LambdaGELUTrainer(Trainer):
     ) -> EvalLoopOutput:
         """Trainer's loop. A second loop, with ReLU substituted, gives the loss and every metric once more."""
         begin = random_state(self.args.device, dataloader)
-        # First the network as it is: what prepares the model for an evaluation must see its own modules.
+        # The network as it is comes first, because Trainer prepares the model with its own modules.
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         if not self.args.report_substitution or not find_sites(self.model):
             return output
@@ -196,7 +199,7 @@ class LambdaGELUTrainer(Trainer):
         return output._replace(metrics={**output.metrics, **relu_metrics})
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *others: Any, **options: Any) -> Any:
-        """Trainer's step. The loop with ReLU substituted also counts the live units."""
+        """Trainer's step. In the loop with ReLU substituted, live units are counted."""
         with nullcontext() if self._live is None else self._live.counting(inputs):
             return super().prediction_step(model, inputs, *others, **options)
 
@@ -209,16 +212,16 @@ class LambdaGELUTrainer(Trainer):
             self._told_soft = True
             logger.warning(
                 "The gates are still soft: no epoch counts as the best before every λ has reached "
-                f"{HARDENED_FRACTION:.0%} of its target, since substituting ReLU in an earlier one would destroy it"
+                f"{HARDENED_FRACTION:.0%} of its target, because ReLU would destroy an earlier one"
             )
         return False
 
     def _hp_search_setup(self, trial: Any) -> None:
         super()._hp_search_setup(trial)
-        self._prepare_training()  # each training comes here, with the model of model_init and the arguments of a search
+        self._prepare_training()  # each training calls this, with the model of model_init and the search's arguments
 
     def _prepare_training(self) -> None:
-        """Refuse options that cannot work or would do nothing, and add the callbacks that the arguments ask for."""
+        """Refuse options that cannot work or do nothing, and add the callbacks that the arguments ask for."""
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
@@ -228,14 +231,14 @@ class LambdaGELUTrainer(Trainer):
         passed = [each for each in callbacks if isinstance(each, HardeningCallback) and each is not own]
         if len(passed) > 1:
             raise ValueError(
-                f"{len(passed)} HardeningCallbacks would harden one model: the last would move λ, and the first say "
-                "when it is hardened. Give the trainer one, in callbacks=[...], where it takes the place of harden=True"
+                f"{len(passed)} HardeningCallbacks would harden one model: the last would set λ, and the first decide "
+                "when the model is hardened. Give one in callbacks=[...], instead of harden=True"
             )
         if (passed or not self.args.harden) and (given := self.args.given_hardening_options()):
             why = "harden is off: give harden=True, or leave them out"
             if passed:
-                why = "a HardeningCallback was passed that has options of its own: give them to it, or leave it out"
-            raise ValueError(f"{', '.join(given)} would do nothing, since {why}")
+                why = "the HardeningCallback that was passed has its own options: give them there, or leave it out"
+            raise ValueError(f"{', '.join(given)} would do nothing, because {why}")
         hardens = self.args.harden and not passed
         if own in callbacks and not hardens:
             callbacks.remove(own)
@@ -251,13 +254,13 @@ class LambdaGELUTrainer(Trainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model
-        # Another library's trainer may have checkpoints of its own form.
+        # Another library's trainer may have its own form of checkpoints.
         by_other = super()._load_from_checkpoint.__func__ is not Trainer._load_from_checkpoint
         if not by_other:
             check_checkpoint_activations(resume_from_checkpoint, own)
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
-        if self.is_fsdp_enabled and self._hardening_callback() is None:  # else when the scheduler is made
+        if self.is_fsdp_enabled and self._hardening_callback() is None:  # otherwise create_scheduler warns
             warn_not_learning(own)
 
     def _load_best_model(self) -> None:

@@ -120,7 +120,9 @@ class LookedUp(Noted):
 def test_a_key_whose_name_a_module_looks_up_when_it_runs_is_none(tmp_path):
     model, x = LookedUp(TwoKeysConfig()).eval(), torch.randn(3, 4)
     config = model.config.to_dict()
-    with pytest.raises(UnsupportedConfigError, match=r"'relu' at inner .*: activation would name another one"):
+    with pytest.raises(
+        UnsupportedConfigError, match=r"'relu' at inner .*: activation would look up another activation"
+    ):
         plan_config_changes(model, {"inner"}, "relu")
     assert plan_config_changes(model, {"outer"}, "relu") == [ConfigChange(("outer_act",), "gelu", "relu")]
     with pytest.raises(UnsupportedConfigError, match="rewrite_config=False"):

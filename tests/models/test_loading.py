@@ -157,7 +157,7 @@ def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granulari
     of_gates = ("raw_hardness", "temperature", "hardness_override")
     rewrite_tensors(tmp_path, lambda t: {name: t[name] for name in t if not name.endswith(of_gates)})
     if granularity == "channel":
-        with pytest.raises(ValueError, match=f"does not hold λ of the gates that its config has: .*{SITES[0]}"):
+        with pytest.raises(ValueError, match=f"does not hold λ of the gates in its config: .*{SITES[0]}"):
             from_pretrained(BertForMaskedLM, tmp_path)
     else:
         _, info = from_pretrained(BertForMaskedLM, tmp_path, output_loading_info=True)
@@ -173,7 +173,7 @@ def test_a_site_that_is_gone_is_named_by_the_load(tmp_path):
     del model.bert.encoder.layer[1:]
     model.config.num_hidden_layers = 1
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"gates of its own at {SITES[1]}, and BertForMaskedLM has no module at this"):
+    with pytest.raises(ValueError, match=f"gates at {SITES[1]}, and BertForMaskedLM has no module at this"):
         from_pretrained(BertForMaskedLM, tmp_path)
 
 

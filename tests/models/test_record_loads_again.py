@@ -97,6 +97,6 @@ def test_of_diffusers_it_is_said_that_no_gates_are_saved(convert, tmp_path, monk
         model, said = first.model, first.report.warnings
     else:
         hf_lgelu.replace_activations(model.eval())
-    assert sum("UNet2DModel.from_pretrained builds those of its code and config" in each for each in said) == 1
+    assert sum("UNet2DModel.from_pretrained builds the gates of its code and config" in each for each in said) == 1
     model.save_pretrained(tmp_path / "saved")
     assert {site.kind for site in find_sites(type(model).from_pretrained(tmp_path / "saved"))} == {"silu"}

@@ -354,7 +354,7 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
     config = tmp_path / "saved" / "config.json"
     # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
     config.write_text(config.read_text().replace('"number": 1', '"number": 7'), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"makes a gate of of_the_hub.py:20 .*, whose call is no activation"):
+    with pytest.raises(ValueError, match=r"makes a gate of of_the_hub.py:20 .*, which is no activation"):
         hf_lgelu.from_pretrained(module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own, tmp_path / "saved")
 
 
@@ -555,7 +555,9 @@ class OwnMixin(Gated, PyTorchModelHubMixin):
 
 def test_of_a_mixin_of_the_hub_the_conversion_says_that_no_gates_are_saved(x):
     report = hf_lgelu.convert_to_relu(OwnMixin(), x).report
-    assert "OwnMixin.from_pretrained builds those of its code and config, another network" in " ".join(report.warnings)
+    assert "OwnMixin.from_pretrained builds the gates of its code and config, which is another" in " ".join(
+        report.warnings
+    )
 
 
 def test_onnx_has_relu_in_the_place_of_the_calls(tmp_path, x):

@@ -110,10 +110,10 @@ def checkpoint(tmp_path):
         (
             "lambda_gelu",
             "relu",
-            r"holds the hardness of 2 λ-GELU activations and the model has 0: they are not the same",
+            r"has λ of 2 gates and the model has 0: they are different",
         ),
-        ("relu", "lambda_gelu", "holds the hardness of 0 λ-GELU activations and the model has 2"),
-        ("lambda_gelu", "lambda_silu", r"differ \(lambda_gelu, lambda_silu\), which is another function"),
+        ("relu", "lambda_gelu", "has λ of 0 gates and the model has 2"),
+        ("lambda_gelu", "lambda_silu", r"differ \(lambda_gelu, lambda_silu\), so they are different functions"),
     ],
 )
 def test_another_network_does_not_resume(tmp_path, saved, resumed, message):

@@ -59,7 +59,7 @@ def test_options_of_hardening(tmp_path, name, value, message):
         tiny_trainer(tmp_path, harden=True, **{name: value})
 
 
-IDLE = "would do nothing, since harden is off: give harden=True"
+IDLE = "would do nothing, because harden is off: give harden=True"
 OF_ARGUMENTS = [
     ({"harden": True, "target_hardness": 100.0, "tolerance": 0.005}, "give target_hardness or tolerance, not both"),
     ({"target_hardness": 50.0}, f"target_hardness {IDLE}"),
@@ -292,12 +292,16 @@ def test_a_config_of_surgery_builds_no_other_network():
 
 def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path):
     callback = HardeningCallback(HardeningConfig(hardening_schedule="geometric"))
-    with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
+    with pytest.raises(
+        ValueError, match="target_hardness would do nothing, because the HardeningCallback that was passed"
+    ):
         trainer(mlp(), tmp_path, [callback], harden=True, target_hardness=400.0)
     asking = trainer(mlp(), tmp_path, [callback], harden=True)  # for what there is
     asking.args.target_hardness = 400.0
     for _ in range(2):  # a second call is not taken for one that nothing has changed for
-        with pytest.raises(ValueError, match="target_hardness would do nothing, since a HardeningCallback was passed"):
+        with pytest.raises(
+            ValueError, match="target_hardness would do nothing, because the HardeningCallback that was passed"
+        ):
             asking.train()
 
 
@@ -314,7 +318,7 @@ def test_what_is_said_of_an_optimizer_that_does_not_hold_s_is_true(tmp_path, sai
     replace_activations(model, init_hardness=2.0)
     trainer(model, tmp_path, optimizers=(optimizer, None), num_train_epochs=1).train()
     assert list(hardness_profile(model).values()) == [2.0, 2.0]
-    assert "the raw hardness is in none, and stays as it is" in said()
+    assert "the raw hardness is in no group and stays as it is" in said()
 
 
 def test_a_training_on_from_half_hardened_gates_says_that_they_do_not_learn(tmp_path, said):
@@ -322,7 +326,7 @@ def test_a_training_on_from_half_hardened_gates_says_that_they_do_not_learn(tmp_
     anneal_hardness(model, 0.2)
     trainer(model, tmp_path, num_train_epochs=1, learning_rate=0.5).train()
     assert [round(value, 2) for value in hardness_profile(model).values()] == [32.76, 32.76]
-    assert "λ of 2 gates was set by hardening (from 32.76 on) and stays there" in said()
+    assert "Hardening has set λ of 2 gates (from 32.76 on), so λ is not learned" in said()
 
 
 @pytest.mark.parametrize("ready", [release_hardness, lambda model: anneal_hardness(model, 1.0)])
@@ -427,7 +431,7 @@ def test_a_training_that_stops_with_soft_gates_says_so(tmp_path, said, epochs, s
     Trainer(
         model, arguments(tmp_path, TrainingArguments, num_train_epochs=8), train_dataset=ROWS, callbacks=callbacks
     ).train()
-    assert ("the gates are still soft" in said()) == soft
+    assert ("Training has ended with soft gates" in said()) == soft
     assert (min(hardness_profile(model).values()) < 79) == soft
 
 
@@ -440,7 +444,7 @@ def test_the_soft_gates_are_told_by_their_smallest_hardness(tmp_path, said):
     model.layers[1].activation.hardness_override.fill_(300.0)
     assert smallest_soft_hardness(model) == 3.0
     HardeningCallback().on_train_end(None, TrainerState(), None, model)
-    assert said().count("the gates are still soft") == 1
+    assert said().count("Training has ended with soft gates") == 1
     assert "down to λ = 3, less than 50% of its target" in said()
     model.layers[0].activation.hardness_override.fill_(400.0)
     assert smallest_soft_hardness(model) is None
