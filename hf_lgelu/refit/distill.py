@@ -28,7 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
 from hf_lgelu.networks.run import call_alike, forward_pre_hooks, run_example
 from hf_lgelu.processes import main_decides, own_part, sum_gradients, summed
@@ -94,15 +94,12 @@ class Distill:
 
 
 def calibrate(original: OutputReader, converted: OutputReader, folds: Folds, names: Sequence[str]) -> None:
-    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss; no other network's.
+    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss.
 
     A fit by least squares draws scores to their mean, which is that of empty places. So the few places with an object
     would fall below the threshold. A class whose chance is d times too low gets log(d), in a step of Newton's method
     for the exponent: a rare class gets its whole correction at once.
     """
-    few = original(folds.first.load()[:TRIED].inputs)
-    if not names or few.are_logits or few.certainty() is None:
-        return
     batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
     seen = [(share, batch := share.part.load(), original(batch.inputs)) for share in map(Share.of, batches)]
     with _learning(converted.model, names) as parameters, torch.enable_grad():

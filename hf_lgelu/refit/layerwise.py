@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.batches import TRIED
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.distill import calibrate
@@ -52,7 +53,9 @@ class Refit:
 
             last = last_biases(traced, found.layers)
         read = partial(OutputReader, names=task.config.outputs, box_channels=task.config.box_channels)
-        calibrate(read(task.model), read(student), task.folds, last)
+        seen = (of_original := read(task.model))(task.folds.first.load()[:TRIED].inputs)
+        if last and not seen.are_logits and seen.certainty() is not None:
+            calibrate(of_original, read(student), task.folds, last)
         return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:
