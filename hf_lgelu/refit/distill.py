@@ -38,13 +38,15 @@ from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
 
 _STEPS = 200
 _LOOKS = 8  # number of comparisons on the held-out inputs
-_RATES = (0.003, 0.0003)  # the second is for cases where the first finds nothing nearer
+_RATES = (0.003, 0.0003, 0.00003)  # a lower one is for cases where those before find nothing nearer
 _OF_CONVOLUTIONS = 10  # the rate of convolutions' weights is multiplied by this
 _FAR_FROM_DONE, _LONGER = 0.9, 3  # below this share of the loss at the first look, the steps are multiplied
 _KEPT_VALUES = 2**26  # the most values of the original's outputs that are kept
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _MOST_WATCHED = 16  # the most batches that judge a state
 _WARMUP = 10
+_CALIBRATED, _CALIBRATIONS = 64, 3  # samples, and how often they pass
+_MOST_TAKEN = 0.9  # of a class's chance
 _FEW_INPUTS = 32
 _LEAST_SIZE = 1e-3  # assumed mean absolute value of a parameter that is (almost) zero
 
@@ -87,6 +89,29 @@ class Distill:
                 work.save(0, student, None)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps)
+
+
+def calibrate(original: OutputReader, converted: OutputReader, folds: Folds, names: Sequence[str]) -> None:
+    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss.
+
+    A fit by least squares draws scores to their mean, which is that of empty places. So the few places with an object
+    would fall below the threshold. A class whose chance is d times too low gets log(d), in a step of Newton's method
+    for the exponent: a rare class gets its whole correction at once.
+    """
+    batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
+    seen = [(share, batch := share.part.load(), original(batch.inputs)) for share in map(Share.of, batches)]
+    with _learning(converted.model, names) as parameters, torch.enable_grad():
+        biases = [*parameters.values()]
+        for _ in range(_CALIBRATIONS):
+            found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
+            for share, batch, reference in seen:
+                loss = output_loss(reference, converted, batch, share.weight)
+                slopes = torch.autograd.grad(loss, biases, create_graph=True)
+                bends = torch.autograd.grad(torch.cat([slope.flatten() for slope in slopes]).sum(), biases)
+                found = [total + part.detach() for total, part in zip(found, (*slopes, *bends), strict=True)]
+            found = list(map(summed, found))
+            for bias, slope, bend in zip(biases, found[: len(biases)], found[len(biases) :], strict=True):
+                bias.data += torch.log1p((-slope / bend).clamp(min=-_MOST_TAKEN)).where(bend > 0, 0.0)
 
 
 def moved_names(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.refit.carry import ROWS_PER_FEATURE
+from hf_lgelu.refit import carry
 
 STRENGTHS = (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0)
 KINKS = (0.0, -0.2, 0.2, -0.4, 0.4, -0.6, 0.6, -0.8, 0.8, -1.0, 1.0)
@@ -203,7 +203,7 @@ def _outputs(y: Tensor, convolution: bool, groups: int) -> Tensor:
 def _at_some_positions(part, seeds: Sequence[int], images: int):
     """So many positions per feature over all images: of each image as many, from a seed of its own."""
     available, width = part[0].shape[1], part[0].shape[3]
-    wanted = math.ceil(ROWS_PER_FEATURE * width / images)
+    wanted = math.ceil(max(carry.ROWS_PER_FEATURE * width, carry.LEAST_POSITIONS) / images)
     if wanted >= available:
         return part
     drawn = [torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:wanted] for seed in seeds]

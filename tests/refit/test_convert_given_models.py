@@ -272,6 +272,20 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
     assert 0 < max(errors["pred_boxes"] for errors in in_int8) < 0.01
 
 
+def test_the_refit_keeps_the_mean_chance_of_each_class_of_a_detector():
+    net, pictures = load(), torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for head in net.cv3:  # objects are rare: a cell's mean chance is 0.007 at most
+            head[-1].weight *= 6
+            head[-1].bias -= 8
+        found, _ = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS)
+        chances = [
+            [maps[:, 4 * BINS :].sigmoid().mean((0, 2, 3)) for maps in each(pictures)[1]] for each in (net, found)
+        ]
+    for expected, given in zip(*chances, strict=True):  # of the fine and of the coarse map
+        torch.testing.assert_close(given, expected, rtol=0.01, atol=0)
+
+
 def test_other_outputs_on_request():
     torch.manual_seed(0)
     model = drawn(Detector())
