@@ -42,6 +42,20 @@ def test_a_row_has_every_way_and_the_refit_on_the_most_rows(record_of, measureme
     assert row[7] == "0.85, 0.8, –"
 
 
+def test_int8_takes_so_much_of_the_smooth_networks_time_by_width(record_of, measurement_of, table_of):
+    row = {"score": 0.5, "metric": "accuracy", "judged": 400, "refusal": None}
+    rows = [
+        {**row, "method": method, "width": width, "precision": precision, "call_ms": ms}
+        for precision, times in (("float32", (50, 50, 50)), ("int8", (10, 9, 12)))
+        for (method, width), ms in zip((("original", None), ("converted", 1), ("converted", 2)), times, strict=True)
+    ]
+    one = {"model": "", "precision": "int8-all", "batch_size": 64, "median_ms": 4, **row}
+    here = [{**one, "model": "gelu"}, {**one, "model": "hardened_relu", "median_ms": 3}]
+    measured = [measurement_of("real", rows, benchmark="minilm"), measurement_of("int8", here, benchmark="mlp-adult")]
+    table = table_of("roads", [record_of()], measured)
+    assert {row[0]: row[-1] for row in table.rows} == {"MLP, Adult": "0.75", "MiniLM-L6": "0.90; 1.20 (2 ×)"}
+
+
 def judged(table_of, claim, *arguments, **options):
     """{network: (verdict, number)} of one claim."""
     with pytest.MonkeyPatch.context() as patch:
