@@ -165,12 +165,12 @@ def _reached_maps(
 
 
 def last_biases(traced: TracedNetwork, layers: Sequence[Layer]) -> list[str]:
-    """The biases of the maps that end the network: behind them is no other map, and no gate."""
+    """The biases of the maps that end the network: no other map and no gate comes after them."""
 
     def is_last(use: LinearMap) -> bool:
-        behind = traced.downstream([use.operation.node]) - {use.operation.node}
-        affine = (read_affine(node, traced.flow) for node in behind)
-        return not any(map(is_site, behind)) and not any(each.mixes for each in affine if each is not None)
+        after = traced.downstream([use.operation.node]) - {use.operation.node}
+        affine = (read_affine(node, traced.flow) for node in after)
+        return not any(map(is_site, after)) and not any(each.mixes for each in affine if each is not None)
 
     maps = [use for layer in layers for use in layer.maps if use.bias is not None]
     return list(dict.fromkeys(use.bias.parameter for use in maps if use.bias is not None and is_last(use)))

@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 
 from torch import nn
 
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.networks.batches import TRIED
-from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.distill import calibrate
 from hf_lgelu.refit.layers import Layer, Layers, last_biases
 from hf_lgelu.refit.moments import Moments
+from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
@@ -52,10 +49,7 @@ class Refit:
                 done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
 
             last = last_biases(traced, found.layers)
-        read = partial(OutputReader, names=task.config.outputs, box_channels=task.config.box_channels)
-        seen = (of_original := read(task.model))(task.folds.first.load()[:TRIED].inputs)
-        if last and not seen.are_logits and seen.certainty() is not None:
-            calibrate(of_original, read(student), task.folds, last)
+        fit_last_biases(task.read, task.read.of(student), task.folds, last)
         return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:

@@ -12,7 +12,7 @@ from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared, OutputReader, compared_outputs, in_order_of
-from hf_lgelu.refit.distill import output_loss
+from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.task import evaluate_conversion
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from dense_oracle import STRENGTHS, Step, batch_norm_scale, ones, plain_scale
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import LambdaGELU
@@ -282,3 +283,18 @@ NETS = (
     ),
 )  # fmt: skip
 BY_NAME = {net.name: net for net in NETS}
+
+
+class Encoder(nn.Module):
+    """States of tokens, whose mean is the embedding; its last map shares the token embeddings."""
+
+    def __init__(self, size=6):
+        super().__init__()
+        self.words, self.places = nn.Embedding(20, size), nn.Embedding(9, size)
+        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 16), nn.Linear(16, size)
+        self.score = nn.Linear(size, 20, bias=False)
+        self.score.weight = self.words.weight
+
+    def forward(self, input_ids, attention_mask):
+        states = self.words(input_ids) + self.places.weight[: input_ids.shape[1]]
+        return {"last_hidden_state": self.down(F.gelu(self.up(self.norm(states))))}

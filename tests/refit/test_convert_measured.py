@@ -14,8 +14,8 @@ from hf_lgelu.formats import percent
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit import convert, distill, layerwise, task
-from hf_lgelu.refit.distill import output_loss
 from hf_lgelu.refit.folds import deal_folds
+from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.samples import read_samples, sampled_text
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import Batch, read_batches
-from hf_lgelu.refit.distill import Share
 from hf_lgelu.refit.folds import Folds, deal_folds
+from hf_lgelu.refit.output_loss import Share
 from hf_lgelu.refit.samples import read_samples
 
 # Plans

@@ -62,11 +62,11 @@ class Wiring:
 
 def read_wiring(model: nn.Module, batches: Sequence[Inputs]) -> Wiring:
     """The wiring of a smooth network, and its data as a conversion deals them."""
-    config = ConversionConfig()
     with plain_evaluation(model):
-        folds = deal_folds(read_samples(read_batches(batches, model=model), model=model), OutputReader(model))
-        exchange = choose_exchange(model, folds, config)
-        found = find_layers(exchange.traces(model, config).of(folds.first), model, exchange.sites(model))
+        read = OutputReader(model)
+        folds = deal_folds(read_samples(read_batches(batches, model=model), model=model), read)
+        exchange = choose_exchange(read, folds, ConversionConfig())
+        found = find_layers(exchange.traces(read).of(folds.first), model, exchange.sites(model))
     names = [site.name for site in exchange.sites(model)]
     gated = {unit.site for unit in found.fed_gates if unit.other is not None}
     behind = {names[index]: layer.maps[0].name for layer in found.layers for index in layer.sites}
@@ -265,9 +265,10 @@ def refit_skipping(model: nn.Module, wiring: Wiring, form: str, live: float, inp
     if form in ("place", "width"):
         config = ConversionConfig(**({"width": live} if form == "width" else {"live": live}))
         with plain_evaluation(model):
-            return Place(Task(model, wiring.folds, wiring.exchange, config, Work, True)).make(None, float("inf")).model
+            task = Task(OutputReader(model), wiring.folds, wiring.exchange, config, Work, True)
+            return Place(task).make(None, float("inf")).model
     exchange = _SkippingExchange(wiring.exchange.kinds, wiring.exchange.keep, wiring.exchange.target)
     object.__setattr__(exchange, "form", form)
     with plain_evaluation(model):
-        task = Task(model, wiring.folds, exchange, ConversionConfig(), Work, True)
+        task = Task(OutputReader(model), wiring.folds, exchange, ConversionConfig(), Work, True)
         return SkippingRefit(task, live, inputs).make(None, float("inf")).model

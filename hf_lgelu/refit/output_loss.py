@@ -1,0 +1,150 @@
+"""The distance of a network's outputs from the original's as a loss, and the last biases of a detector at its least."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hf_lgelu.comparing.output_comparison import kl_terms
+from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
+from hf_lgelu.networks.run import call_alike
+from hf_lgelu.processes import own_part, summed
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
+
+_NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
+_CALIBRATED, _CALIBRATIONS = 64, 3  # samples, and how often they pass
+_MOST_TAKEN = 0.9  # of a class's chance
+
+
+class Share(NamedTuple):
+    """This process's part of a batch with `samples` samples that all processes run.
+
+    A process without a sample of its own runs one with weight 0, because every process must take part in the sums.
+    """
+
+    part: FoldBatch
+    weight: float
+    samples: int
+
+    @classmethod
+    def of(cls, batch: FoldBatch) -> "Share":
+        own = own_part(batch.numbers)
+        part = replace(batch, numbers=tuple(own) or batch.numbers[:1])
+        return cls(part, float(bool(own)), len(batch))
+
+
+@contextmanager
+def learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """The parameters of these names; only they need gradients inside the block, and no gradient is left after it."""
+    wanted = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    for parameter, _ in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield {name: model.get_parameter(name).requires_grad_(True) for name in names}
+    finally:
+        for parameter, was_needed in wanted:
+            parameter.grad = None
+            parameter.requires_grad_(was_needed)
+
+
+def output_loss(
+    reference: Compared,
+    converted: OutputReader,
+    batch: Batch,
+    weight: float = 1.0,
+    variances: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
+
+    For a first output of class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the
+    mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances (by
+    default of this batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
+    scores that a sigmoid reads have a KL for each class. A box's error counts four times, with the original's
+    certainty. Both are divided by the sum of the certainties. With several processes, the result is this process's
+    part of the mean over all rows, and its rows count with its `weight`.
+    """
+    given = in_order_of(reference, converted(batch.inputs, call_alike))
+    variances = column_variances([(reference, batch, weight)]) if variances is None else variances
+    total = torch.zeros((), device=next(converted.model.parameters()).device)
+    certainty = reference.certainty()
+    for number, (name, expected) in enumerate(reference.tensors.items()):
+        pair = (expected, given.tensors[name])
+        if number == 0 and reference.are_embeddings:
+            counted = batch.counted(expected, name, channels_last=True)
+            cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
+            total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
+        wanted, found = (batch.without_padding(value, name, -1).float() for value in pair)
+        shares = wanted.new_ones(len(wanted))
+        if certainty is not None and name in QUERIES:
+            shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
+        rows = summed(weight * shares.sum()).clamp(min=1)
+        if number == 0 and (reference.are_logits or certainty is not None):
+            if not reference.are_logits:  # a sigmoid of z is a softmax of z and 0
+                wanted, found = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (wanted, found))
+            total = total + kl_terms(wanted, found).sum() / rows
+        else:
+            varies = variances[name] > 0
+            error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
+            sides = SIDES if certainty is not None and name in QUERIES else 1
+            total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
+    return weight * total
+
+
+def column_variances(batches: Iterable[tuple[Compared, Batch, float]]) -> dict[str, Tensor]:
+    """{output: variance of each column over the rows of all batches and processes}, 0 for a column that does not vary.
+
+    `batches` are (outputs of the original, batch, weight of its rows). Class scores have no variance here.
+    """
+    sums: dict[str, Tensor] = {}
+    for reference, batch, weight in batches:
+        for number, (name, value) in enumerate(reference.tensors.items()):
+            if number == 0 and reference.are_logits:
+                continue
+            rows = batch.without_padding(value, name, -1).double()
+            seen = weight * torch.stack([torch.ones_like(rows).sum(0), rows.sum(0), rows.square().sum(0)])
+            sums[name] = sums.get(name, 0) + seen
+    variances = {}
+    for name, total in sums.items():
+        count, first, second = summed(total)
+        variance = second / count - (first / count).square()
+        variances[name] = variance.where(variance > _NO_SPREAD * (second / count).max(), 0.0)
+    return variances
+
+
+def _pooled(states: Tensor, counted: Tensor | None) -> Tensor:
+    """(samples, columns): the sum over the positions that count, whose direction is that of the mean."""
+    kept = states if counted is None else states * counted[..., None]
+    return kept.reshape(len(kept), -1, kept.shape[-1]).sum(1)
+
+
+def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Folds, names: Sequence[str]) -> None:
+    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss; no other network's.
+
+    A fit by least squares draws scores to their mean, which is that of empty places. So the few places with an object
+    would fall below the threshold. A class whose chance is d times too low gets log(d), in a step of Newton's method
+    for the exponent: a rare class gets its whole correction at once.
+    """
+    if not names:
+        return
+    few = original(folds.first.load()[:TRIED].inputs)
+    if few.are_logits or few.certainty() is None:
+        return
+    batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
+    seen = [(share, batch := share.part.load(), original(batch.inputs)) for share in map(Share.of, batches)]
+    with learning(converted.model, names) as parameters, torch.enable_grad():
+        biases = [*parameters.values()]
+        for _ in range(_CALIBRATIONS):
+            found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
+            for share, batch, reference in seen:
+                loss = output_loss(reference, converted, batch, share.weight)
+                slopes = torch.autograd.grad(loss, biases, create_graph=True)
+                bends = torch.autograd.grad(torch.cat([slope.flatten() for slope in slopes]).sum(), biases)
+                found = [total + part.detach() for total, part in zip(found, (*slopes, *bends), strict=True)]
+            found = list(map(summed, found))
+            for bias, slope, bend in zip(biases, found[: len(biases)], found[len(biases) :], strict=True):
+                bias.data += torch.log1p((-slope / bend).clamp(min=-_MOST_TAKEN)).where(bend > 0, 0.0)
