@@ -53,9 +53,9 @@ class Refit:
 
             last = last_biases(traced, found.layers)
         read = partial(OutputReader, names=task.config.outputs, box_channels=task.config.box_channels)
-        seen = (of_original := read(task.model))(task.folds.first.load()[:TRIED].inputs)
-        if last and not seen.are_logits and seen.certainty() is not None:
-            calibrate(of_original, read(student), task.folds, last)
+        seen = read(task.model)(task.folds.first.load()[:TRIED].inputs) if last else None
+        if seen is not None and not seen.are_logits and seen.certainty() is not None:
+            calibrate(read(task.model), read(student), task.folds, last)
         return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:
