@@ -86,7 +86,8 @@ def networks_table(
     """
     *_, last = networks.values()
     same = dict.fromkeys(last.embedding, 1.0)
-    original = NetChange(None if last.kl is None else 0.0, 1.0, 0.0, 0.0, scores, embedding=same)
+    kl, detection = (None if distance is None else 0.0 for distance in (last.kl, last.detection))
+    original = NetChange(kl, 1.0, 0.0, 0.0, scores, embedding=same, detection=detection)
     titles, rows = list(last.main_measures if main else last.measures), []
     for name, change in {"original": original, **networks}.items():
         measured = [change.measures.get(measure, NONE) for measure in titles]

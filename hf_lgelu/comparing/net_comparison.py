@@ -73,12 +73,16 @@ class NetComparison:
             counted = batch.counted(value, name, channels_last=True)
             if number == 0 and counted is not None and not counted.any():
                 return
-            if certainty is not None and name in QUERIES:
-                self._add_places(name, value, other.tensors[name], certainty, reference.are_logits)
-            change = self._outputs.setdefault(name, OutputComparison())
-            given = (value, other.tensors[name], counted)
-            change.add(
-                *(part[None] if batch.is_sample and part is not None else part for part in given),
+            parts = (value, other.tensors[name], counted, certainty)
+            wanted, given, counted, sure = (
+                part[None] if batch.is_sample and part is not None else part for part in parts
+            )
+            if sure is not None and name in QUERIES:
+                self._add_places(name, wanted, given, sure, reference.are_logits)
+            self._outputs.setdefault(name, OutputComparison()).add(
+                wanted,
+                given,
+                counted,
                 are_scores=reference.are_logits and number == 0,
                 are_embeddings=reference.are_embeddings and number == 0,
             )

@@ -146,7 +146,7 @@ class ConversionConfig:
         max_seconds: Seconds that the call may take. Above refit, nothing begins that would not end by then; the nearest
             network so far is taken. Default: no bound.
         distill_steps: Steps of effort distill, which it implies, of one batch each. With enough samples, more steps
-            bring the network nearer. Default: 200, and 600 if the first eighth takes a tenth of the distance away.
+            bring the network nearer. Default: 200, and 600 if the first quarter takes a tenth of the distance away.
         bf16: Compute the steps of effort distill, which it implies, in bfloat16: quicker if the processor or GPU has
             it. The result is judged and saved in the model's own precision. Default: that precision throughout.
         checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same

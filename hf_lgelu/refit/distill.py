@@ -113,7 +113,7 @@ def distill(
         converted: the network that is moved, in eval mode throughout.
         folds: the data; steps use every fold, and the samples that choose only judge.
         names: the parameters that are moved.
-        steps: the number of steps, of one batch each; by default 200, or 600 where the first eighth of them takes a
+        steps: the number of steps, of one batch each; by default 200, or 600 where the first quarter of them takes a
             tenth of the loss away.
         bf16: run the steps under autocast, with products in bfloat16, and judge without autocast. A bfloat16 network is
             both moved and judged under autocast.
@@ -205,7 +205,8 @@ class _Descent:
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
                 progress_log.info(f"distill: {step} of {count} steps, loss {self.start.loss:.4g} → {best.loss:.4g}")
                 is_over |= best is self.start and 4 * step >= count
-                if steps is None and step == _STEPS // _LOOKS and best.loss < _FAR_FROM_DONE * self.start.loss:
+                goes_well = 4 * step <= count and best.loss < _FAR_FROM_DONE * self.start.loss
+                if steps is None and count == _STEPS and goes_well:
                     count, every = _LONGER * count, _LONGER * every
             if is_over:
                 break

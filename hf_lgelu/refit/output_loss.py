@@ -142,9 +142,10 @@ def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Fold
             found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
             for share, batch, reference in seen:
                 loss = output_loss(reference, converted, batch, share.weight)
-                slopes = torch.autograd.grad(loss, biases, create_graph=True)
-                bends = torch.autograd.grad(torch.cat([slope.flatten() for slope in slopes]).sum(), biases)
-                found = [total + part.detach() for total, part in zip(found, (*slopes, *bends), strict=True)]
+                slopes = torch.autograd.grad(loss, biases, create_graph=True, materialize_grads=True)
+                total = torch.cat([slope.flatten() for slope in slopes]).sum()
+                bends = torch.autograd.grad(total, biases, materialize_grads=True)
+                found = [so_far + part.detach() for so_far, part in zip(found, (*slopes, *bends), strict=True)]
             found = list(map(summed, found))
             for bias, slope, bend in zip(biases, found[: len(biases)], found[len(biases) :], strict=True):
                 bias.data += torch.log1p((-slope / bend).clamp(min=-_MOST_TAKEN)).where(bend > 0, 0.0)

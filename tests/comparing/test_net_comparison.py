@@ -146,6 +146,10 @@ def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
         assert comparison.gaps == pytest.approx(expected[name].tolist(), rel=1e-5)
         assert [comparison.change.distance, twice[name]] == pytest.approx(2 * [expected[name].sum().item()], rel=1e-5)
     assert found["boxes"].change.in_words.startswith("distance of scores and boxes ")
+    together = NetComparison()
+    both = (Compared(each, are_logits) for each in ({"logits": scores, "pred_boxes": boxes}, worse["boxes"]))
+    together.add(Batch({}, is_sample=True), *both)
+    assert together.gaps == pytest.approx([expected["boxes"].sum().item()], rel=1e-5)
 
 
 def _cells(*maps):

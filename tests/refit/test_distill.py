@@ -16,6 +16,8 @@ from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.distill import (
     CentredAdam,
     CentredMap,
+    _Descent,
+    _Seen,
     centred_maps,
     distill,
     moved_names,
@@ -111,18 +113,21 @@ def test_steps_that_the_time_ends_are_looked_at(monkeypatch):
     assert after == pytest.approx(held_out_kl(model, converted, folds), rel=1e-4)
 
 
-@pytest.mark.parametrize(("steps", "expected"), [(None, 48), (16, 16)])
-def test_a_descent_that_goes_well_takes_three_times_the_steps_once(monkeypatch, steps, expected):
+@pytest.mark.parametrize(
+    ("steps", "losses", "expected"),
+    [(None, [1, 0.8], 48), (None, [1, 1, 0.8], 48), (None, [1, 0.95, 0.95, 0.8], 16), (16, [1, 0.8], 16)],
+)
+def test_a_descent_that_goes_well_takes_three_times_the_steps_once(monkeypatch, steps, losses, expected):
     model, converted, folds = loud_and_swapped(8)
-    taken, step = [], CentredAdam.step
+    taken, step, looks = [], CentredAdam.step, iter(losses)
 
     def counted(*given, **options):
         taken.append(1 // (len(taken) < 100))  # an error where it does not end
         step(*given, **options)
 
     monkeypatch.setattr(CentredAdam, "step", counted)
+    monkeypatch.setattr(_Descent, "_seen", lambda self: _Seen(next(looks, 0.8), [*self._parameters]))
     monkeypatch.setattr("hf_lgelu.refit.distill._STEPS", 16)
-    monkeypatch.setattr("hf_lgelu.refit.distill._FAR_FROM_DONE", 1.0)
     distill(OutputReader(model), converted, folds, names=["2.weight"], steps=steps)
     assert len(taken) == expected
 
