@@ -130,12 +130,3 @@ def test_the_laboratory_uses_public_names():
 def test_names_say_what_a_module_is():
     named = {path.stem for path in FILES} | {path.parent.name for path in FILES}
     assert named & VAGUE == set()
-
-
-def test_a_test_file_is_named_after_what_it_tests():
-    """It begins with the name of a module or a part; `families` is the page of that name."""
-    paths = [path for path in PACKAGE.rglob("*") if "__" not in path.name]
-    names = {name for path in paths for name in (path.stem, f"{path.parent.name}_{path.stem}")} | {"families"}
-    parts = [folder for folder in Path(__file__).parent.iterdir() if (PACKAGE / folder.name).is_dir()]
-    tests = [file.stem.removeprefix("test_") for folder in parts for file in folder.glob("test_*.py")]
-    assert not [test for test in tests if not any(f"{test}_".startswith(f"{name}_") for name in names)]

@@ -1,4 +1,4 @@
-"""What each of two processes runs: `torchrun --nproc_per_node 2 distributed_run.py FOLDER`.
+"""What each of two processes runs for test_distributed.py: `torchrun --nproc_per_node 2 distributed_run.py FOLDER`.
 
 It checks what only the processes themselves can see, and leaves the rest in FOLDER/report.json.
 """
