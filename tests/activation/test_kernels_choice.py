@@ -1,28 +1,16 @@
 """Which kernel is taken: argument, context manager, environment, and what the report says of it."""
 
+import os
+
 import pytest
 import torch
 from expectations import random
+from fresh_process import run_fresh
 
 import hf_lgelu
-from hf_lgelu.activation.kernels import KERNELS, Kernel, choose_kernel, use_kernel
-from hf_lgelu.activation.report import kernel_report
+from hf_lgelu.activation.kernels import KERNELS, choose_kernel, use_kernel
 
 X, HARDNESS = random(8, seed=1), torch.tensor([2.0])
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The names of the kernels that ran, in order."""
-    ran = []
-    for name, kernel in list(KERNELS.items()):
-
-        def function(x, hardness, gate, name=name, kernel=kernel):
-            ran.append(name)
-            return kernel.function(x, hardness, gate)
-
-        monkeypatch.setitem(KERNELS, name, Kernel(name, kernel.description, function, kernel.refusal))
-    return ran
 
 
 def test_the_first_that_takes_the_input_runs(calls):
@@ -63,22 +51,60 @@ def test_an_unknown_name_raises_and_lists_the_kernels(name):
             ask()
 
 
-def test_the_report_names_what_runs(calls):
-    head, _, table = kernel_report().partition("\ntaken for\n")
-    assert head.startswith("λ-GELU kernels, choice: automatic\n")
-    taken = [line.split() for line in table.splitlines()]
-    for device, dtype, name in taken:
-        calls.clear()
-        hf_lgelu.lambda_gelu(torch.zeros(1, device=device, dtype=getattr(torch, dtype)), HARDNESS.to(device))
-        assert calls == [name]
-    cpu = [dtype for device, dtype, _ in taken if device == "cpu"]
-    assert sorted(cpu) == ["bfloat16", "float16", "float32", "float64"]
+CODE = """
+import os, sys
+import torch
+# What the process was made with: Triton is to be missing, and the others would be registered in at every new import.
+for name in [name for name in sys.modules if name.split(".")[0] in ("triton", "transformers", "timm", "accelerate")]:
+    del sys.modules[name]
+sys.modules["triton"] = None  # torch looks for it where it is imported; it is hidden from us alone
+
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == "hf_lgelu"]:
+        del sys.modules[name]
+
+import hf_lgelu
+os.environ["LGELU_KERNEL"] = "fastest"
+try:
+    hf_lgelu.lambda_gelu
+except ValueError as error:
+    print("unknown:", error)
+forget()
+os.environ["LGELU_KERNEL"] = "eager"
+import hf_lgelu
+from hf_lgelu.activation.kernels import use_kernel
+from hf_lgelu.activation.report import kernel_report
+print("named:", kernel_report().splitlines()[0])
+with use_kernel(None):
+    print("automatic:", kernel_report().splitlines()[0])
+del os.environ["LGELU_KERNEL"]
+print("built:", *(hf_lgelu.lambda_gelu(torch.ones(3), 1.0, kernel="cpu").tolist()))
+from hf_lgelu.activation import kernels
+print("triton's:", "hf_lgelu.activation.kernels.triton" in sys.modules)
+class OnCuda:
+    is_cuda = True
+del sys.modules["triton"]
+sys.path.insert(0, os.environ["BROKEN"])
+print("broken:", kernels._triton_refusal(OnCuda, None))
+"""
 
 
-def test_the_report_says_what_is_not_here_and_what_would_fail():
-    with use_kernel("cpu"):
-        text = kernel_report()
-    assert "choice: cpu" in text
-    assert "cpu float64   an error: the kernel 'cpu' was asked for" in text
-    assert "it takes float32 and bfloat16, x is torch.float64" in text
-    assert all(f"\n  {name} " in text for name in KERNELS)
+def test_a_new_process(tmp_path, monkeypatch):
+    broken = tmp_path / "broken" / "triton"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtriton.so: no such file')")
+    for name in [name for name in os.environ if name.startswith("LGELU_KERNEL")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("BROKEN", str(broken.parent))
+    (tmp_path / "program.py").write_text(CODE)
+    done = run_fresh(tmp_path / "program.py")
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert said["unknown"].startswith("the environment variable LGELU_KERNEL must be one of cpu, ")
+    assert said["unknown"].endswith("got 'fastest'")
+    assert "choice: eager (use_kernel or LGELU_KERNEL)" in said["named"]
+    assert said["automatic"].endswith("choice: automatic")
+    assert [round(float(word), 4) for word in said["built"].split()] == [0.8413] * 3  # Φ(1)
+    assert said["triton's"] == "False"  # imported where there is a device
+    assert said["broken"].startswith("Triton cannot be imported (libtriton.so: no such file); pip install triton")
+    assert done.stderr == ""

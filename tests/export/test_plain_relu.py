@@ -1,4 +1,4 @@
-"""export_relu on the MLP, GPT-2 and a TimmWrapper; every family is exported in tests/models/test_families.py."""
+"""export_relu on the MLP, GPT-2 and a TimmWrapper; every family is exported in tests/families/test_families.py."""
 
 import json
 

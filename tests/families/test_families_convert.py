@@ -32,7 +32,7 @@ UNFIT = {
 }
 # Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
-LEFT_OUT = NO_BETTER | {"mixtral"}  # whose experts no map stands for: tests/refit/test_tied_and_routed.py
+LEFT_OUT = NO_BETTER | {"mixtral"}  # whose experts no map stands for: tests/refit/test_convert_tied_and_routed.py
 QUICK = {"gpt2", "timm-convnext"}  # BERT is converted in most tests of refit
 
 

@@ -1,20 +1,17 @@
-"""Maps without a bias get one out of their inputs: against least squares, in a family whose config has no key."""
+"""Units always on: the constant that they give, the best of low rank, and their size."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+from loud_nets import bert, gpt2, tokens, traced
 from small_networks import convert_with
-from torch import nn
 from transformers import MistralConfig, MistralForCausalLM
-from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.networks.dataflow import AffineOperation
-from hf_lgelu.refit.always_on import constant_direction
+from hf_lgelu.refit.always_on import constant_direction, low_rank
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.weights import add_constant
 
 
 def sums(rows: torch.Tensor) -> Moments:
@@ -44,29 +41,6 @@ def test_inputs_without_one_have_none(mean, of_others):
     assert constant_direction(sums(drawn(0.5, seed=0)), Moments.zeros(1, 6, 1)) is None
 
 
-@pytest.mark.parametrize("kind", ["linear", "conv1d"])
-def test_a_constant_is_added_to_what_a_map_gives(kind):
-    torch.manual_seed(0)
-    layer = nn.Linear(6, 4, bias=False) if kind == "linear" else Conv1D(4, 6)
-    network, axes = nn.ModuleDict({"map": layer}), ((0, 1) if kind == "linear" else (1, 0))
-    operation = AffineOperation(None, None, "map.weight", None, -1, *axes)
-    values, direction, x = torch.tensor([2.0, -3.0]), torch.rand(6).double(), torch.randn(5, 6)
-    before = layer(x).detach()
-    add_constant(network, operation, slice(1, 3), values.double(), direction)
-    wanted = before.clone()
-    wanted[:, 1:3] += (x.double() @ direction)[:, None].float() * values
-    assert torch.allclose(layer(x), wanted, atol=1e-5)
-
-
-def test_a_bias_takes_the_constant_where_there_is_one():
-    layer = nn.Linear(6, 4)
-    weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
-    operation = AffineOperation(None, None, "map.weight", "map.bias", -1, 0, 1)
-    add_constant(nn.ModuleDict({"map": layer}), operation, slice(1, 3), torch.tensor([2.0, -3.0]), torch.rand(6))
-    assert torch.equal(layer.weight, weight)
-    assert torch.equal(layer.bias, bias + torch.tensor([0.0, 2.0, -3.0, 0.0]))
-
-
 def mistral(constant: float) -> MistralForCausalLM:
     """16 wide with SwiGLU of 32; the first channel of the stream is `constant` throughout."""
     torch.manual_seed(0)
@@ -86,7 +60,7 @@ def mistral(constant: float) -> MistralForCausalLM:
     return model
 
 
-def tokens() -> list[dict[str, torch.Tensor]]:
+def sequences() -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     return [{"input_ids": torch.randint(60, (48, 12), generator=generator)} for _ in range(4)]
 
@@ -95,7 +69,7 @@ def tokens() -> list[dict[str, torch.Tensor]]:
 def widened():
     """The network, and what wider blocks make of it."""
     model = mistral(3.0)
-    return model, *convert_with(model, tokens(), max_kl=None, effort="place", width=1.5)
+    return model, *convert_with(model, sequences(), max_kl=None, effort="place", width=1.5)
 
 
 def mean_kl(model, network) -> float:
@@ -117,7 +91,7 @@ def test_plain_transformers_loads_the_wider_network(widened, tmp_path):
     network.save_pretrained(tmp_path)
     loaded = MistralForCausalLM.from_pretrained(tmp_path).eval()
     assert loaded.config.hidden_act == "relu"
-    ids = tokens()[0]["input_ids"]
+    ids = sequences()[0]["input_ids"]
     with torch.no_grad():
         assert torch.equal(loaded(input_ids=ids).logits, network(input_ids=ids).logits)
 
@@ -126,5 +100,33 @@ def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
     model = mistral(0.0)
     weights = copy.deepcopy(model.state_dict())
     with pytest.raises(ConversionRefusedError, match="no block can be widened"):
-        convert_to_relu(model, tokens()[:2], effort="place", width=1.5)
+        convert_to_relu(model, sequences()[:2], effort="place", width=1.5)
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(("count", "inputs"), [(300, 7), (16, 1152)])
+def test_low_rank_is_the_best_in_the_metric_of_the_inputs(count, inputs):
+    torch.manual_seed(3)
+    matrix = torch.randn(5, inputs, dtype=torch.float64)
+    rows = torch.randn(count, inputs).double() * torch.randn(inputs).exp()
+    single = rows.float()  # as sums are made: of few rows, rounding leaves eigenvalues below 0
+    left, right = low_rank(matrix, (single.T @ single).double() / count, 2)
+    error = ((matrix - left @ right) @ rows.T).square().sum() / count
+    tail = torch.linalg.svdvals(matrix @ rows.T)[2:].square().sum() / count
+    torch.testing.assert_close(error, tail, rtol=1e-4, atol=0)
+    torch.testing.assert_close((rows @ right.T).square().mean(0), torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("build", [gpt2, bert])
+def test_units_always_on_are_no_louder_than_the_others(build):
+    """int8 has one range for all units of a layer: the loudest sets it."""
+    model, inputs = build(layers=1), tokens(60)
+    _, _, _, (block,) = traced(model, inputs)
+    converted, rows = convert_to_relu(model, inputs, width=1.25).model, []
+    down = converted.get_submodule(block.down.operation.weight.rpartition(".")[0])
+    down.register_forward_pre_hook(lambda layer, given: rows.append(given[0].detach().flatten(0, -2)))
+    converted(**inputs)
+    (units,) = rows
+    always_on, loudness = units.amin(0) > 0, units.amax(0)
+    assert always_on.sum() >= 5
+    assert loudness[always_on].max() < 1.5 * loudness[~always_on].max()

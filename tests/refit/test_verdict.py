@@ -9,7 +9,7 @@ from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.networks.outputs import are_probabilities, compared_outputs
+from hf_lgelu.networks.outputs import compared_outputs
 from hf_lgelu.refit.verdict import config_warnings
 
 
@@ -34,23 +34,6 @@ def test_probabilities_are_no_scores_of_which_softmax_makes_shares(last, is_kl):
     assert (report.held_out.refitted.kl is not None) == is_kl
     assert report.held_out.refitted.distance > 0
     assert ("KL" in report.held_out.refitted.in_words) == is_kl
-
-
-@pytest.mark.parametrize(
-    ("output", "expected"),
-    [
-        (torch.tensor([[0.2, 0.8], [1.0, 0.0]]), True),
-        (torch.tensor([[0.2, 0.7], [1.0, 0.0]]), False),  # four numbers may lie there by chance
-        (torch.full((8, 4), 0.7), True),  # 32 are of a sigmoid
-        (torch.full((8, 4), 0.7).index_fill(0, torch.tensor([3]), -0.1), False),
-        (torch.tensor([[1.2, -0.2], [0.5, 0.5]]), False),
-        (torch.rand(64, 1), False),  # one column is no share
-        (torch.zeros(0, 4), False),
-        (torch.tensor([[0.2, 0.8], [0.3, 0.7]]).bfloat16(), True),
-    ],
-)
-def test_what_counts_as_probabilities(output, expected):
-    assert are_probabilities(output) == expected
 
 
 class Maps(nn.Module):
