@@ -82,7 +82,7 @@ def test_no_file_of_the_library_knows_the_laboratory():
 
 
 LABORATORY = PACKAGE.parent / "scripts"
-# What the laboratory may import of the library beside its public names, and who does.
+# What the laboratory may import of the library in addition to its public names, and for what.
 LISTED = {
     "activation.gates",  # which activation names harden
     "activation.hardness",  # the target of a tolerance

@@ -103,7 +103,6 @@ def test_a_hardness_per_channel_or_neuron(channels):
 
 
 def test_training_hardening_and_release_of_a_model_need_one_graph():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), Block(16), nn.Linear(16, 3))
     plain, compiled = copy.deepcopy(model), torch.compile(model, fullgraph=True, backend="aot_eager")
     x, start = random(32, 6, seed=9), model[1].activation.raw_hardness.item()

@@ -202,7 +202,7 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
 
 @pytest.mark.parametrize("tokenized", [True, False])
 def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized, monkeypatch):
-    """And not by those that the model could take: of 300 short texts 64 were taken."""
+    """The tokens that the model could take do not count: of 300 short texts, 64 were taken then."""
     source, tokens = tokenizer
     model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=4096, **SMALL))
     monkeypatch.setattr("hf_lgelu.cli.rows.TOKENS", TOKENS)

@@ -3,10 +3,7 @@
 import json
 
 import pytest
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoTokenizer
 
 from hf_lgelu.cli.rows import sample_numbers, tokenizer_of
 

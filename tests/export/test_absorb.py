@@ -150,7 +150,7 @@ class Repeated(nn.Module):
 
 
 class Rearranged(nn.Module):
-    """Everything a factor goes through on the way, behind the layer and in front of the next."""
+    """Everything that a factor goes through between a layer and the next."""
 
     def __init__(self):
         super().__init__()
@@ -294,7 +294,7 @@ class TiedAside(Tied):
 
 
 class Recurrent(nn.Module):
-    """The first call of the layer has no activation before it, the last none behind it."""
+    """The first call of the layer has no activation before it, and the last has none after it."""
 
     def __init__(self):
         super().__init__()

@@ -134,7 +134,7 @@ def test_of_layers_alone_only_the_inputs_are_rounded(tmp_path):
     rounded = np.clip(np.rint(hidden / step), 0, 255) * step
     weight_scale = np.abs(WEIGHTS[1]).max(0) / LARGEST
     by_hand = rounded @ (np.rint(WEIGHTS[1] / weight_scale) * weight_scale)
-    # Values half way between two steps may fall to either side: one such hidden value moves an output by a step of it.
+    # A value half way between two steps may fall to either side: as a hidden value it moves an output by a step of it.
     assert np.abs(found - by_hand).max() <= 1e-4 * np.abs(by_hand).max() + step * np.abs(WEIGHTS[1]).max()
     assert np.median(np.abs(found - by_hand)) <= 1e-5 * np.abs(by_hand).max()
     assert counted(out, tmp_path)["QGemm"] == 2
@@ -256,7 +256,7 @@ def test_raw_features_of_different_sizes_stay_in_float_up_to_the_first_layer(tmp
 
 
 def test_parts_that_are_joined_into_an_output_keep_a_scale_each(tmp_path):
-    """Boxes in pixels beside scores: on one scale, whose step is larger than a score, no score would be left."""
+    """Boxes in pixels and scores on one scale would leave no score: its step is larger than a score."""
     nodes = [("Gemm", ["x", "boxes"], "b"), ("Gemm", ["x", "scores"], "s"), ("Concat", ["b", "s"], "maps", {"axis": 1})]
     weights = {"boxes": WEIGHTS[0] * 100, "scores": WEIGHTS[0][:, :3] / [1, 100, 1]}
     path = save_graph(tmp_path / "maps.onnx", nodes, {"x": ["batch", 6]}, {"maps": ["batch", 11]}, weights)
@@ -277,7 +277,6 @@ def padded_rows(count, generator):
 
 @pytest.mark.slow
 def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
-    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     config = BertConfig(
         vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,

@@ -1,4 +1,4 @@
-"""Models of images, sound and time series, and timm models behind transformers.
+"""Models of images, sound and time series, and timm models in transformers' wrapper.
 
 Two layers with one MLP each, so two sites, unless a comment says more.
 """

@@ -1,4 +1,4 @@
-"""Every family of the tables: its gates become ReLU and the maps behind them are refitted, or what cannot be is named.
+"""Every family of the tables: its gates become ReLU and the next maps are refitted, or an error names what cannot be.
 
 The converted models are read back by a process without hf_lgelu.
 """
@@ -22,7 +22,7 @@ from hf_lgelu.refit.refusals import ConversionRefusedError
 
 HERE = Path(__file__).parent
 
-# Maps behind gates that cannot be refitted, from the architecture: the language modelling head has the embedding's
+# Maps after gates that cannot be refitted, from the architecture: the language modelling head has the embedding's
 # weight.
 UNFIT = {
     "bert": {"bert.embeddings.word_embeddings.weight"},
@@ -30,7 +30,7 @@ UNFIT = {
     "roberta": {"roberta.embeddings.word_embeddings.weight"},
     "modernbert": {"model.embeddings.tok_embeddings.weight"},
 }
-# Its random weights amplify what is left behind the first layer; dense least squares keeps the last layer, too.
+# Its random weights amplify what the first layer leaves; dense least squares keeps the last layer, too.
 NO_BETTER = {"patchtst"}
 LEFT_OUT = NO_BETTER | {"mixtral"}  # whose experts no map stands for: tests/refit/test_convert_tied_and_routed.py
 QUICK = {"gpt2", "timm-convnext"}  # BERT is converted in most tests of refit

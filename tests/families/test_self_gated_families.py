@@ -12,13 +12,7 @@ from families import BY_NAME
 from family import enlarge, logits_of, main_output, normal
 from torch import nn
 
-from hf_lgelu import (
-    anneal_hardness,
-    hardness_parameter_groups,
-    hardness_profile,
-    replace_activations,
-    substitute_relu,
-)
+from hf_lgelu import anneal_hardness, hardness_parameter_groups, hardness_profile, replace_activations, substitute_relu
 from hf_lgelu.activation.hardness import hardness_for_tolerance
 from hf_lgelu.models.hardening import is_hardened
 from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules

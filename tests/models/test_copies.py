@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu import (
-    convert_to_relu,
-)
+from hf_lgelu import convert_to_relu
 from hf_lgelu.models.copies import independent_copy
 
 

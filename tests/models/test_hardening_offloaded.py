@@ -1,4 +1,4 @@
-"""Gates whose values accelerate keeps on a disk or beside the device: λ is read there, and soft gates are told."""
+"""Gates whose values accelerate keeps on a disk or off the device: λ is read there, and a warning names soft gates."""
 
 import pytest
 import torch

@@ -6,12 +6,7 @@ import mpmath
 import pytest
 from closed_forms import SCHEDULE_FORMS, progress_at
 
-from hf_lgelu.models.hardening import (
-    SCHEDULES,
-    hardening_progress,
-    scheduled_hardness,
-    switch_position,
-)
+from hf_lgelu.models.hardening import SCHEDULES, hardening_progress, scheduled_hardness, switch_position
 
 PROGRESS = [Fraction(k, 97) for k in range(98)]
 WAYS = [(1.0067, 159.577), (1.0 + 1e-6, 1e4), (9.3, 40.0), (200.0, 40.0)]

@@ -50,7 +50,6 @@ def test_a_sharded_s_is_annealed_frozen_and_released(process_group):
 
 
 def test_a_sharded_s_of_each_channel_is_read_and_annealed(process_group):
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.GELU(), torch.nn.Linear(6, 2))
     replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
     model[1].raw_hardness.data.uniform_(-0.2, 0.2)

@@ -60,7 +60,6 @@ def test_separation_leaves_a_frozen_hardness_alone(all_frozen):
 @pytest.mark.parametrize("way", ["groups", "separated"])
 def test_muon_takes_no_map_of_hardness_for_a_matrix(way):
     """Its step along a matrix is orthogonal; AdamW's first, of rate η and ε, is η·g/(|g| + ε) for each number."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 4))
     inputs = torch.randn(5, 3, 6, 6)
     replace_activations(model, granularity="channel", inputs=inputs)

@@ -1,4 +1,4 @@
-"""LoRA beside λ-GELU, with the real peft: λ is learned, hardened, saved, loaded and merged with the adapter."""
+"""LoRA together with λ-GELU, by the real peft: λ is learned, hardened, saved, loaded and merged with the adapter."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Which models predict the token behind each."""
+"""Outputs: which models predict the next token, and which outputs are probabilities."""
 
 import pytest
 import torch

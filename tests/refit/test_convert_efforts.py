@@ -9,9 +9,7 @@ from loud_nets import gpt2, llama, tokens
 from small_networks import convert_with
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    GPT2LMHeadModel,
-)
+from transformers import GPT2LMHeadModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import read_batches

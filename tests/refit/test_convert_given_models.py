@@ -1,4 +1,4 @@
-"""Models as others have made them: adapters, quantizers, outputs beside the logits, sentence encoders, random masks."""
+"""Models as others have made them: adapters, quantizers, outputs other than logits, sentence encoders, random masks."""
 
 import itertools
 import types
@@ -163,7 +163,6 @@ def images(count=64, seed=0):
 
 
 def test_outputs_that_the_task_reads_are_counted_and_no_others():
-    torch.manual_seed(0)
     model = drawn(Detector())
     second = images(30, seed=1)
     converted, report = convert_to_relu(model, images(), evaluation_data=second)
@@ -218,7 +217,6 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are():
 
 
 def test_other_outputs_on_request():
-    torch.manual_seed(0)
     model = drawn(Detector())
     report = convert_with(model, images(), outputs=["pred_boxes"]).report
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)

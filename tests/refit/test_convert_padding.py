@@ -3,12 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    BigBirdConfig,
-    BigBirdForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-)
+from transformers import BigBirdConfig, BigBirdForSequenceClassification, GPT2Config, GPT2ForSequenceClassification
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.networks.batches import read_batches

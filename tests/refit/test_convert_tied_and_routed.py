@@ -1,4 +1,4 @@
-"""Networks of which some gates have no map behind them to refit: tied decoders, experts; and what else can be done."""
+"""Networks in which no map after some gates can be refitted (tied decoders, experts), and what else can be done."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ from hf_lgelu.refit.folds import deal_folds
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
-    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in those."""
+    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in terms of both."""
     torch.manual_seed(10)
     rows, targets = torch.randn(50, 4, dtype=torch.float64) + 8, torch.randn(50, 3, dtype=torch.float64)
     mean = rows.mean(0)
@@ -95,7 +95,7 @@ def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
 
 
 def test_a_column_is_measured_by_its_variance_over_all_batches():
-    """Of a single row no spread is known; a column of numbers near zero beside the others counts nothing."""
+    """A single row has no known spread; a column of numbers that are small next to the others counts nothing."""
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
     original, other = TwoOutputs(1.0), TwoOutputs(1.1)
     parts = [(compared_outputs(original, part), Batch(part, None), 1.0) for part in x.split(20)]

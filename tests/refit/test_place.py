@@ -1,4 +1,4 @@
-"""Kinks and slopes of gates behind a BatchNorm, and a detector's wiring (split, joined, pooled, several maps)."""
+"""Kinks and slopes of gates that follow a BatchNorm, and a detector's wiring (split, joined, pooled, several maps)."""
 
 import copy
 from contextlib import closing
@@ -75,7 +75,7 @@ def over_several_axes(channels, side, normalize):
 
 
 class Times(nn.Module):
-    """A factor of its own for each channel, with axes of length one behind."""
+    """A factor for each channel, followed by axes of length one."""
 
     def __init__(self, channels):
         super().__init__()
@@ -149,7 +149,7 @@ class SplitBlock(nn.Module):
 
 
 class PooledPyramid(nn.Module):
-    """A map beside its maxima over ever larger windows (SPPF)."""
+    """A map joined with its maxima over ever larger windows (SPPF)."""
 
     def __init__(self, channels):
         super().__init__()
@@ -186,7 +186,6 @@ class Detector(nn.Module):
 
 
 def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
-    torch.manual_seed(0)
     model = random_norms(Detector())
     converted, report = convert_with(model, pictures(64, 3, 16), batch_size=16, max_kl=None)
     assert len(report.gates) == sum(isinstance(module, nn.SiLU) for module in model.modules())

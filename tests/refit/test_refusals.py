@@ -19,7 +19,7 @@ def rows(count=80, width=6, seed=0):
 
 
 class Wired(nn.Module):
-    """up → gate → whatever `behind` does with the gate's output."""
+    """up → gate → what `behind` does with the gate's output."""
 
     def __init__(self, behind, **modules):
         super().__init__()

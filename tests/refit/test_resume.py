@@ -135,7 +135,6 @@ def test_nothing_is_written_through_a_link_in_the_folder(name, tmp_path):
 
 
 def test_a_disk_that_fills_up_is_told_as_such(tmp_path):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 64)).eval()  # 8 KiB of weights in its one layer
     with full_disk(), pytest.raises(OSError, match=r"File too large|No space left"):
         convert_with(model, torch.randn(200, 4), checkpoint_dir=tmp_path / "work")

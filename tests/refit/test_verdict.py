@@ -57,7 +57,7 @@ def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
     assert report.warnings == ()
     rows = compared_outputs(net, x).tensors[""]
     assert torch.equal(rows, net(x).movedim(1, -1))
-    # A linear layer's stay where they are, beside 1-D convolutions too.
+    # Classes of a linear layer stay where they are, in a network with 1-D convolutions too.
     last = nn.Sequential(nn.Conv1d(4, 6, 1), nn.GELU(), nn.Flatten(2), nn.Linear(16, 7)).eval()
     assert torch.equal(compared_outputs(last, x).tensors[""], last(x))
 
@@ -236,7 +236,6 @@ class Counting(nn.Module):
 
 
 def test_the_given_model_stays_as_it_is_where_modes_and_calls_change_it():
-    torch.manual_seed(0)
     net = nn.Sequential(Merging(8, 16), Counting(), nn.GELU(), Merging(16, 3)).train()
     net[3].eval()
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -283,7 +282,7 @@ def test_more_units_are_not_advised_where_they_would_be_refused():
 
 
 def test_of_a_chain_of_layers_each_block_is_widened():
-    """The maps behind are each behind a gate and before another."""
+    """Each further map reads a gate and feeds another."""
     report = convert_with(scores().eval(), torch.randn(1600, 8), width=2.0, max_kl=None).report
     assert report.width_share == 2.0
     assert not any("as many units as before" in (layer.note or "") for layer in report.layers)

@@ -60,7 +60,6 @@ def test_weights_that_are_no_plain_numbers_are_refused(model, words):
 
 @pytest.mark.parametrize("kind", ["linear", "conv1d"])
 def test_a_constant_is_added_to_what_a_map_gives(kind):
-    torch.manual_seed(0)
     layer = nn.Linear(6, 4, bias=False) if kind == "linear" else Conv1D(4, 6)
     network, axes = nn.ModuleDict({"map": layer}), ((0, 1) if kind == "linear" else (1, 0))
     operation = AffineOperation(None, None, "map.weight", None, -1, *axes)

@@ -20,7 +20,6 @@ from hf_lgelu.refit.widen import widen_original
 
 def test_a_block_with_more_inputs_than_rows_is_widened():
     """As the squeeze of an EfficientNet, of which a picture is one row."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1152, 16), nn.SiLU(), nn.Linear(16, 4)).eval()
     found = convert_to_relu(model, torch.randn(80, 1152) * torch.randn(1152).exp(), width=2).report.held_out
     assert found.refitted.kl < 0.1 * found.direct.kl
@@ -108,7 +107,7 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [llama, bert])
 def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
-    """Twice and four times the units, on other inputs than those that were fitted on."""
+    """Twice and four times the units, on inputs that were not fitted on."""
     model, inputs = build(layers=1), tokens(100)
     others = tokens(100, seed=9)
     gaps = []
@@ -186,7 +185,6 @@ def test_convolutions_get_units_that_compute_the_formula(kernel, has_norm):
 
 
 def test_blocks_of_convolutions_are_widened_and_the_rest_is_named():
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.SiLU(), nn.Conv2d(12, 8, 1), nn.GELU(),
         nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(),

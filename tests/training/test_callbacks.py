@@ -1,6 +1,8 @@
 """HardeningCallback in real runs: λ of every forward pass against Algorithm 1 by hand."""
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -8,8 +10,9 @@ import torch
 from closed_forms import hardness
 from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import hardness_values, raw_values, rows, tiny_model, tiny_trainer
+from transformers import TrainerCallback
 
-from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_groups, replace_activations
+from hf_lgelu import HardeningCallback, HardeningConfig, LambdaGELU, hardness_parameter_groups, replace_activations
 
 
 @pytest.mark.parametrize(("total", "plain"), [(4, True), (5, False), (8, True), (10, False)])
@@ -115,3 +118,31 @@ def test_a_plain_trainer_without_a_group_for_s_is_told(tmp_path, caplog, grouped
     )
     run(tmp_path, plain=True, model=model, optimizers=optimizers, num_train_epochs=4)
     assert ("The optimizer has no hardness group" in caplog.text) is not grouped
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy):
+    model = tiny_model("gelu")
+    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
+
+    class Adds(TrainerCallback):
+        def on_epoch_end(self, args, state, control, **kwargs):
+            if state.epoch == 2:
+                model.activations[1] = LambdaGELU()
+
+    options = {"harden": True, "hardening_strategy": strategy, "switch_fraction": 0.0, "num_train_epochs": 4}
+    trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])
+    trainer.train()
+    assert hardness_values(model) == pytest.approx([159.577] * 2, rel=1e-5)
+    logged = ["hardness/activations.1" in entry for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [False] * 6 + [True] * 6
+
+
+def test_callbacks_do_not_keep_a_model_alive(tmp_path):
+    callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
+    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer.train()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert alive() is None

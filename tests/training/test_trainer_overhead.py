@@ -1,4 +1,4 @@
-"""What λ-GELU's trainer does beside the training itself: synchronizations, data and surgery."""
+"""What λ-GELU's trainer does on top of the training: synchronizations, data and surgery."""
 
 import pytest
 import torch
