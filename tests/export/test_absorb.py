@@ -15,11 +15,6 @@ from hf_lgelu.networks.sites import find_sites
 HARDNESS = (1.5, 3.0, 20.0)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def harden(model, values=HARDNESS):
     """Another λ at every site, far from 1; several λ of one site differ as well."""
     for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):

@@ -131,15 +131,12 @@ def test_dead_units_keep_their_weights():
 def test_batch_norm_is_recentred_and_the_function_stays(name):
     """Its statistics are taken from the new outputs over the fitted rows: in train mode these rows give the same."""
     net = BY_NAME[name]
-    model, inputs = (
-        net.model(),
-        net.inputs(units=15),
-    )  # of fewer than 16, none is held out, and every position is fitted on
+    # Of fewer than 16 units none is held out, and every position is fitted on.
+    model, inputs = net.model(), net.inputs(units=15)
     converted, report = convert_to_relu(model, inputs)
     assert all(layer.choice == "refit" for layer in report.layers)
-    expected, _ = refit(
-        model, net.steps, deal_folds(read_batches(inputs), model=model)
-    )  # leaves the statistics as they are
+    # The oracle leaves the statistics as they are.
+    expected, _ = refit(model, net.steps, deal_folds(read_batches(inputs), model=model))
     fresh = net.inputs(seed=4)
     torch.testing.assert_close(converted(fresh), expected(fresh), rtol=0, atol=1e-9)
     for norm in ("bn1", "bn2", *(["skip.1"] if name == "downsampling" else [])):
