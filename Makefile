@@ -47,7 +47,7 @@ $(APART): test-%: $(VENV)-%/ready
 
 test-nightly: $(VENV)-nightly/ready
 	$(UV) pip install --quiet --python $(RUN) --upgrade $(TRANSFORMERS)
-	$(PYTEST) --tb=no tests/models tests/training
+	$(PYTEST) --tb=no tests/families tests/models tests/training
 
 test-wheel: $(VENV)/ready
 	$(PYTEST) -m wheel tests/test_package.py

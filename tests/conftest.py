@@ -1,4 +1,5 @@
 import dataclasses
+import logging
 import os
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def make_record(
 
 
 def pytest_collection_modifyitems(items):
-    """The files beside this one first: they take longest, and no worker waits at the end for one that began late."""
+    """The files of this folder come first: they take longest, and no worker waits at the end for a late one."""
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
@@ -49,6 +50,26 @@ def one_thread():
     """Quicker for small networks, and two workers do not fight for two cores."""
     if "torch" in sys.modules:  # else nothing that was collected needs it
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_start():
+    """Random numbers and threads do not depend on the tests that ran before."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
+        sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def host_log(caplog):
+    """The log, including what transformers says; its loggers do not propagate."""
+    host = logging.getLogger("transformers")
+    level = host.level  # a study that ran in this process has left it at ERROR
+    host.setLevel(logging.WARNING)
+    host.addHandler(caplog.handler)
+    yield caplog
+    host.removeHandler(caplog.handler)
+    host.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_HOME": _HOME.
 
 
 def start_fresh(script: Path, arguments: tuple, environment: dict[str, str], said: Path) -> BaseProcess:
-    """`python SCRIPT ARGUMENTS`, which can import what is beside it; stdout and stderr go to said.out and said.err.
+    """`python SCRIPT ARGUMENTS`, which can import from its folder; stdout and stderr go to said.out and said.err.
 
     `environment` is beside what is there, but for what the libraries read when they are imported.
     """
@@ -34,7 +34,7 @@ def start_fresh(script: Path, arguments: tuple, environment: dict[str, str], sai
 
 
 def run_fresh(script: Path, *arguments: object) -> subprocess.CompletedProcess:
-    """One such process to its end, which is its death where it hangs."""
+    """Run one fresh process to its end; one that hangs is killed."""
     with tempfile.TemporaryDirectory() as folder:
         said = Path(folder, "said")
         process = start_fresh(script, arguments, {}, said)

@@ -82,7 +82,7 @@ def test_no_file_of_the_library_knows_the_laboratory():
 
 
 LABORATORY = PACKAGE.parent / "scripts"
-# What the laboratory may import of the library beside its public names, and who does.
+# What the laboratory may import of the library in addition to its public names, and for what.
 LISTED = {
     "activation.gates",  # which activation names harden
     "activation.hardness",  # the target of a tolerance
@@ -130,3 +130,31 @@ def test_the_laboratory_uses_public_names():
 def test_names_say_what_a_module_is():
     named = {path.stem for path in FILES} | {path.parent.name for path in FILES}
     assert named & VAGUE == set()
+
+
+TESTS = Path(__file__).parent
+# Tests of no single module; those of tests/families are of every part.
+OF_NO_MODULE = {
+    "accelerate_configs", "docs", "docstrings", "layering", "neighbours", "package", "script_commands", "size",
+}  # fmt: skip
+
+
+def _may_be_named_after(folder: Path) -> set[str]:
+    """Modules and folders that tests in a folder may be named after."""
+    match folder.relative_to(TESTS).parts:
+        case ():
+            found = PACKAGE.glob("*.py")
+        case ("lab", *room):
+            found = [*LABORATORY.glob("*.py"), *(LABORATORY / "lgelu_lab").joinpath(*room).rglob("*.py")]
+        case (room, *_):
+            found = (PACKAGE / room).rglob("*")
+    return {path.stem for path in found if path.suffix in ("", ".py")}
+
+
+def test_each_test_file_is_named_after_a_module():
+    for path in TESTS.rglob("test_*.py"):
+        name = path.stem.removeprefix("test_")
+        if path.parent.name != "families" and name not in OF_NO_MODULE:
+            assert any(f"{name}_".startswith(f"{module}_") for module in _may_be_named_after(path.parent)), (
+                f"{path}: of test_MODULE.py or test_MODULE_WHAT.py, MODULE is none of {path.parent.name}"
+            )

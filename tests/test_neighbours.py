@@ -1,4 +1,4 @@
-"""One process with the packages that people have beside this one; `make test-neighbours` installs them together."""
+"""One process with packages that people use together with this one; `make test-neighbours` installs them together."""
 
 import copy
 import importlib

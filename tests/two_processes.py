@@ -20,7 +20,7 @@ def two_that_know_each_other() -> tuple[TCPStore, list[dict[str, str]]]:
 
 
 def run_in_two_processes(script: Path, folder: Path) -> None:
-    """Run `script FOLDER` in two processes; modules beside the script can be imported. Fails with its last words."""
+    """Run `script FOLDER` in two processes; it can import from its folder. Fails with its last words."""
     store, environments = two_that_know_each_other()
     said = [folder / f"process-{rank}" for rank in range(2)]
     processes = [

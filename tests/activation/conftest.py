@@ -8,10 +8,10 @@ import torch
 
 import hf_lgelu
 from hf_lgelu.activation.functional import lambda_gelu
-from hf_lgelu.activation.kernels import KERNELS
+from hf_lgelu.activation.kernels import KERNELS, Kernel
 
 HERE = [name for name, kernel in KERNELS.items() if kernel.refusal(torch.zeros(1), torch.ones(1)) is None]
-"""The rows that run on this machine's CPU; test_cpu.py sees to it that "cpu" is among them."""
+"""The rows that run on this machine's CPU; test_cpu_function.py sees to it that "cpu" is among them."""
 
 TRANSFORMABLE = ["aten", "eager", "automatic"]
 """Those that torch.func, forward mode and float64 can go through; "automatic" is the public function."""
@@ -51,3 +51,17 @@ def environment():
         "PYTHONPATH": root,
         "OMP_NUM_THREADS": "1",
     }
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the kernels that ran, in order."""
+    ran = []
+    for name, kernel in list(KERNELS.items()):
+
+        def function(x, hardness, gate, name=name, kernel=kernel):
+            ran.append(name)
+            return kernel.function(x, hardness, gate)
+
+        monkeypatch.setitem(KERNELS, name, Kernel(name, kernel.description, function, kernel.refusal))
+    return ran

@@ -125,7 +125,7 @@ def sentence_folder(tmp_path_factory):
 
 @pytest.fixture
 def folder_of_old(sentence_folder, tmp_path):
-    """The same as sentence-transformers wrote it before version 3: modules.json beside 0_Transformer."""
+    """The same as sentence-transformers wrote it before version 3, with modules.json next to 0_Transformer."""
     old = tmp_path / "old"
     read_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
     moved = {"1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"}

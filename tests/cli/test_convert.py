@@ -287,7 +287,7 @@ def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monke
 @pytest.mark.parametrize("option", ["--data", "--evaluation"])
 def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_path, call):
     out = tmp_path / "out"
-    shutil.copytree(place / "gelu", out)  # a model of before, with rows beside it
+    shutil.copytree(place / "gelu", out)  # an earlier model, and rows in its folder
     shutil.copyfile(place / "rows.csv", out / "mine.csv")
     sets = {"--data": place / "rows.csv", "--evaluation": "none", option: out / "mine.csv"}
     words = [word for pair in sets.items() for word in pair]

@@ -158,7 +158,6 @@ def test_what_is_not_to_be_hardened_is_told_what_to_do(model, reason, place, tmp
 
 def test_the_card_names_the_gates_that_stay_smooth(tmp_path, call):
     """A key of the config for the layers, which learn λ, and one for the head, which does not."""
-    torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     config = ModernBertConfig(vocab_size=20, **sizes, **ids, hidden_activation="lambda_gelu")
@@ -202,7 +201,6 @@ def test_push_sends_the_folder_with_its_card(place, tmp_path, pushed, call):
 
 
 def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
-    torch.manual_seed(0)
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, num_key_value_heads=2, hidden_act="lambda_silu"))
     model.save_pretrained(tmp_path / "soft")

@@ -1,7 +1,5 @@
 """A data set's rows as a model takes them: which column, which rows, which labels, and what is refused."""
 
-import json
-
 import datasets
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    AutoConfig,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -32,7 +29,7 @@ from hf_lgelu.cli.arguments import RowArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint
 from hf_lgelu.cli.data import Rows, load_splits
 from hf_lgelu.cli.inputs import Selection
-from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks, tokenizer_of
+from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
@@ -205,7 +202,7 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
 
 @pytest.mark.parametrize("tokenized", [True, False])
 def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized, monkeypatch):
-    """And not by those that the model could take: of 300 short texts 64 were taken."""
+    """The tokens that the model could take do not count: of 300 short texts, 64 were taken then."""
     source, tokens = tokenizer
     model = BertForSequenceClassification(BertConfig(vocab_size=300, max_position_embeddings=4096, **SMALL))
     monkeypatch.setattr("hf_lgelu.cli.rows.TOKENS", TOKENS)
@@ -308,24 +305,6 @@ def test_padding_on_the_left_goes_before_a_row_is_cut(gpt2):
     assert found == {(5, 6, 7, 0): [1, 1, 1, 0], (8, 8, 8, 8): [1, 1, 1, 1]}
 
 
-@pytest.mark.parametrize("family", ["bert", "t5", "whisper"])
-def test_a_tokenizer_without_words_is_none(family, tmp_path):
-    """transformers makes one of special tokens alone: every text would be unknown, or empty."""
-    AutoConfig.for_model(family).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"none can be loaded from .* \(the folder has no file of one\)\. Save it"):
-        tokenizer_of(str(tmp_path))
-
-
-@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
-def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
-    config = AutoConfig.for_model(family)
-    config.save_pretrained(tmp_path)
-    name = AutoTokenizer.from_pretrained(tmp_path).__class__.__name__
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    with pytest.raises(ValueError, match="no vocabulary there but special tokens"):
-        tokenizer_of(str(tmp_path))
-
-
 @pytest.fixture(scope="module")
 def pictures():
     random = np.random.RandomState(0)
@@ -360,23 +339,6 @@ def test_tokenized_rows_are_padded_with_what_the_model_looks_for():
     torch.testing.assert_close(model(**batch).logits, alone)
 
 
-@pytest.mark.parametrize("ending", ["csv", "json", "jsonl", "parquet", "txt"])
-def test_files_of_every_kind(ending, tmp_path):
-    rows = datasets.Dataset.from_dict({"text": ["one two", "three"]})
-    file = tmp_path / f"Rows.{ending}"
-    if ending == "txt":
-        file.write_text("one two\nthree\n")
-    elif ending == "json":
-        file.write_text('[{"text": "one two"}, {"text": "three"}]')
-    else:
-        {"csv": rows.to_csv, "jsonl": rows.to_json, "parquet": rows.to_parquet}[ending](file)
-    assert load_splits(str(file))["train"]["text"][:] == ["one two", "three"]
-    assert Rows(str(file), rows, None, split="train").description == f"Rows.{ending}"
-    other = file.rename(tmp_path / "rows.xyz")
-    with pytest.raises(ValueError, match=r"the file ends in \.xyz.*ends in \.csv, \.json"):
-        load_splits(str(other))
-
-
 def test_a_folder_of_images_has_its_folders_as_classes(pictures, tmp_path):
     for number, image in enumerate(pictures[0]):
         folder = tmp_path / "train" / "ab"[number % 2]
@@ -396,13 +358,6 @@ def test_pixels_that_are_prepared_already_are_taken():
     order = sample_numbers(4, None, 0)
     assert np.array_equal(batch["pixel_values"].numpy(), pixels[order])
     assert batch["labels"].tolist() == [[0, 1, 1, 0][i] for i in order]
-
-
-def test_a_smaller_sample_is_part_of_a_larger_one():
-    larger = sample_numbers(50, 20, 4)
-    assert sample_numbers(50, 10, 4).tolist() == larger[:10].tolist()
-    assert len(set(larger.tolist())) == 20
-    assert sorted(sample_numbers(50, None, 4)) == list(range(50))
 
 
 BOTH = {"a": TEXTS, "b": TEXTS}

@@ -270,7 +270,6 @@ def evaluation_numbers(found):
 
 
 def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monkeypatch):
-    torch.manual_seed(0)
     # In float64: a product of three rows is summed otherwise than one of eleven, to its dtype's rounding.
     original, converted = (nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 5)).double() for _ in range(2))
     batch = Batch(torch.randn(11, 3, dtype=torch.float64), torch.randint(5, (11,)))

@@ -15,11 +15,6 @@ from hf_lgelu.networks.sites import find_sites
 HARDNESS = (1.5, 3.0, 20.0)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def harden(model, values=HARDNESS):
     """Another λ at every site, far from 1; several λ of one site differ as well."""
     for index, module in enumerate(m for m in model.modules() if isinstance(m, LambdaGELU)):
@@ -150,7 +145,7 @@ class Repeated(nn.Module):
 
 
 class Rearranged(nn.Module):
-    """Everything a factor goes through on the way, behind the layer and in front of the next."""
+    """Everything that a factor goes through between a layer and the next."""
 
     def __init__(self):
         super().__init__()
@@ -294,7 +289,7 @@ class TiedAside(Tied):
 
 
 class Recurrent(nn.Module):
-    """The first call of the layer has no activation before it, the last none behind it."""
+    """The first call of the layer has no activation before it, and the last has none after it."""
 
     def __init__(self):
         super().__init__()

@@ -11,13 +11,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    BertTokenizerFast,
-    default_data_collator,
-)
+from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, default_data_collator
 
 from hf_lgelu import export_int8, quantize_onnx
 from hf_lgelu.export.onnx import onnx_export
@@ -265,7 +259,6 @@ class InPlace(nn.Module):
 
 
 def test_a_network_that_works_in_place_leaves_the_inputs_given(tmp_path):
-    torch.manual_seed(0)
     model, rows = InPlace().eval(), torch.randn(4, 3)
     before = rows.clone()
     export_onnx(model, tmp_path / "model.onnx", rows)
@@ -292,7 +285,7 @@ def test_numbers_that_a_network_keeps_for_a_batch_size_do_not_fix_it(tmp_path):
 
 
 class Halving(nn.Module):
-    """Half the width and back, beside the input: it takes even widths alone."""
+    """Halves the width, doubles it and joins it with the input: only even widths fit."""
 
     def __init__(self):
         super().__init__()

@@ -26,7 +26,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys):
         assert float(rows[way]["accuracy"]) == pytest.approx(right.double().mean().item(), abs=0.05)  # of five in six
         assert float(rows[way]["plain torch"]) < 1e-4
     assert Path(tmp_path, "hardened", "hardness.png").stat().st_size > 10_000
-    learned = read_record(tmp_path / "hardened").epochs[29].hardness.values()  # hardening begins behind it
+    learned = read_record(tmp_path / "hardened").epochs[29].hardness.values()  # hardening begins after it
     assert min(learned) > 1.5
     assert max(learned) > 2 * min(learned)
     said = capsys.readouterr().out

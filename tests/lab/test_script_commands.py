@@ -17,7 +17,7 @@ COMMAND = re.compile(
 
 
 def commands():
-    """(page, script, its arguments), without comments behind them; a line ends where no backslash continues it."""
+    """(page, script, its arguments), without comments at their ends; a line ends where no backslash continues it."""
     found = {}
     for page in PAGES:
         text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def commands():
 
 
 class ParsedError(Exception):
-    """The parser took all; what comes behind it is not run."""
+    """The parser took all; what comes after it is not run."""
 
 
 FOUND = commands()

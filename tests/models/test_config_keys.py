@@ -7,11 +7,18 @@ import torch
 from families import BY_NAME
 from torch import nn
 from transformers import (
+    AutoModel,
+    BertConfig,
+    BertForSequenceClassification,
     GemmaConfig,
     GemmaForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlavaConfig,
     PreTrainedConfig,
     PreTrainedModel,
     TimmWrapperConfig,
+    ViTConfig,
 )
 from transformers.activations import ACT2FN
 
@@ -23,6 +30,7 @@ from hf_lgelu.models.config_keys import (
     activation_strings,
     apply_changes,
     plan_config_changes,
+    runtime_warnings,
     write_config_changes,
 )
 from hf_lgelu.networks.sites import KINDS, find_sites
@@ -268,3 +276,23 @@ def test_a_tower_of_timm_inside_another_model_has_its_key():
     ):
         config.vision_config = TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=args)
         assert change in _candidates(config, "relu")
+
+
+def warned(config):
+    """The first two words of each sentence about the model without a head."""
+    with torch.device("meta"):
+        return [sentence.split()[:2] for sentence in runtime_warnings(AutoModel.from_config(config))]
+
+
+def test_families_that_are_known_to_be_ignored_are_warned_of():
+    inner = LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    assert warned(GPT2Config(n_layer=1)) == warned(BertConfig(num_hidden_layers=1)) == [["llama.cpp", "ignores"]]
+    said = "CTranslate2 ignores, llama.cpp ignores, MLX ignores, SGLang refuses, TGI has, vLLM refuses"
+    assert warned(inner) == [each.split() for each in said.split(", ")]
+    assert warned(LlavaConfig(text_config=inner)) == warned(inner)
+
+
+def test_other_runtimes_are_not():
+    assert warned(ViTConfig(num_hidden_layers=1)) == []
+    classifier = BertForSequenceClassification(BertConfig(num_hidden_layers=1, hidden_size=12, vocab_size=9))
+    assert runtime_warnings(classifier) == runtime_warnings(nn.GELU()) == ()

@@ -150,7 +150,7 @@ def test_one_lost_hardness_alone_is_initial_and_is_reported(tmp_path):
 
 @pytest.mark.parametrize("granularity", ["layer", "channel"])
 def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granularity, tmp_path, host_log):
-    """Those that the config names by transformers, those that its record describes by an error."""
+    """transformers says it of gates that the config names; an error says it of gates that its record describes."""
     model = BERT.build()
     replace_activations(model, granularity=granularity, inputs=BERT.inputs())
     model.save_pretrained(tmp_path)

@@ -291,7 +291,7 @@ def module_of(text, folder, name):
     return module
 
 
-IMPORTS = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\nfrom test_calls import doubled\n"
+IMPORTS = f"import torch\nfrom torch import nn\nfrom torch.nn import functional as F\nfrom {__name__} import doubled\n"
 
 
 @pytest.mark.parametrize("name", ["Plain", "Inner"])

@@ -1,5 +1,6 @@
-"""Which models predict the token behind each."""
+"""Outputs: which models predict the next token, and which outputs are probabilities."""
 
+import pytest
 import torch
 from torch import nn
 from transformers import (
@@ -16,7 +17,7 @@ from transformers import (
     ReformerModelWithLMHead,
 )
 
-from hf_lgelu.networks.outputs import is_causal
+from hf_lgelu.networks.outputs import are_probabilities, is_causal
 
 
 def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made_of():
@@ -35,3 +36,20 @@ def test_models_that_predict_the_next_token_are_known_also_by_what_they_are_made
         others = BartForConditionalGeneration(bart), classifier, nn.Linear(2, 2)
     assert [is_causal(model) for model in causal] == [True] * 4
     assert [is_causal(model) for model in others] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (torch.tensor([[0.2, 0.8], [1.0, 0.0]]), True),
+        (torch.tensor([[0.2, 0.7], [1.0, 0.0]]), False),  # four numbers may lie there by chance
+        (torch.full((8, 4), 0.7), True),  # 32 are of a sigmoid
+        (torch.full((8, 4), 0.7).index_fill(0, torch.tensor([3]), -0.1), False),
+        (torch.tensor([[1.2, -0.2], [0.5, 0.5]]), False),
+        (torch.rand(64, 1), False),  # one column is no share
+        (torch.zeros(0, 4), False),
+        (torch.tensor([[0.2, 0.8], [0.3, 0.7]]).bfloat16(), True),
+    ],
+)
+def test_what_counts_as_probabilities(output, expected):
+    assert are_probabilities(output) == expected

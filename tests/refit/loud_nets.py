@@ -41,7 +41,7 @@ def bert(layers=2):
 
 
 def traced(model, inputs):
-    """(gates, what a trace of the model computes, layers behind the gates, blocks) by these inputs."""
+    """(gates, what a trace of the model computes, layers that read the gates, blocks) by these inputs."""
     sites = find_sites(model)
     traced = TracedNetwork(model, sites, inputs)
     found = find_layers(traced, model, sites)

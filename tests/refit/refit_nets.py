@@ -97,7 +97,7 @@ def sequence_convolutions() -> nn.Module:
 
 
 class ResidualNet(nn.Module):
-    """A stem and a residual block with BatchNorm; the gate behind the sum feeds the last convolution."""
+    """A stem and a residual block with BatchNorm; the gate after the sum feeds the last convolution."""
 
     def __init__(self, down: bool) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class ConvNextBlock(nn.Module):
 
 
 class ParallelBlock(nn.Module):
-    """Mixing of tokens and MLP beside each other, as GPT-J has attention and MLP."""
+    """Mixing of tokens and an MLP in parallel, as GPT-J has attention and an MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class _Product(nn.Module):
 
 
 class OneGate(nn.Module):
-    """One module is every gate, as many models have it; the first maps beside each other share their input."""
+    """One module is every gate, as many models have it; the first maps run in parallel on one input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -77,7 +77,6 @@ def test_each_activation_is_converted(name):
 
 
 def test_torchs_encoder_runs_its_fused_kernel_right_after_the_conversion():
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, activation="gelu", batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(48, 4)).eval()
     x = torch.randn(200, 3, 16)

@@ -206,7 +206,6 @@ def test_two_tensors_by_position_are_split_like_one():
 
 
 def test_images_of_other_sizes_in_each_batch_are_samples_that_run_alone():
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.GELU(), nn.Conv2d(6, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     batches = [torch.randn(4, 3, 10 + size, 12, generator=seeded(size)) for size in range(6)]
     report = convert_to_relu(net.eval(), batches).report

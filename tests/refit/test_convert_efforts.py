@@ -2,8 +2,6 @@
 
 import copy
 import math
-from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,17 +9,14 @@ from loud_nets import gpt2, llama, tokens
 from small_networks import convert_with
 from torch import nn
 from torch.nn import functional as F
-from transformers import (
-    GPT2LMHeadModel,
-)
+from transformers import GPT2LMHeadModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import read_batches
-from hf_lgelu.refit.config import EFFORTS, TARGETS, ConversionConfig
+from hf_lgelu.refit.config import TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import Metric, climb
+from hf_lgelu.refit.ladder import Metric
 from hf_lgelu.refit.samples import read_samples
-from hf_lgelu.refit.task import OutOfTimeError
 from hf_lgelu.refit.widen import widen_original
 
 
@@ -69,36 +64,6 @@ def test_a_live_share_is_reached_and_nearer_than_a_threshold_put_on_top(live):
             for found in (converted(others), on_top)
         )
     assert near < 0.8 * far
-
-
-@dataclass
-class Rung:
-    """A rung whose student is so far from the original on three samples, and has a score."""
-
-    effort: str
-    kl: float = 0.5
-    score: float = 1.0
-    given: list = field(default_factory=list)
-
-    def make(self, best, deadline):
-        self.given.append(None if best is None else best.effort)
-        if self.kl == math.inf:
-            raise OutOfTimeError
-        held_out = SimpleNamespace(refitted=SimpleNamespace(distance=self.kl))
-        gaps = [2 * self.kl, self.kl / 2, self.kl / 2]
-        return SimpleNamespace(effort=self.effort, held_out=held_out, gaps=gaps, model=self.score)
-
-
-def test_each_rung_is_kept_only_where_it_is_nearer():
-    rungs = [Rung("refit", 0.5), Rung("place", 0.3), Rung("distill", 0.4)]
-    best, steps = climb(rungs, ConversionConfig(), 1.0)
-    assert (best.effort, [rung.given for rung in rungs]) == ("place", [[None], ["refit"], ["place"]])
-    assert [step.is_kept for step in steps] == [True, True, False]
-    assert [step.effort for step in climb(rungs, ConversionConfig(tolerance=0.4), 1.0)[1]] == ["refit", "place"]
-    assert len(climb(rungs, ConversionConfig(max_seconds=1e-9), 1.0)[1]) == 1
-    # What is nearer by its mean alone is not kept, nor is a tolerance reached by it.
-    best, steps = climb([Rung("refit", 0.5), Rung("distill", 0.4)], ConversionConfig(tolerance=0.45), 1.0)
-    assert ([step.is_kept for step in steps], best.effort) == ([True, False], "refit")
 
 
 FORMULAS = {
@@ -218,24 +183,3 @@ def test_a_metric_of_the_caller_says_how_much_may_be_lost():
     for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
         assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
     assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)
-
-
-def kept(rungs, **options):
-    return [step.is_kept for step in climb(rungs, ConversionConfig(**options), 1.0)[1]]
-
-
-def test_a_better_score_is_kept_and_of_equal_scores_the_kl_decides():
-    better = [Rung("refit", 0.5, 0.8), Rung("distill", 0.7, 0.9)]
-    assert kept([*better, Rung("place", 0.65, 0.9)], metric=float) == [True, True, True]
-    assert kept([*better, Rung("place", 0.75, 0.9)], metric=float) == [True, True, False]
-
-
-def test_a_rung_ends_when_the_time_is_up(monkeypatch):
-    _, steps = climb([Rung("refit"), Rung("place", math.inf), Rung("distill")], ConversionConfig(max_seconds=100), 1.0)
-    assert [(step.effort, step.distance, step.is_kept) for step in steps] == [
-        ("refit", 0.5, True), ("place", None, False),
-    ]  # fmt: skip
-    clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
-    monkeypatch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
-    _, steps = climb([Rung(effort) for effort in EFFORTS], ConversionConfig(max_seconds=8), 1.0)
-    assert [step.effort for step in steps] == ["refit", "distill"]

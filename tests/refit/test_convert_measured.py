@@ -94,7 +94,6 @@ def test_no_layer_is_begun_that_would_not_end_in_time(seconds, model, monkeypatc
 
 
 def test_steps_end_early_where_none_comes_nearer(monkeypatch):
-    torch.manual_seed(0)
     original, steps = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), []
 
     def counted(*given, **options):
@@ -162,7 +161,6 @@ class WithPooler(nn.Module):
 
 @pytest.mark.parametrize("use", [False, True])
 def test_what_no_output_uses_is_not_listed_as_smooth(use):
-    torch.manual_seed(0)
     network = WithPooler()
     network.use = use
     listed = convert_to_relu(network, rows(200)).report.smooth_calls
@@ -177,7 +175,6 @@ def test_more_units_are_named_with_their_price_where_they_can_be_had(model):
 
 @pytest.mark.parametrize("family", [gpt2, llama])
 def test_a_language_model_without_data_samples_text(family):
-    torch.manual_seed(0)
     network = family()
     del (network.transformer.h if family is gpt2 else network.model.layers)[1:]
     network.train().config.num_hidden_layers = 1

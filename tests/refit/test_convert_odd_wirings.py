@@ -32,7 +32,6 @@ class NormedTokens(nn.Module):
 
 @pytest.mark.parametrize("tokens", [5, 6])
 def test_a_batch_norm_over_another_axis_is_left_alone(tokens):
-    torch.manual_seed(0)
     model = drawn(NormedTokens(tokens))
     with torch.no_grad():
         model.norm.weight.fill_(1.3)
@@ -141,7 +140,6 @@ class TwoMaps(nn.Module):
     ids=["groups", "layouts"],
 )
 def test_maps_that_cannot_be_solved_for_together_come_one_behind_the_other(build):
-    torch.manual_seed(0)
     model = drawn(build())
     converted, report = convert_to_relu(model, rows(60, 2, 5, 5))
     assert [layer.layers for layer in report.layers] == [("second",), ("first",)]  # as they are computed
@@ -224,7 +222,6 @@ class Uses(nn.Module):
 
 @pytest.mark.parametrize("in_turn", [True, False])
 def test_a_map_used_twice_is_one_least_squares_problem(in_turn):
-    torch.manual_seed(0)
     model, x = drawn(Uses(in_turn)), rows(48, 6)
     converted, report = convert_to_relu(model, x)
     assert report.layers[-1].layers == ("down",)
@@ -260,7 +257,6 @@ class SkippedNorm(nn.Module):
 
 @pytest.mark.parametrize("shortcut", [False, True], ids=["skip", "shortcut with a norm"])
 def test_the_mean_of_channels_that_a_batch_norm_cuts_off_is_made_good(shortcut):
-    torch.manual_seed(0)
     model = SkippedNorm(shortcut).double()
     with torch.no_grad():
         model.up.bias += 2  # gates that are open: the change of the weights moves the mean
@@ -285,7 +281,6 @@ def test_the_mean_of_channels_that_a_batch_norm_cuts_off_is_made_good(shortcut):
 
 def test_a_small_layer_scale_makes_no_large_weights():
     """Half precision holds them: what drifts on the skip path would take weights 10⁵ times as large there."""
-    torch.manual_seed(0)
     model = drawn(ScaledBlock())
     with torch.no_grad():
         model.scale[:4] = 1e-5
@@ -324,7 +319,7 @@ class OtherInput(nn.Module):
 
 
 def flattened():
-    """What is behind the gate takes its units of all tokens at once."""
+    """The layer after the gate takes its units of all tokens at once."""
     return nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Flatten(), nn.Linear(45, 3))
 
 
@@ -338,7 +333,6 @@ def flattened():
     ids=["product", "product of another width", "flattened"],
 )
 def test_what_is_no_block_is_refitted_and_not_widened(build, inputs):
-    torch.manual_seed(0)
     model = drawn(build())
     found = convert_to_relu(model, inputs, effort="place")
     assert found.report.held_out.refitted.kl < found.report.held_out.direct.kl
@@ -467,6 +461,5 @@ class Causal(nn.Module):
 
 
 def test_a_decoder_of_torch_with_a_causal_mask_is_refitted():
-    torch.manual_seed(0)
     report = convert_to_relu(drawn(Causal()), {"x": rows(48, 5, 8)}).report
     assert report.held_out.refitted.distance < 0.5 * report.held_out.direct.distance

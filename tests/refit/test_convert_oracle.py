@@ -31,7 +31,7 @@ def assert_error(actual, expected):
     assert actual is None or actual == pytest.approx(expected, rel=1e-7)
 
 
-# Without cross-validation, of those whose rows are read in different ways: as they are, and as patches.
+# Without cross-validation: networks whose rows are read as they are, and as patches.
 FIXED = {"mlp", "convolutions"}
 CASES = [
     pytest.param(net, units, id=f"{net.name}-{units}", marks=marks)

@@ -8,6 +8,7 @@ import torch
 from dense_oracle import refit, seen, swapped
 from refit_nets import BY_NAME, drawn
 from small_networks import convert_with
+from tiny_training import assert_same_state, state_of
 from torch import nn
 
 from hf_lgelu import convert_to_relu
@@ -16,15 +17,6 @@ from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit import carry
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.samples import read_samples
-
-
-def state_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_same_state(one, other):
-    assert one.keys() == other.keys()
-    assert [name for name in one if not torch.equal(one[name], other[name])] == []
 
 
 def test_order_and_duplicates_of_the_rows_change_nothing():
@@ -56,7 +48,6 @@ def test_rows_from_elsewhere_show_in_a_second_set():
 
 
 def test_units_of_the_second_set_that_were_given_to_fit_on_are_counted():
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 4)).eval()
     rows, others = torch.randn(200, 6), torch.randn(50, 6)
     for second, repeated in ((others, 0), (torch.cat([others, rows[:30]]), 30), (rows, 200)):
@@ -113,7 +104,6 @@ def test_metrics_and_distances_are_those_of_the_three_networks():
 
 
 def test_fewer_rows_than_width():
-    torch.manual_seed(0)
     model = drawn(nn.Sequential(nn.Linear(6, 150), nn.GELU(), nn.Linear(150, 4)))
     inputs = torch.randn(30, 6, dtype=torch.float64)
     converted, report = convert_to_relu(model, inputs)
@@ -141,17 +131,15 @@ def test_dead_units_keep_their_weights():
 
 @pytest.mark.parametrize("name", ["residual", "downsampling"])
 def test_batch_norm_is_recentred_and_the_function_stays(name):
-    """Its statistics are those of the new outputs over the rows fitted: in train mode those give the same."""
+    """Its statistics are taken from the new outputs over the fitted rows: in train mode these rows give the same."""
     net = BY_NAME[name]
-    model, inputs = (
-        net.model(),
-        net.inputs(units=15),
-    )  # of fewer than 16, none is held out, and every position is fitted on
+    # Of fewer than 16 units none is held out, and every position is fitted on.
+    model, inputs = net.model(), net.inputs(units=15)
     converted, report = convert_to_relu(model, inputs)
     assert all(layer.choice == "refit" for layer in report.layers)
-    expected, _ = refit(
-        model, net.steps, deal_folds(read_samples(read_batches(inputs), model=model), OutputReader(model))
-    )  # leaves the statistics as they are
+    # The oracle leaves the statistics as they are.
+    folds = deal_folds(read_samples(read_batches(inputs), model=model), OutputReader(model))
+    expected, _ = refit(model, net.steps, folds)
     fresh = net.inputs(seed=4)
     torch.testing.assert_close(converted(fresh), expected(fresh), rtol=0, atol=1e-9)
     for norm in ("bn1", "bn2", *(["skip.1"] if name == "downsampling" else [])):
@@ -201,7 +189,6 @@ def sentences(pad):
 
 
 def test_padding_never_enters():
-    torch.manual_seed(0)
     model = drawn(Masked())
     converted, report = convert_with(model, sentences(pad=45), batch_size=8)
     other, _ = convert_with(model, sentences(pad=49), batch_size=8)
@@ -213,7 +200,7 @@ def test_padding_never_enters():
 
 
 class Heard(nn.Module):
-    """Frames of four samples each, by convolutions, then by linear maps; means are of those that are no padding."""
+    """Frames of four samples each, by convolutions, then by linear maps; means leave padding out."""
 
     def __init__(self):
         super().__init__()
@@ -231,7 +218,6 @@ class Heard(nn.Module):
     "samples", [pytest.param(40, marks=pytest.mark.slow), 400], ids=["all positions", "chosen positions"]
 )
 def test_the_padding_of_sound_never_enters(samples):
-    torch.manual_seed(0)
     model, generator = drawn(Heard()), torch.Generator().manual_seed(1)
     frames = torch.randint(2, samples // 4 + 1, (48, 1), generator=generator)
     sound = torch.randn(48, samples, generator=generator, dtype=torch.float64)
@@ -248,7 +234,7 @@ def test_the_padding_of_sound_never_enters(samples):
 
 
 class Lengthened(Masked):
-    """Tokens behind two of the network's own, as images and prompts stand before a text."""
+    """Tokens that follow two tokens of the network's own, as a text follows images and prompts."""
 
     def __init__(self):
         super().__init__()
@@ -263,7 +249,6 @@ class Lengthened(Masked):
 
 @pytest.mark.parametrize(("padded", "note"), [(True, "padding may count"), (False, None)])
 def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_may_count(padded, note):
-    torch.manual_seed(0)
     data = sentences(pad=45)
     if not padded:
         data["attention_mask"] = torch.ones_like(data["attention_mask"])
@@ -274,7 +259,7 @@ def test_where_rows_are_not_those_of_the_mask_the_report_says_that_padding_may_c
 
 
 class TwoTowers(Masked):
-    """An image of seven patches beside a text of seven tokens."""
+    """An image of seven patches, and a text of seven tokens."""
 
     def __init__(self):
         super().__init__()
@@ -285,7 +270,6 @@ class TwoTowers(Masked):
 
 
 def test_the_mask_of_the_text_says_nothing_about_the_image():
-    torch.manual_seed(0)
     text = sentences(pad=45)
     patches = torch.randn(48, 7, 4, dtype=torch.float64)
     _, report = convert_with(drawn(TwoTowers()), {**text, "patches": patches}, batch_size=8)

@@ -29,7 +29,7 @@ from hf_lgelu.refit.samples import read_samples
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_adam_on_a_centred_map_is_adam_on_the_other_parameters(transposed):
-    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in those."""
+    """A plain loop of torch's Adam over W and b' = b + W·x̄, the loss written in terms of both."""
     torch.manual_seed(10)
     rows, targets = torch.randn(50, 4, dtype=torch.float64) + 8, torch.randn(50, 3, dtype=torch.float64)
     mean = rows.mean(0)

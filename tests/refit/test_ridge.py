@@ -18,7 +18,7 @@ def solve_ridge(moments, strength, *, intercept):
 
 
 def drawn(rows, groups=1, width=6, outputs=3, noise=1.0, seed=0):
-    """Features as behind a ReLU, residuals partly linear in them with a mean, targets; float64 (n, g, ·)."""
+    """Features as a ReLU gives them, residuals partly linear in them with a mean, targets; float64 (n, g, ·)."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, groups, width, generator=generator, dtype=torch.float64)
     x = (x + 0.3).relu() * torch.linspace(0.5, 2, width, dtype=torch.float64)

@@ -181,7 +181,6 @@ def test_where_nothing_is_substituted_nothing_is_reported_of_it(tmp_path, activa
 
 def test_of_a_language_model_the_losses_are_trainers(tmp_path):
     """As of instruction data, where the prompt has no labels. Among the outputs is a cache."""
-    torch.manual_seed(0)
     model = networks.gpt2(activation_function="lambda_gelu", n_embd=8, vocab_size=11)
     for parameter in model.parameters():
         if parameter.dim() > 1:

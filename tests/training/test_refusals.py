@@ -27,57 +27,11 @@ from hf_lgelu import (
     hardness_profile,
     replace_activations,
 )
-from hf_lgelu.models.hardening import (
-    hardening_progress,
-    is_hardened,
-    release_hardness,
-    smallest_soft_hardness,
-)
+from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness, smallest_soft_hardness
 from hf_lgelu.models.optimizer_groups import hardness_modules_to_save, separate_hardness_group
 from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
-
-# {option of HardeningConfig: (values that are refused, what the error names)}; arguments of training have the same
-OF_HARDENING = {
-    "hardening_strategy": (["batch"], "unknown hardening_strategy 'batch'; accepted: epoch, steps"),
-    "hardening_schedule": (["steep"], "unknown schedule 'steep'; accepted: linear, geometric, inverse, cosine"),
-    "switch_fraction": ([1.0, -0.01, 1.5, float("nan")], r"switch_fraction must lie in \[0, 1\)"),
-    "target_hardness": ([1.0, -3.0, float("inf"), 1e39], "target_hardness must be a finite number > 1 within float32"),
-    "tolerance": ([0.0], "tolerance must lie in"),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [(name, value, message) for name, (values, message) in OF_HARDENING.items() for value in values],
-)
-def test_options_of_hardening(tmp_path, name, value, message):
-    with pytest.raises(ValueError, match=message):
-        HardeningConfig(**{name: value})
-    with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path, harden=True, **{name: value})
-
-
-IDLE = "would do nothing, because harden is off: give harden=True"
-OF_ARGUMENTS = [
-    ({"harden": True, "target_hardness": 100.0, "tolerance": 0.005}, "give target_hardness or tolerance, not both"),
-    ({"target_hardness": 50.0}, f"target_hardness {IDLE}"),
-    ({"hardening_schedule": "cosine", "switch_fraction": 0.5}, f"switch_fraction, hardening_schedule {IDLE}"),
-    ({"hardness_lr_multiplier": -1.0}, "hardness_lr_multiplier must be a finite number >= 0, got -1"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), OF_ARGUMENTS)
-def test_arguments(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_trainer(tmp_path, **options)
-
-
-def test_arguments_of_another_class(tmp_path):
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(TypeError, match="args must be LambdaGELUTrainingArguments, got TrainingArguments"):
-        LambdaGELUTrainer(tiny_model(), args)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])

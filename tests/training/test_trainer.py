@@ -1,34 +1,17 @@
 """LambdaGELUTrainer: the module tree around an evaluation, predictions, arguments, refusals."""
 
 import copy
-import dataclasses
 import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 import transformers
-from hardening_runs import check_path, epochs
-from tiny_training import (
-    ARGUMENTS,
-    assert_same_state,
-    batch,
-    hardness_values,
-    rows,
-    state_of,
-    tiny_model,
-    tiny_trainer,
-    watched,
-)
-from transformers import HfArgumentParser, Trainer
+from tiny_training import ARGUMENTS, assert_same_state, batch, hardness_values, rows, state_of, tiny_model, tiny_trainer
+from transformers import Trainer
 from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
-from hf_lgelu import (
-    HardeningCallback,
-    HardeningConfig,
-    LambdaGELUTrainer,
-    LambdaGELUTrainingArguments,
-)
+from hf_lgelu import LambdaGELUTrainer, LambdaGELUTrainingArguments
 
 SAMPLES = rows(6, seed=1)
 
@@ -129,51 +112,6 @@ def test_training_is_that_of_a_plain_trainer_with_the_same_groups(tmp_path):
 
 # Arguments
 
-OURS = [
-    field
-    for field in dataclasses.fields(LambdaGELUTrainingArguments)
-    if field.name in LambdaGELUTrainingArguments.__annotations__
-]
-
-
-def test_arguments_from_the_command_line(tmp_path):
-    given = (
-        f"--output_dir {tmp_path} --use_cpu --hardness_lr_multiplier 3 --harden --tolerance 0.01 --switch_fraction 0.5 "
-        "--hardening_schedule geometric --hardening_strategy steps --log_hardness false --report_substitution false "
-        "--require_lambda_gelu false"
-    )
-    (args,) = HfArgumentParser(LambdaGELUTrainingArguments).parse_args_into_dataclasses(given.split())
-    trainer = LambdaGELUTrainer(tiny_model(), args, train_dataset=SAMPLES)
-    (callback,) = [each for each in trainer.callback_handler.callbacks if isinstance(each, HardeningCallback)]
-    assert callback.config == args.hardening_config() == HardeningConfig(None, 0.01, 0.5, "geometric", "steps")
-    assert callback.config.targets["lambda_gelu"] == pytest.approx(79.788, abs=5e-4)
-    assert (args.hardness_lr_multiplier, args.harden) == (3.0, True)
-    assert not any((args.log_hardness, args.report_substitution, args.require_lambda_gelu))
-    assert all(field.metadata["help"] for field in OURS)
-
-
-def test_default_arguments_are_the_papers():
-    args = LambdaGELUTrainingArguments()
-    assert args.hardness_lr_multiplier == 9
-    assert not args.harden
-    assert (args.switch_fraction, args.hardening_schedule, args.hardening_strategy) == (0.25, "linear", "epoch")
-    assert args.hardening_config() == HardeningCallback().config == HardeningConfig()
-    assert HardeningConfig().targets["lambda_gelu"] == pytest.approx(159.577, abs=5e-4)
-
-
-def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
-    trainer = tiny_trainer(tmp_path, harden=True, num_train_epochs=4)
-    trainer.args.switch_fraction = 0.5
-    with watched(trainer.model) as seen:
-        trainer.train()
-    check_path(trainer.model, seen, epochs(4, 3), 4, switch=2)
-    trainer.args.harden = False
-    with pytest.raises(ValueError, match="switch_fraction would do nothing, because harden is off"):
-        trainer.train()
-    trainer.args.switch_fraction = 0.25  # its default
-    trainer.train()
-    assert not any(isinstance(callback, HardeningCallback) for callback in trainer.callback_handler.callbacks)
-
 
 def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch):
     """As transformers' loops do between trials; model_init makes the next one. Each hardens as its trial says."""
@@ -219,13 +157,6 @@ def test_the_card_of_a_training_has_the_columns_that_trainer_gives_it(tmp_path):
     titles = [next(line for line in card.splitlines() if "Validation Loss" in line) for card in cards]
     found, plain = ({column.strip() for column in title.split("|")} for title in titles)
     assert found == plain | {"Relu Live Units", "Relu Loss"}
-
-
-def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    trainer = LambdaGELUTrainer(tiny_model(), train_dataset=rows(4))
-    assert type(trainer.args) is LambdaGELUTrainingArguments
-    assert (trainer.args.output_dir, trainer.args.hardness_lr_multiplier) == ("tmp_trainer", 9.0)
 
 
 def test_no_warnings_in_an_ordinary_run(tmp_path):

@@ -59,7 +59,7 @@ def test_features_and_labels_equal_a_loop(load_rows, adult_rows):
 
 
 def test_ucis_own_spelling_gives_the_same_rows(load_rows, adult_rows):
-    """A space before each value, a dot behind the income, a null where another copy has `?`."""
+    """A space before each value, a dot after the income, a null where another copy has `?`."""
     plain = adult_rows(12)
     spaced = plain | {
         "workclass": [None if value == "?" else f" {value}" for value in plain["workclass"]],

@@ -1,11 +1,18 @@
-"""Tiny ImageNet's rows, against the image processor that is saved beside a model."""
+"""Tiny ImageNet's rows against the saved image processor, and DeiT-Tiny: its sizes, and a saved one in a pipeline."""
+
+from types import SimpleNamespace
 
 import datasets
 import numpy as np
 import pytest
+import torch
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.tiny_imagenet import load_tiny_imagenet
+from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor, load_tiny_imagenet
 from PIL import Image
+from transformers import pipeline
+
+from hf_lgelu.networks.sites import lambda_gelu_modules
+from hf_lgelu.registry import register_activation
 
 
 def split(count, seed=0, names=("n1", "n2"), side=64):
@@ -33,3 +40,47 @@ def test_rows_are_what_the_image_processor_makes_of_the_images(write_splits, ima
     assert (data.train.augmentation.padding, data.eval.augmentation) == (8, None)
     assert data.train.labels.tolist() == [0, 1, 0, 1]
     assert (data.label_names, data.eval_split) == (("n1", "n2"), "valid")
+
+
+register_activation()
+DATA = SimpleNamespace(label_names=("cat", "dog", "frog"))
+
+
+def images(size, count=2):
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
+
+
+def test_it_is_the_papers_model():
+    model = build_deit("lambda_gelu", SimpleNamespace(label_names=[str(i) for i in range(1000)]))
+    assert model.num_parameters() == 5_717_416 + 12
+    config = model.config
+    assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (12, 192, 3)
+    assert (config.intermediate_size, config.image_size, config.patch_size, config.model_type) == (768, 224, 16, "vit")
+    assert len(lambda_gelu_modules(model)) == 12
+
+
+def test_image_and_patch_size_are_options_and_classes_have_names():
+    model = build_deit("gelu", DATA, ModelOptions(image_size=24, patch_size=4))
+    assert model.vit.embeddings.position_embeddings.shape == (1, 37, 192)
+    assert model(images(24)).logits.shape == (2, 3)
+    assert model.config.id2label == {0: "cat", 1: "dog", 2: "frog"}
+    assert model.config.label2id == {"cat": 0, "dog": 1, "frog": 2}
+
+
+def test_an_image_that_patches_do_not_fill_is_refused():
+    with pytest.raises(ValueError, match="divisible by the patch size, 16, got 40"):
+        build_deit("gelu", DATA, ModelOptions(image_size=40, patch_size=16))
+
+
+def test_a_saved_model_and_its_processor_are_a_pipeline(tmp_path):
+    model = build_deit("lambda_gelu", DATA, ModelOptions(image_size=48)).eval()
+    model.save_pretrained(tmp_path / "saved")
+    processor = image_processor(48)
+    processor.save_pretrained(tmp_path / "saved")
+    picture = Image.effect_noise((64, 64), 80).convert("RGB")
+    answers = pipeline("image-classification", model=str(tmp_path / "saved"), device="cpu")(picture)
+    with torch.no_grad():
+        chances = model(**processor(picture, return_tensors="pt")).logits.softmax(dim=1)[0].tolist()
+    assert {answer["label"]: answer["score"] for answer in answers} == pytest.approx(
+        dict(zip(DATA.label_names, chances, strict=True)), abs=1e-6
+    )

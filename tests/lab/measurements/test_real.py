@@ -18,7 +18,7 @@ from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, re
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import train_and_record
-from test_real_speech import SAID, a_speaker, sound
+from tiny_speech import SAID, a_speaker, sound
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,

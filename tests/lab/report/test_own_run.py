@@ -1,4 +1,4 @@
-"""A run of one's own beside committed ones, by numbers small enough to check by hand."""
+"""One's own run next to committed runs, by numbers that are small enough to check by hand."""
 
 import pytest
 from lgelu_lab.report.own_run import compare_run

@@ -1,4 +1,4 @@
-"""Targets from pre-activations: predicted errors beside measured ones, on samples of known density."""
+"""Targets from pre-activations: predicted errors next to measured errors, on samples of known density."""
 
 import copy
 import functools
@@ -46,7 +46,6 @@ def test_the_measured_error_is_the_predicted_one(gate):
 
 
 def test_each_layer_has_its_own_and_hardening_takes_them():
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 64), GATE_MODULES["lambda_gelu"](), nn.Linear(64, 64), GATE_MODULES["lambda_silu"]()
     )
@@ -142,7 +141,7 @@ def test_what_gives_no_target_is_refused(data, tolerance, said):
 
 
 class Tokens(nn.Module):
-    """A gate behind an embedding, with as many λ as its granularity says."""
+    """A gate that follows an embedding, with as many λ as its granularity says."""
 
     def __init__(self, **options):
         super().__init__()
@@ -154,7 +153,6 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("options", [{}, {"raw_shape": (8,)}], ids=["layer", "channel"])
 def test_padding_does_not_count(options):
-    torch.manual_seed(0)
     model = Tokens(**options)
     with torch.no_grad():
         model.embedding.weight[0] *= 20  # what is padded with
@@ -170,7 +168,6 @@ def test_padding_does_not_count(options):
 
 def test_a_network_that_was_compiled_before_is_measured():
     """Its code, made before there were hooks, looks at none."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), GATE_MODULES["lambda_gelu"](), nn.Linear(6, 2)).eval()
     rows = torch.randn(64, 4)
     wanted = layer_targets(model, rows, tolerance=0.01)

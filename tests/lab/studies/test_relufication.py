@@ -99,7 +99,7 @@ def test_no_epoch_before_the_switch_is_the_best(tmp_path):
     assert max(losses) == losses[0]
     assert trainer.state.best_model_checkpoint.endswith("checkpoint-3")
     assert trainer.state.best_metric == losses[2]
-    for step in (2, 3):  # at the switch, and behind it
+    for step in (2, 3):  # at the switch, and after it
         checkpoint = str(tmp_path / f"checkpoint-{step}")
         resumed, _ = trained(
             small(), tmp_path / f"from-{step}", checkpoint, num_train_epochs=4, switch_fraction=0.5,

@@ -1,0 +1,122 @@
+"""What the activation refuses, and in which words; torch's tracer records it."""
+
+import numpy
+import pytest
+import torch
+from expectations import X
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import hf_lgelu
+from hf_lgelu.activation.functional import lambda_gate
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.activation.module import GATE_MODULES
+
+every_gate = pytest.mark.parametrize("gate", GATES)
+
+
+# Inputs
+
+
+@pytest.mark.parametrize(
+    ("x", "said"),
+    [
+        (X.reshape(4, 15).to_sparse(), "x must be a dense .* tensor, got a torch.sparse_coo tensor of torch.float32"),
+        (X.reshape(4, 15).to_sparse_csr(), "got a torch.sparse_csr tensor"),
+        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "tensor of torch.quint8"),
+        (X.long(), "got a torch.strided tensor of torch.int64"),
+        (X > 0, "tensor of torch.bool"),
+        (torch.complex(X, X), "tensor of torch.complex64"),
+        ("1.0", "got str"),
+        (1.0, "got float"),
+        (numpy.ones(3), "got ndarray"),
+        (None, "got NoneType"),
+    ],
+)
+def test_an_input_of_another_kind_is_named(x, said):
+    for call in (hf_lgelu.LambdaGELU(), hf_lgelu.LambdaSiLU(), lambda x: hf_lgelu.lambda_gelu(x, 2.0)):
+        with pytest.raises(TypeError, match=said):
+            call(x)
+
+
+@pytest.mark.parametrize(
+    ("hardness", "said"),
+    [
+        ("2", "a hardness that is no number must be a dense .* tensor, got str"),
+        (True, "got bool"),
+        (2 + 0j, "got complex"),
+        (torch.ones(1, dtype=torch.int64), "got a torch.strided tensor of torch.int64"),
+        (torch.ones(4).to_sparse(), "got a torch.sparse_coo tensor of torch.float32"),
+        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "tensor of torch.quint8"),
+    ],
+)
+def test_a_hardness_of_another_kind_is_named(hardness, said):
+    with pytest.raises(TypeError, match=said):
+        hf_lgelu.lambda_silu(X, hardness)
+
+
+def test_two_devices_are_named():
+    with pytest.raises(ValueError, match="x is on meta and the hardness on cpu; move one of them"):
+        hf_lgelu.LambdaGELU()(X.to("meta"))
+    with pytest.raises(ValueError, match="x is on cpu and the hardness on meta"):
+        hf_lgelu.lambda_gelu(X, torch.ones(5, device="meta"))
+    assert hf_lgelu.LambdaGELU(device="meta")(X.to("meta")).shape == X.shape
+
+
+# Arguments as torch's modules have them
+
+
+@every_gate
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, torch.float64])
+def test_device_and_dtype_are_taken_and_the_state_stays_float32(gate, dtype):
+    module = GATE_MODULES[gate](device="meta", dtype=dtype)
+    assert {(t.device.type, t.dtype) for t in module.state_dict().values()} == {("meta", torch.float32)}
+    module = module.to_empty(device="cpu")
+    module.reset_parameters()
+    assert module.hardness.item() == pytest.approx(1.05, rel=1e-6)
+
+
+# States
+
+
+BAD_STATES = {
+    "hardness_override": (-0.5, -1.0, torch.inf, torch.nan),
+    "raw_hardness": (torch.inf, -torch.inf, torch.nan),
+    "temperature": (0.0, -0.1, torch.inf, torch.nan),
+}
+
+
+@every_gate
+@pytest.mark.parametrize(("name", "number"), [(name, n) for name, numbers in BAD_STATES.items() for n in numbers])
+def test_a_state_that_stands_for_no_hardness_is_refused(gate, name, number):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), GATE_MODULES[gate](init_hardness=3.0))
+    state = model.state_dict()
+    bad = state | {f"1.{name}": torch.full_like(state[f"1.{name}"], number)}
+    with pytest.raises(RuntimeError, match=f"1: {name} holds {number}"):
+        model.load_state_dict(bad)
+    assert model[1].hardness.item() == pytest.approx(3.0, rel=1e-6)  # as it was
+    model.load_state_dict({name: tensor.to("meta") for name, tensor in state.items()}, assign=True)  # nothing to read
+
+
+# What torch asks of an operation
+
+
+def arguments(*hardness_shape):
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return x, torch.full(hardness_shape, 2.0, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("gate", "mode"), [("lambda_gelu", "fake"), ("lambda_silu", "symbolic"), *((gate, "real") for gate in GATES)]
+)
+def test_make_fx(gate, mode):
+    x, hardness = arguments(1)
+
+    def gradients(x, hardness):
+        return torch.autograd.grad(lambda_gate(x, hardness, gate).sum(), (x, hardness))
+
+    graph = make_fx(gradients, tracing_mode=mode)(x, hardness)
+    for got, wanted in zip(graph(x, hardness), gradients(x, hardness), strict=True):
+        torch.testing.assert_close(got, wanted)
+    if mode == "real":  # in the others a module's own parameters have to be fake, as nn.Linear's
+        module = GATE_MODULES[gate](init_hardness=2.0)
+        torch.testing.assert_close(make_fx(module)(x)(x), module(x))

@@ -1,0 +1,115 @@
+"""The card of a converted network: its header, what it says of how it was made, and what it must not say."""
+
+import dataclasses
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from report_by_hand import REPORT
+
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, stated_licence
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
+from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
+from hf_lgelu.refit.convert import convert_to_relu
+
+PROVENANCE = Provenance(
+    model="someone/gpt2-small", model_is_on_hub=True, data="someone/texts, split train", samples=66, seed=3,
+    evaluation="someone/texts, split test", evaluation_source="someone/texts",
+    created="2026-03-04T05:06:07+00:00",
+    versions={"python": "3.11.7", "torch": "2.15.0"},
+    hardware={"cpu": "AMD EPYC", "cpu_cores": 2, "accelerators": ["NVIDIA X"], "processes": 2},
+)  # fmt: skip
+FACTS = CheckpointFacts("GPT2LMHeadModel")
+
+
+def card_of(report=REPORT, provenance=PROVENANCE, facts=FACTS, **options):
+    card = render_conversion_card(report, provenance, facts, **options)
+    return ModelCard(str(card))  # read again, as the Hub reads it
+
+
+def section(card, title):
+    """The text below a heading, up to the next one of its level or a higher one."""
+    level = title.partition(" ")[0]
+    text = card.text.split(f"\n{title}\n", 1)[1]
+    for stop in range(2, len(level) + 1):
+        text = text.split(f"\n{'#' * stop} ", 1)[0]
+    return text
+
+
+def test_header():
+    data = card_of(repo_id="me/gpt2-relu", license="mit").data
+    assert (data.base_model, data.license, data.pipeline_tag) == ("someone/gpt2-small", "mit", "text-generation")
+    assert {"relu", "relufication"} <= set(data.tags)
+    (result,) = data.eval_results
+    assert (result.metric_type, result.metric_value) == ("perplexity", 113.42)
+    assert (result.dataset_type, result.dataset_name) == ("someone/texts", "someone/texts, split test")
+    assert data.model_name == "gpt2-relu"
+
+
+def test_scores_on_other_rows_are_no_result_on_the_hubs_data_set():
+    card = card_of(provenance=dataclasses.replace(PROVENANCE, evaluation_source=None))
+    assert card.data.eval_results is None
+    assert "model-index" not in card.data.to_yaml()
+    assert "113.42" in card.text
+
+
+def test_held_out_scores_are_no_result_of_the_model():
+    """They are of the calibration set; a leaderboard must not list them."""
+    labelled = dataclasses.replace(REPORT, held_out=REPORT.evaluation, evaluation=None)
+    assert card_of(labelled).data.eval_results is None
+    assert "113.42" in card_of(labelled).text
+
+
+def test_a_local_original_is_no_base_model():
+    local = dataclasses.replace(PROVENANCE, model="gpt2-ours", model_is_on_hub=False)
+    card = card_of(provenance=local)
+    assert card.data.base_model is None
+    assert "`gpt2-ours` with ReLU" in card.text
+    assert "huggingface.co" not in card.text
+    assert card.text.startswith("\n# gpt2-ours-relu\n")
+
+
+def test_a_token_is_not_shown():
+    leaking = dataclasses.replace(PROVENANCE, data=f"https://user:hf_{'abcde' * 7}@host/texts")
+    with pytest.raises(ValueError, match="access token"):
+        card_of(provenance=leaking)
+
+
+@pytest.mark.parametrize("target", ["relu", "relu6", "relu2", "leaky_relu:0.1"])
+def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypatch):
+    model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
+    # So many rows that rounding decides nothing: with seeds 0 to 5 the KL was at most 0.6 of the plain swap's.
+    converted, report = convert_to_relu(model, torch.randn(400, 5), target=target)
+    converted.save_pretrained(tmp_path)
+    local = dataclasses.replace(PROVENANCE, model="ours", model_is_on_hub=False)
+    card = card_of(report, local, facts_of_folder(tmp_path))
+    tag = {"leaky_relu": "leaky-relu", "leaky_relu:0.1": "leaky-relu", "relu2": "squared-relu"}.get(target, target)
+    assert card.data.tags == [tag, *(["relufication"] if target == "relu" else []), "lambda-gelu"]
+    assert card.text.startswith(f"\n# ours-{tag}\n")
+    limits = section(card, "## Limits")
+    assert f"- Only the gates are {report.target}: " in limits
+    assert (f"Zeros of {report.target} are" in limits) == (target in ("relu", "relu6", "relu2"))
+    if target in ("relu2", "leaky_relu:0.1"):  # not in torch, and a slope that no config says
+        assert "Without hf_lgelu" not in card.text
+        return
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(card.text.split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0], found)
+    rows = 4 * torch.randn(64, 5)
+    torch.testing.assert_close(found["model"](rows), MLPForClassification.from_pretrained(tmp_path)(rows).logits)
+
+
+@pytest.mark.parametrize(
+    ("header", "licence"),
+    [
+        ("license: mit\ntags: [x]", "mit"),
+        ('license: "apache-2.0"', "apache-2.0"),
+        ("license: [mit, other]", None),
+        ('license: "mit\\nbase_model: evil/one"', None),
+        ("license: *anchor", None),
+        ("license: {", None),
+    ],
+)
+def test_the_licence_of_the_originals_card(header, licence, tmp_path):
+    (tmp_path / "README.md").write_text(f"---\n{header}\n---\n# Card\nlicense: gpl\n")
+    assert stated_licence(tmp_path) == licence

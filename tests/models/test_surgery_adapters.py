@@ -1,0 +1,213 @@
+"""LoRA together with λ-GELU, by the real peft: λ is learned, hardened, saved, loaded and merged with the adapter."""
+
+from functools import partial
+
+import pytest
+import small_networks as networks
+import torch
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from torch import nn
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+
+import hf_lgelu
+from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, replace_activations, substitute_relu
+from hf_lgelu.models.optimizer_groups import hardness_modules_to_save
+from hf_lgelu.models.surgery import TemporaryRelu
+from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.training.refusals import check_hardness_learns
+
+IDS = torch.arange(12).reshape(2, 6)
+SITES = ["transformer.h.0.mlp.act", "transformer.h.1.mlp.act"]
+
+
+def gpt2(activation="lambda_gelu"):
+    torch.manual_seed(0)
+    return networks.gpt2(activation_function=activation, n_embd=8, initializer_range=0.5).eval()
+
+
+LORA = {"r": 2, "target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "init_lora_weights": False}
+
+
+def lora(model, **options):
+    return get_peft_model(model, LoraConfig(**LORA, **options)).eval()
+
+
+@pytest.fixture
+def adapted():
+    model = gpt2()
+    return lora(model, modules_to_save=hardness_modules_to_save(model))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=IDS).logits
+
+
+def trained(model):
+    """A few steps, and a hardening that leaves each layer another λ."""
+    optimizer = torch.optim.AdamW(hf_lgelu.hardness_parameter_groups(model, 0.05))
+    for _ in range(3):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    initialize_hardness(model, "increasing", 3.0, 9.0)
+    hf_lgelu.anneal_hardness(model, 0.5, target_hardness=20.0)
+    return model
+
+
+def test_the_names_are_those_of_the_modules():
+    assert hardness_modules_to_save(gpt2()) == SITES
+    with pytest.raises(ValueError, match="has no λ-GELU"):
+        hardness_modules_to_save(gpt2("relu"))
+
+
+def test_the_copies_that_do_not_run_are_no_sites(adapted):
+    live = [f"base_model.model.{site}.modules_to_save.default" for site in SITES]
+    assert [site.name for site in find_sites(adapted)] == live
+    assert [name for name, _ in lambda_gelu_modules(adapted)] == live
+    assert list(hardness_profile(adapted)) == live
+    initialize_hardness(adapted, "increasing", 1.5, 3.0)
+    assert list(hardness_profile(adapted).values()) == pytest.approx([1.5, 3.0])
+    with adapted.disable_adapter():  # then the originals run
+        assert list(hardness_profile(adapted).values()) == pytest.approx([1.05, 1.05])
+
+
+def test_hardness_is_saved_loaded_and_merged_with_the_adapter(adapted, tmp_path):
+    expected = logits(trained(adapted))
+    profile = list(hardness_profile(adapted).values())
+    assert profile == pytest.approx([11.5, 14.5])
+    adapted.save_pretrained(tmp_path)
+    loaded = PeftModel.from_pretrained(gpt2(), tmp_path).eval()
+    assert list(hardness_profile(loaded).values()) == profile
+    assert torch.equal(logits(loaded), expected)
+    merged = loaded.merge_and_unload()
+    assert type(merged) is GPT2LMHeadModel
+    assert list(hardness_profile(merged)) == SITES
+    assert list(hardness_profile(merged).values()) == profile
+    torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-4)
+    with TemporaryRelu(adapted).applied():
+        relu = logits(adapted)
+    assert (relu - expected).abs().max() > 1e-3
+    substitute_relu(merged)
+    assert merged.config.activation_function == "relu"
+    torch.testing.assert_close(logits(merged), relu, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "operate", [hf_lgelu.replace_activations, substitute_relu, lambda m: substitute_relu(m, kinds=("gelu",))]
+)
+def test_surgery_on_an_adapter_names_the_merge(adapted, operate):
+    with pytest.raises(RuntimeError, match=r"model = model\.merge_and_unload\(\)"):
+        operate(adapted)
+    inner = nn.ModuleDict({"inner": adapted})
+    with pytest.raises(RuntimeError, match="its module 'inner' is PeftModel of PEFT"):
+        operate(inner)
+    assert len(lambda_gelu_modules(adapted)) == 2
+
+
+def by_transformers(config, model):
+    model.add_adapter(config)
+
+
+@pytest.mark.parametrize("put_in", [inject_adapter_in_model, by_transformers])
+def test_an_adapter_without_a_peft_model_is_merged_as_the_refusal_says(put_in, monkeypatch, tmp_path):
+    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", lambda min_version: None)
+    model = gpt2()
+    put_in(LoraConfig(**LORA, modules_to_save=hardness_modules_to_save(model)), model)
+    expected = logits(trained(model.eval()))
+    assert (expected - logits(gpt2())).abs().max() > 0.1
+    with pytest.raises(RuntimeError, match="after merging:\n") as told:
+        substitute_relu(model)
+    exec(str(told.value).partition("after merging:")[2], {"model": model})
+    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
+    assert hardness_profile(model) == pytest.approx(dict(zip(SITES, (11.5, 14.5), strict=True)))
+    substitute_relu(model)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path).eval()), logits(model))
+
+
+def test_an_s_that_peft_has_frozen_is_told():
+    model = lora(gpt2())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with pytest.raises(ValueError, match=r"is frozen .*modules_to_save=hardness_modules_to_save\(model\)"):
+        check_hardness_learns(model, optimizer)
+
+
+INPUTS = {"input_ids": IDS, "use_cache": False}
+
+
+def converted(model):
+    data = {"input_ids": torch.randint(20, (40, 6), generator=torch.Generator().manual_seed(0))}
+    return hf_lgelu.convert_to_relu(model, data).model
+
+
+def changed(model, operate, **options):
+    operate(model, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("activation", "operate"),
+    [
+        ("gelu", partial(changed, operate=hf_lgelu.replace_activations)),
+        ("gelu", partial(changed, operate=substitute_relu, kinds=("gelu",))),
+        ("lambda_gelu", partial(changed, operate=substitute_relu)),
+        ("lambda_gelu", partial(changed, operate=hf_lgelu.absorb_hardness, inputs=INPUTS)),
+        ("gelu", converted),
+    ],
+    ids=["gates", "swap", "substituted", "absorbed", "converted"],
+)
+def test_an_adapter_on_a_changed_network_does_not_name_the_original_as_its_base(activation, operate, tmp_path):
+    """Loaded by that name it would sit on another network, and nothing would say so."""
+    gpt2(activation).save_pretrained(tmp_path / "original")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "original")
+    lora(operate(model), task_type="CAUSAL_LM").save_pretrained(tmp_path / "adapter")
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path in (None, "")
+    with pytest.raises(OSError, match=r"connect|None|Repo id"):  # it looks for a checkpoint of no name
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+
+
+def test_an_adapter_on_a_base_whose_config_says_other_gates_names_none(tmp_path, caplog):
+    gpt2("gelu_new").save_pretrained(tmp_path / "plain")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "plain", activation_function="lambda_gelu_tanh")
+    adapted = lora(model, modules_to_save=hardness_modules_to_save(model), task_type="CAUSAL_LM")
+    assert f"the config in {tmp_path / 'plain'} is not known to say lambda_gelu_tanh" in caplog.text
+    expected = logits(trained(adapted))
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert PeftConfig.from_pretrained(tmp_path / "adapter").base_model_name_or_path in (None, "")
+    with pytest.raises(OSError, match=r"connect|None|Repo id"):
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    base = GPT2LMHeadModel.from_pretrained(tmp_path / "plain", activation_function="lambda_gelu_tanh")
+    assert torch.equal(logits(PeftModel.from_pretrained(base, tmp_path / "adapter").eval()), expected)
+
+
+def test_an_adapter_on_a_base_that_says_its_gates_names_it(tmp_path, caplog):
+    gpt2().save_pretrained(tmp_path / "soft")
+    model = GPT2LMHeadModel.from_pretrained(tmp_path / "soft")
+    adapted = lora(model, modules_to_save=hardness_modules_to_save(model), task_type="CAUSAL_LM")
+    expected = logits(trained(adapted))
+    adapted.save_pretrained(tmp_path / "adapter")
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    assert torch.equal(logits(loaded), expected)
+    assert "names no base" not in caplog.text
+
+
+def test_an_adapter_of_gates_that_need_the_package_is_loaded_with_its_base(tmp_path):
+    base = gpt2("gelu_new")
+    replace_activations(base, granularity="channel", inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    base.save_pretrained(tmp_path / "base")
+    soft = from_pretrained(AutoModelForCausalLM, tmp_path / "base")
+    lora(soft).save_pretrained(tmp_path / "adapter")
+    tokens = torch.arange(6)[None]
+    with torch.no_grad():
+        expected = soft.eval()(tokens).logits
+        by_peft = PeftModel.from_pretrained(
+            from_pretrained(AutoModelForCausalLM, tmp_path / "base"), tmp_path / "adapter"
+        )
+        whole = [
+            from_pretrained(kind, tmp_path / "adapter") for kind in (AutoModelForCausalLM, AutoPeftModelForCausalLM)
+        ]
+        for again in (by_peft, *whole):
+            assert torch.equal(again.eval()(tokens).logits, expected)
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
+        AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")

@@ -1,0 +1,95 @@
+"""Outputs that are not finite are infinitely far: what is finite is nearer, and neither JSON nor a page says NaN."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+from report_by_hand import REPORT
+from torch import nn
+
+from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu.export.hub.conversion_page import draw_conversion, whole_network
+from hf_lgelu.refit.gate_costs import gate_costs
+
+
+@pytest.fixture
+def near_the_end_of_float16():
+    """Its largest number inside is 56,000; with ReLU at the second gate, 76,000, and float16 ends at 65,504."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(6, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+    )
+    rows = torch.randn(600, 6)
+    with torch.no_grad():
+        net[2].weight.copy_(12 * torch.rand(32, 64))
+        net[2].bias.zero_()
+        net[4].weight.copy_(torch.rand(32, 32))
+        net[4].bias.zero_()
+        net[4].weight.mul_(56000 / net[:5](rows).abs().max())
+        net[6].weight.mul_(3)
+    return net.half().eval(), rows.half()
+
+
+def kl(reference, other):
+    p, q = (value.double().log_softmax(-1) for value in (reference, other))
+    return (p.exp() * (p - q)).sum(-1).mean().item()
+
+
+@torch.no_grad()
+def test_a_conversion_is_kept_where_the_plain_swap_overflows(near_the_end_of_float16):
+    net, rows = near_the_end_of_float16
+    swapped = nn.Sequential(*(nn.ReLU() if isinstance(module, nn.GELU) else module for module in net))
+    assert not math.isfinite(kl(net(rows), swapped(rows)))
+    converted, report = convert_to_relu(net, rows[:500], evaluation_data=rows[500:])
+    assert report.evaluation.refitted.kl == pytest.approx(kl(net(rows[500:]), converted(rows[500:])), rel=1e-6)
+    assert report.evaluation.refitted.kl < 0.01
+    assert report.held_out.direct.distance == math.inf
+    assert not report.warnings
+    assert "(infinitely far)" not in str(report)
+
+
+@torch.no_grad()
+def test_a_swap_that_overflows_costs_the_most(near_the_end_of_float16):
+    net, rows = near_the_end_of_float16
+    expected = {}
+    for place in ("1", "3"):
+        swapped = [nn.ReLU() if name == place else module for name, module in net.named_children()]
+        found = kl(net(rows), nn.Sequential(*swapped)(rows))
+        expected[place] = found if math.isfinite(found) else math.inf
+    costs = gate_costs(net, rows, max_samples=None)
+    assert costs == pytest.approx(expected, rel=1e-6)
+    assert math.inf in costs.values()
+    assert expected[next(iter(costs))] == math.inf
+
+
+class Root(nn.Module):
+    """Finite layers, and after them values of which some are NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return {"values": self.inner(x).sub(9).sqrt()}
+
+
+def test_values_that_are_all_nan_are_not_taken_for_the_same():
+    with pytest.raises(ConversionRefusedError, match="outputs are not finite") as caught:
+        convert_to_relu(Root().eval(), torch.randn(200, 4))
+    assert caught.value.report.held_out.refitted.distance == math.inf
+
+
+def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
+    broken = dataclasses.replace(
+        REPORT.held_out.direct, kl=math.nan, max_logit_change=math.inf, relative_error=math.nan
+    )  # fmt: skip
+    report = dataclasses.replace(REPORT, held_out=dataclasses.replace(REPORT.held_out, direct=broken))
+    assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["held_out"]["direct"]["kl"] is None
+    assert report.held_out.direct.distance == math.inf
+    assert report.held_out.direct.in_words == "infinitely far"
+    for shown in (str(report), whole_network(report)):
+        assert "not finite" in shown
+        assert "nan" not in shown.replace("nanos", "").split()
+    draw_conversion(tmp_path / "a.png", dataclasses.replace(report, evaluation=None))

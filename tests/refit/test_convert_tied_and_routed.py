@@ -1,0 +1,73 @@
+"""Networks in which no map after some gates can be refitted (tied decoders, experts), and what else can be done."""
+
+import pytest
+import torch
+from loud_nets import VOCABULARY, loud, tokens
+from small_networks import convert_with
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 16}
+EXPERTS = {
+    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 8,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "num_experts_per_tok": 2, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def test_a_tied_decoder_leaves_its_gate_without_a_refit_and_its_block_as_wide(tmp_path):
+    model = loud(BertForMaskedLM(BertConfig(**BERT, intermediate_size=24, num_hidden_layers=1)))
+    model.tie_weights()
+    converted, report = convert_with(model, tokens(), width=1.5, max_kl=None)
+    assert len(report.gates) == 2
+    unfit = [layer for layer in report.layers if layer.is_unfit]
+    assert [layer.sites for layer in unfit] == [("cls.predictions.transform.transform_act_fn",)]
+    assert any("transform_act_fn: the gate alone was exchanged" in warning for warning in report.warnings)
+    assert report.held_out.refitted.kl < report.held_out.direct.kl
+    assert report.width_share == 1.5
+    assert converted.config.intermediate_size == 36
+    converted.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
+
+
+def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
+    model = loud(BertModel(BertConfig(**BERT, intermediate_size=24, num_hidden_layers=1), add_pooling_layer=False))
+    converted, report = convert_with(model, tokens(), width=1.5, max_kl=None)
+    assert report.width_share == 1.5
+    assert converted.config.intermediate_size == 36
+    assert converted.encoder.layer[0].output.dense.in_features == 36
+
+
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "grouped_mm"), reason="torch 2.8 runs no such experts on a CPU")
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3)),
+        lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3, experts_implementation="batched_mm")),
+        pytest.param(
+            lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, num_experts=3, moe_intermediate_size=12)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["mixtral", "mixtral-batched", "qwen3_moe"],
+)
+def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_path):
+    model = loud(build(), 1.5)
+    converted, report = convert_with(model, tokens(24, 6), max_kl=None)
+    assert {site for layer in report.layers if layer.is_unfit for site in layer.sites} == set(report.gates)
+    assert 0 < report.held_out.refitted.kl < report.held_out.direct.kl  # the head reads what the experts write
+    assert any("the gate alone was exchanged" in warning for warning in report.warnings)
+    assert converted.config.hidden_act == "relu"
+    converted.save_pretrained(tmp_path)
+    with torch.no_grad():
+        loaded = type(model).from_pretrained(tmp_path).eval()(**tokens(4)).logits
+        torch.testing.assert_close(loaded, converted(**tokens(4)).logits)
+        assert (loaded - model(**tokens(4)).logits).abs().max() > 1e-3

@@ -1,0 +1,40 @@
+"""The report's tables: cells read back from them are the numbers that went in, and nothing is left out."""
+
+import json
+
+import torch
+from small_networks import convert_with
+from torch import nn
+
+
+class Joint(nn.Module):
+    """Two maps that feed one sum and are solved together, and a gate that gives what the network gives."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.gate, self.up, self.act = nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 16), nn.GELU()
+        self.down, self.skip, self.last = nn.Linear(16, 3), nn.Linear(16, 3), nn.SiLU()
+
+    def forward(self, x):
+        x = self.gate(self.first(x))
+        return self.last(self.down(self.act(self.up(x))) + self.skip(x))
+
+
+def test_maps_are_counted_and_no_gates():
+    report = convert_with(Joint().eval(), torch.randn(200, 4)).report
+    assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
+    assert "linear maps: 3 refitted\n" in str(report)
+    assert "last: the gate alone was exchanged" in str(report)
+
+
+def test_the_report_has_the_options_as_plain_values():
+    def score(model):
+        return 1.0
+
+    net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
+    report = convert_with(net, torch.randn(200, 4), keep=["1"], metric=score, max_samples=150).report
+    told = json.loads(json.dumps(report.as_dict()))["config"]
+    assert (told["keep"], told["max_samples"], told["width"], told["effort"]) == (["1"], 150, 1.0, None)
+    assert told["metric"].endswith("score")
+    assert "checkpoint_dir" not in told
