@@ -39,6 +39,9 @@ _ROUNDS, _FEWEST_ROUNDS = 15, 5
 _ROUND_SECONDS = 0.005  # a quicker call is repeated for about this long
 _MOST_SECONDS = 60.0  # for the rounds after the fewest
 
+DISTANCES = ("relative_error", "distance")
+"""The measures of which less is better."""
+
 
 @dataclass(frozen=True)
 class ComparedNetwork:
@@ -236,6 +239,8 @@ def compare_networks(
 
 def nearness(change: NetChange) -> tuple[str, float]:
     """(measure, value) of how near a network is to another one, for outputs without labels."""
+    if change.detection is not None:
+        return "distance", change.detection
     for name in ("same_neighbour", "cosine"):
         if name in change.embedding:
             return name, change.embedding[name]
@@ -247,7 +252,7 @@ def _loss(float32: Mapping[str, float], int8: Mapping[str, float], change: NetCh
     for name, value in int8.items():
         return math.log(value / float32[name]) if name == "perplexity" else float32[name] - value
     measure, value = nearness(change)
-    return value if measure == "relative_error" else 1 - value
+    return value if measure in DISTANCES else 1 - value
 
 
 @dataclass(frozen=True)

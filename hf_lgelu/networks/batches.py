@@ -411,8 +411,11 @@ def _look_into(kind: type) -> None:
 def _not_read(name: str, value: Any) -> TypeError:
     given, advice = type(value).__name__ if isinstance(value, np.ndarray) else in_words(value), f". {_WHAT_TO_PASS}"
     if given == "str" or given.endswith(": str"):
-        given, advice = "text", ": pass tokenizer(texts, padding=True, return_tensors='pt')"
-        advice += ", or leave the column out" * name.startswith("input ")
+        given = "text"
+        advice = (
+            ": pass tokenizer(texts, padding=True, return_tensors='pt'), or give data_collator (model.preprocess of a "
+        )
+        advice += "SentenceTransformer)" + ", or leave the column out" * name.startswith("input ")
     return TypeError(f"{name} of a batch must be a tensor, got {given}{advice}")
 
 

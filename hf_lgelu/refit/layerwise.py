@@ -38,18 +38,18 @@ class Refit:
             traced, found = carrier.pair.traced, carrier.pair.layers
             names = [site.name for site in traces.sites]
             self.prepare(traces, traced, found)
-            self.write_behind(student, None)
+            self.write_after(student, None)
             done = [*_without_refit(found, names)]
             for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
                 folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
                 fit = _solved(layer, folds)  # the ridge regression between them
                 write_refit(student, traced, layer, fit)
-                self.write_behind(student, index)
+                self.write_after(student, index)
                 saves = _saved_weights(student, found, layer)
                 done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
 
-            last = last_biases(traced, found.layers)
-        fit_last_biases(task.read, task.read.of(student), task.folds, last)
+        if task.is_detector:
+            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(traced, found.layers))
         return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:
@@ -66,7 +66,7 @@ class Refit:
     def note(self, layer: Layer) -> str | None:
         """A further remark on a layer for the report, or None."""
 
-    def write_behind(self, student: nn.Module, index: int | None) -> None:
+    def write_after(self, student: nn.Module, index: int | None) -> None:
         """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
 
 

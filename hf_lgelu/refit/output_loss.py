@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.comparing.output_comparison import kl_terms
-from hf_lgelu.networks.batches import TRIED, Batch
+from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
 from hf_lgelu.networks.run import call_alike
 from hf_lgelu.processes import own_part, summed
@@ -123,17 +123,12 @@ def _pooled(states: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Folds, names: Sequence[str]) -> None:
-    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss; no other network's.
+    """Set the biases `names`, which end a detector whose scores a sigmoid reads, to the least loss.
 
     A fit by least squares draws scores to their mean, which is that of empty places. So the few places with an object
     would fall below the threshold. A class whose chance is d times too low gets log(d), in a step of Newton's method
     for the exponent: a rare class gets its whole correction at once.
     """
-    if not names:
-        return
-    few = original(folds.first.load()[:TRIED].inputs)
-    if few.are_logits or few.certainty() is None:
-        return
     batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
     seen = [(share, batch := share.part.load(), original(batch.inputs)) for share in map(Share.of, batches)]
     with learning(converted.model, names) as parameters, torch.enable_grad():

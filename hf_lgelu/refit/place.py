@@ -131,7 +131,7 @@ class Place(Refit):
                 written = _fit_block(original, block, width, sums[fed.site], inputs.get(fed.site), direction)
             self._writes[waits_for.get(fed.site)].append(written)
 
-    def write_behind(self, student: nn.Module, index: int | None) -> None:
+    def write_after(self, student: nn.Module, index: int | None) -> None:
         """Write the gates that waited for the refit of layer `index`, or with None the gates that wait for no layer."""
         for written in self._writes[index]:
             written.into(student)

@@ -174,6 +174,12 @@ class Task:
         """The original's traces, one for each shape of inputs."""
         return self.exchange.traces(self.read)
 
+    @cached_property
+    def is_detector(self) -> bool:
+        """Whether the original gives boxes, and class scores that a sigmoid reads."""
+        few = self.read(self.folds.samples.few.inputs)
+        return not few.are_logits and few.certainty() is not None
+
     def unfinished(
         self, effort: str, layers: Sequence[Layer], student: nn.Module, done: list[LayerRefit], deadline: float
     ) -> Iterator[tuple[int, Layer]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from hf_lgelu.export.comparison import ComparedNetwork, NetworkComparison, compare_networks, nearness
+from hf_lgelu.export.comparison import DISTANCES, ComparedNetwork, NetworkComparison, compare_networks, nearness
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -77,7 +77,7 @@ class JudgedInt8:
             yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
 
     def _shown(self, row: ComparedNetwork) -> str:
-        is_error = self.measure == "relative_error"
+        is_error = self.measure in DISTANCES
         itself = 0.0 if is_error else 1.0  # of the original in float32
         value = row.metrics.get(self.measure, itself if row.change is None else nearness(row.change)[1])
         return significant(value) if is_error else score(self.measure, value)

@@ -233,7 +233,7 @@ class SkippingRefit(Refit):
         names = [site.name for site in traces.sites]
         self._gates = [[names[index] for index in layer.sites] for layer in found.layers]
 
-    def write_behind(self, student: nn.Module, index: int | None) -> None:
+    def write_after(self, student: nn.Module, index: int | None) -> None:
         """Set the thresholds of the gates before the next layer, on what the student computes there by now."""
         following = 0 if index is None else index + 1
         for name in self._gates[following] if following < len(self._gates) else ():
