@@ -1,4 +1,4 @@
-"""What is installed: optional packages, and the package versions and hardware of a run, for its record."""
+"""What is installed: optional packages, what depends on the version of a host library, and a run's record of both."""
 
 import importlib
 import importlib.metadata
@@ -10,6 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+# torch 2.8 has no Muon and sets the precision of float32 products for all backends at once. Both may go with torch 2.8.
+MATRIX_OPTIMIZERS: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()
 
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "evaluate", "tokenizers", "numpy")
 
@@ -27,6 +30,13 @@ def require(module: str, extra: str) -> ModuleType:
             f"pip install '.[{extra}]'",
             name=module,
         ) from error
+
+
+def matmul_backends() -> tuple[Any, ...]:
+    """The backends that have a precision of their own, `fp32_precision`, for products in float32."""
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        return ()
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
 
 
 def package_versions() -> dict[str, str]:

@@ -21,7 +21,7 @@ ALLOWED = {
     "export": {"activation", "networks", "comparing", "models", "refit.report", "refit.config"},
     "cli": {"activation", "networks", "comparing", "models", "training", "refit", "export"},
 }
-ANYWHERE = {"version", "versions", "environment", "files", "formats", "processes", "registry"}
+ANYWHERE = {"version", "environment", "files", "formats", "processes", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 
 FILES = sorted(PACKAGE.rglob("*.py"))

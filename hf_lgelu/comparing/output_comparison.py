@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hf_lgelu.formats import main_measures, percent
-from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs
 
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
@@ -215,7 +215,7 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Output
 
     Raises ValueError for outputs of different shapes, for no or empty outputs, and for NaN of `model`.
     """
-    before, after = (compared_outputs(network, inputs) for network in (model, other))
+    before, after = (OutputReader(network)(inputs) for network in (model, other))
     first, second = (next(iter(found.tensors.values())).cpu() for found in (before, after))
     if first.shape != second.shape:
         raise ValueError(

@@ -10,12 +10,12 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
+from hf_lgelu.environment import MATRIX_OPTIMIZERS
 from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
 from hf_lgelu.models.copies import require_unflattened
 from hf_lgelu.models.loading import written_gates
 from hf_lgelu.models.record import has_record
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
-from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 logger = logging.get_logger(__name__)
 

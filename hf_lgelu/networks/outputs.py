@@ -221,16 +221,6 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
     return {"logits": scores, "pred_boxes": boxes}
 
 
-def compared_outputs(
-    model: nn.Module,
-    inputs: Any,
-    outputs: Sequence[str] | None = None,
-    call: Callable[[nn.Module, Any], Any] = run_example,
-) -> Compared:
-    """The outputs that an `OutputReader` reads for one batch of inputs."""
-    return OutputReader(model, outputs)(inputs, call)
-
-
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
     if config is None or name != "logits":

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hf_lgelu.environment import matmul_backends
 from hf_lgelu.processes import summed
-from hf_lgelu.versions import matmul_backends
 
 _BLOCK = 512
 _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are float64

@@ -11,7 +11,7 @@ from hf_lgelu.comparing.net_comparison import NetComparison, Score
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared, OutputReader, compared_outputs, in_order_of
+from hf_lgelu.networks.outputs import Compared, OutputReader, in_order_of
 from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.task import evaluate_conversion
 
@@ -71,7 +71,7 @@ def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
 )
 def test_only_classes_that_exclude_each_other_have_a_kl(problem, has_logits):
     config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
-    tensors, found, *_ = compared_outputs(MLPForClassification(config), {"features": torch.randn(5, 6)})
+    tensors, found, *_ = OutputReader(MLPForClassification(config))({"features": torch.randn(5, 6)})
     assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
 
 
@@ -95,7 +95,7 @@ class Places(nn.Module):
     ],
 )
 def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there(columns, config, has_logits):
-    found = compared_outputs(Places(columns, config), {"pixel_values": torch.randn(2, 5, 6)})
+    found = OutputReader(Places(columns, config))({"pixel_values": torch.randn(2, 5, 6)})
     assert found.are_logits == has_logits
 
 
@@ -117,7 +117,7 @@ def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order
 def test_queries_are_chosen_where_the_output_says_so():
     outputs = {"logits": torch.randn(2, 5, 3), "pred_boxes": torch.rand(2, 5, 4)}
     for given, expected in ((outputs, False), ({**outputs, "enc_topk_logits": torch.ones(1)}, True)):
-        found = compared_outputs(torch.nn.Identity(), given, call=lambda model, inputs: inputs)
+        found = OutputReader(torch.nn.Identity())(given, lambda model, inputs: inputs)
         assert found.queries_are_chosen == expected
 
 
@@ -231,14 +231,14 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     batch = Batch({name: tensors[name] for name in ("input_ids", "attention_mask", *given)})
     original, other = Copier(1.5), Copier(2.0)  # of 1.0 the rows would be probabilities
     found = NetComparison()
-    found.add(batch, *(compared_outputs(network, batch.inputs) for network in (original, other)))
+    found.add(batch, *(OutputReader(network)(batch.inputs) for network in (original, other)))
     # By hand: the rows of the decoder's tokens, or without them of the encoder's, that are no padding.
     ids = tensors[given[0] if given else "input_ids"]
     rows = torch.cat([row[:count] for row, count in zip(ids, counted, strict=True)])
     p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
     expected = (p.exp() * (p - q)).sum().item()
     assert (found.first.rows, found.first.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
-    loss = output_loss(compared_outputs(original, batch.inputs), OutputReader(other), batch)
+    loss = output_loss(OutputReader(original)(batch.inputs), OutputReader(other), batch)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 
 

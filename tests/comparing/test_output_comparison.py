@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from hf_lgelu.comparing.output_comparison import OutputComparison, compare_models, kl_terms
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.networks.outputs import compared_outputs, outputs_of
+from hf_lgelu.networks.outputs import OutputReader, outputs_of
 
 LABELS = torch.tensor([0, 2, 1, 0, 1])
 
@@ -114,7 +114,7 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
     ],
 )
 def test_outputs_say_whether_a_network_gives_embeddings(network, are_vectors):
-    found = compared_outputs(network, torch.randn(4, 5, 3))
+    found = OutputReader(network)(torch.randn(4, 5, 3))
     assert found.are_embeddings == are_vectors
     assert not (found.are_embeddings and found.are_logits)
     assert bool(compare_models(network, network, torch.randn(4, 5, 3)).embedding) == are_vectors
@@ -209,7 +209,7 @@ def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
     assert (change.unchanged_predictions, change.rows) == (None, rows)
     assert change.max_change == pytest.approx(0.5, rel=1e-6)
     assert str(change).endswith(f", on {rows} rows of one score")
-    assert not compared_outputs(nn.Identity(), torch.randn(shape)).are_logits  # a softmax of one score is 1
+    assert not OutputReader(nn.Identity())(torch.randn(shape)).are_logits  # a softmax of one score is 1
 
 
 def test_the_classes_of_maps_are_on_axis_1():

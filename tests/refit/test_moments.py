@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from hf_lgelu.environment import matmul_backends
 from hf_lgelu.refit import moments as module
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.versions import matmul_backends
 
 GROUPS, WIDTH, OUTPUTS = 2, 5, 3
 

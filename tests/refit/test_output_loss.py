@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hf_lgelu.networks.batches import Batch, read_batches
-from hf_lgelu.networks.outputs import OutputReader, compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.output_loss import column_variances, output_loss
 
 
@@ -34,7 +34,7 @@ class TwoOutputs(nn.Module):
 def test_every_column_of_outputs_that_are_no_class_scores_counts_alike():
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
     original, other = TwoOutputs(1.0), TwoOutputs(1.1)
-    loss = output_loss(compared_outputs(original, x), OutputReader(other), Batch(x, None))
+    loss = output_loss(OutputReader(original)(x), OutputReader(other), Batch(x, None))
     # Of a column y the error is Σ(0.1·y)² over Σ(y - ȳ)²; the one that does not vary has none.
     total = 0.0
     for columns in (original(x)["boxes"][:, :3], original(x)["scores"]):
@@ -47,7 +47,7 @@ def test_a_column_is_measured_by_its_variance_over_all_batches():
     """Of a single row no spread is known; a column of numbers near zero beside the others counts nothing."""
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(6))
     original, other = TwoOutputs(1.0), TwoOutputs(1.1)
-    parts = [(compared_outputs(original, part), Batch(part, None), 1.0) for part in x.split(20)]
+    parts = [(OutputReader(original)(part), Batch(part, None), 1.0) for part in x.split(20)]
     variances = column_variances(parts)
     one, total = x[:1], 0.0
     for name, varying in (("boxes", 3), ("scores", None)):
@@ -55,7 +55,7 @@ def test_a_column_is_measured_by_its_variance_over_all_batches():
         torch.testing.assert_close(variances[name][:varying], spread, rtol=1e-5, atol=0)
         assert not variances[name][spread.numel() :].any()
         total += float(((0.1 * original(one)[name].detach().double()[:, :varying]).square() / spread).mean())
-    loss = output_loss(compared_outputs(original, one), OutputReader(other), Batch(one, None), variances=variances)
+    loss = output_loss(OutputReader(original)(one), OutputReader(other), Batch(one, None), variances=variances)
     assert loss.item() == pytest.approx(total, rel=1e-4)
     faint = parts[0][0]._replace(tensors={"boxes": torch.cat([x, 1e-30 * x], 1)}, are_logits=False)
     assert (column_variances([(faint, Batch(x, None), 1.0)])["boxes"] > 0).tolist() == [True] * 4 + [False] * 4
@@ -81,7 +81,7 @@ def test_a_box_counts_as_much_as_a_detector_is_sure_that_something_is_in_it(has_
     x = torch.randn(30, 5, 4, generator=torch.Generator().manual_seed(6))
     original, other = Boxes(3 + has_nothing, 1.0), Boxes(3 + has_nothing, 1.1)
     batch = Batch({"pixel_values": x}, None)
-    loss = output_loss(compared_outputs(original, batch.inputs), OutputReader(other), batch)
+    loss = output_loss(OutputReader(original)(batch.inputs), OutputReader(other), batch)
     (z, boxes), (found, moved) = ([part.detach().double().flatten(0, 1) for part in net(x).values()]
                                   for net in (original, other))  # fmt: skip
     if has_nothing:
@@ -100,7 +100,7 @@ def test_of_embeddings_the_mean_over_the_tokens_counts_too():
     ids, lengths = torch.randint(20, (5, 9)), [9, 7, 4, 9, 2]
     mask = torch.tensor([[1] * length + [0] * (9 - length) for length in lengths])
     batch = next(iter(read_batches({"input_ids": ids, "attention_mask": mask})))
-    loss = output_loss(compared_outputs(original, batch.inputs), OutputReader(other), batch)
+    loss = output_loss(OutputReader(original)(batch.inputs), OutputReader(other), batch)
     y, found = (net(ids, mask)["last_hidden_state"].detach().double() for net in (original, other))
     means = [[states[row, :length].mean(0) for row, length in enumerate(lengths)] for states in (y, found)]
     turned = sum(1 - float(one @ two / one.norm() / two.norm()) for one, two in zip(*means, strict=True)) / 5
@@ -124,7 +124,7 @@ def test_a_network_that_draws_at_random_is_no_way_from_a_copy_of_itself():
     torch.manual_seed(6)
     original, x = Drawing().eval(), torch.randn(30, 4)
     state = torch.get_rng_state()
-    loss = output_loss(compared_outputs(original, x), OutputReader(copy.deepcopy(original)), Batch(x, None))
+    loss = output_loss(OutputReader(original)(x), OutputReader(copy.deepcopy(original)), Batch(x, None))
     assert loss.item() == 0.0
     assert loss.requires_grad
     assert torch.equal(torch.get_rng_state(), state)

@@ -9,7 +9,7 @@ from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.networks.outputs import compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.refit.verdict import config_warnings
 
 
@@ -55,11 +55,11 @@ def test_the_classes_of_a_map_along_a_length_are_on_axis_one():
     assert report.held_out.original_metrics == {"accuracy": 1.0}
     assert report.held_out.refitted.metrics["accuracy"] == pytest.approx(report.held_out.refitted.agreement)
     assert report.warnings == ()
-    rows = compared_outputs(net, x).tensors[""]
+    rows = OutputReader(net)(x).tensors[""]
     assert torch.equal(rows, net(x).movedim(1, -1))
     # Classes of a linear layer stay where they are, in a network with 1-D convolutions too.
     last = nn.Sequential(nn.Conv1d(4, 6, 1), nn.GELU(), nn.Flatten(2), nn.Linear(16, 7)).eval()
-    assert torch.equal(compared_outputs(last, x).tensors[""], last(x))
+    assert torch.equal(OutputReader(last)(x).tensors[""], last(x))
 
 
 @pytest.mark.parametrize("name", ["", "logits"])

@@ -27,9 +27,9 @@ from hf_lgelu import (
     hardness_profile,
     replace_activations,
 )
+from hf_lgelu.environment import MATRIX_OPTIMIZERS
 from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness, smallest_soft_hardness
 from hf_lgelu.models.optimizer_groups import hardness_modules_to_save, separate_hardness_group
-from hf_lgelu.versions import MATRIX_OPTIMIZERS
 
 NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
 

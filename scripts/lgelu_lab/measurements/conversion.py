@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
 from hf_lgelu.comparing.output_comparison import OutputComparison
-from hf_lgelu.networks.outputs import IGNORED_LABEL, compared_outputs
+from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from hf_lgelu.refit.report import ConversionReport
@@ -197,7 +197,7 @@ def change_of_outputs(
     change = OutputComparison()
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-        found, changed = (compared_outputs(model.eval(), inputs) for model in (original, network))
+        found, changed = (OutputReader(model.eval())(inputs) for model in (original, network))
         expected, given = found.tensors["logits"], changed.tensors["logits"]
         labels = batch.get("labels")
         counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else None

@@ -25,7 +25,7 @@ from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.surgery import exchange_activations
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import OutputReader, compared_outputs
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import forward_hooks, plain_evaluation, run_example
 from hf_lgelu.refit.folds import Folds, deal_folds
 from hf_lgelu.refit.layers import Layers, find_layers
@@ -168,7 +168,7 @@ def measure(
         place = wanted.index((rule, live)) if (rule, live) in wanted else 0
         thresholds = {name: values[place] for name, values in found.items()}
         with skipping(network, wiring, rule, live, thresholds, useds[number], inputs):
-            return compared_outputs(network, inputs)
+            return OutputReader(network)(inputs)
 
     units = []
     for batch in batches:
