@@ -48,7 +48,7 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
         trainer.train()
     check_path(trainer.model, seen, epochs(4, 3), 4, switch=2)
     trainer.args.harden = False
-    with pytest.raises(ValueError, match="switch_fraction would do nothing, since harden is off"):
+    with pytest.raises(ValueError, match="switch_fraction would do nothing, because harden is off"):
         trainer.train()
     trainer.args.switch_fraction = 0.25  # its default
     trainer.train()
@@ -83,7 +83,7 @@ def test_options_of_hardening(tmp_path, name, value, message):
         tiny_trainer(tmp_path, harden=True, **{name: value})
 
 
-IDLE = "would do nothing, since harden is off: give harden=True"
+IDLE = "would do nothing, because harden is off: give harden=True"
 
 
 OF_ARGUMENTS = [
