@@ -90,6 +90,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             raise
         report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
         tell(str(report))
+        if data is not None and not inputs.whole and arguments.max_samples is None:
+            tell(f"Some rows of {inputs.description} were left out, for time: --max_samples takes more.")
         if new is not None:
             on_hub = is_hub_id(arguments.model)
             provenance = Provenance(

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import IMAGE_PROCESSOR_NAME
 
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
@@ -114,9 +115,13 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     say("Run it in Python:")
     arrays = f"{{{', '.join(f'{name!r}: {name}' for name in report.inputs)}}}"
     if "input_ids" in report.inputs and any(folder.glob("tokenizer*")):
-        made = '(["a text"], padding=True, truncation=True, return_tensors="np")'
+        prompt = "" if given.sentences is None else given.sentences.prompt
+        made = f'(["{prompt}a text"], padding=True, truncation=True, return_tensors="np")'
         say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
         arrays = f"{{name: tokens[name] for name in {report.inputs}}}"
+    if "pixel_values" in report.inputs and (folder / IMAGE_PROCESSOR_NAME).is_file():
+        made = '(images, return_tensors="np")["pixel_values"]'
+        say(f'  pixel_values = transformers.AutoImageProcessor.from_pretrained("{folder}"){made}')
     say(f'  outputs = onnxruntime.InferenceSession("{folder / INT8_FILE}").run(None, {arrays})')
     say(str(report))
     return report

@@ -228,6 +228,8 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
         if not all(isinstance(text, str) and plain(text) in own for text in texts):
             return None
         values = np.array([own[plain(text)] for text in texts])
+    if names and len(names) != model.config.num_labels:  # for example, names of folders that are splits
+        return None
     # A row without a class has -1, which as an index would be the last name.
     if not np.issubdtype(values.dtype, np.integer) or values.min() < 0:
         return None

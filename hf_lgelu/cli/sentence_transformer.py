@@ -33,9 +33,9 @@ class SentenceEmbedder(nn.Module):
 
     main_input_name = "input_ids"
 
-    def __init__(self, encoder: PreTrainedModel, behind: Sequence[nn.Module]) -> None:
+    def __init__(self, encoder: PreTrainedModel, behind: Sequence[nn.Module], max_seq_length: int | None) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.max_seq_length = encoder, max_seq_length
         self.behind = nn.ModuleList(behind)
 
     @property
@@ -131,6 +131,6 @@ def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> Sente
     place = modules[0]["path"]
     # The config of an encoder that was a language model often still names the language model's class.
     loaded = load_checkpoint(path / place, kind=type(encoder), trust_remote_code=trust_remote_code)
-    network = loaded if is_cross else SentenceEmbedder(loaded, children[1:]).eval()
+    network = loaded if is_cross else SentenceEmbedder(loaded, children[1:], whole.max_seq_length).eval()
     prompt = whole.prompts.get(whole.default_prompt_name) or ""
     return SentenceFolder(path, place, network, network_class, whole.max_seq_length, prompt)

@@ -57,12 +57,13 @@ def load_checkpoint(
     require_there(str(name_or_path))
     name_or_path = local(str(name_or_path)) or name_or_path
     path = Path(name_or_path)
-    if path.exists() and not all(any(path.glob(name)) for name in (CONFIG_NAME, "*.safetensors")):
+    missing = [name for name in (CONFIG_NAME, "*.safetensors") if not any(path.glob(name))]
+    if path.exists() and missing:
         held = ", ".join(sorted(entry.name for entry in path.iterdir())[:6]) if path.is_dir() else ""
         what = f"a folder with {held or 'no file'}" if path.is_dir() else "a file"
         raise FileNotFoundError(
-            f"{path} is no checkpoint: it is {what}. Give the folder that save_pretrained wrote, with {CONFIG_NAME} "
-            "and weights in safetensors"
+            f"{path} is no checkpoint, but {what}, and has no {' and no '.join(missing)}. Give the folder that "
+            "save_pretrained wrote; of ONNX files, the folder that they were exported from"
         )
     try:
         # Without this argument, transformers would ask at the terminal whether to run the checkpoint's code.

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hf_lgelu.formats import counted
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.networks.channels import ChannelAxes
 from hf_lgelu.networks.outputs import OutputReader
@@ -52,9 +53,9 @@ def deal_folds(
     is_few = is_few and len(samples.rows) < LEAST_SAMPLES_TO_HOLD_OUT
     if sum(samples.rows) < LEAST_ROWS:
         raise ValueError(
-            f"a refit needs at least {LEAST_ROWS} distinct rows (tokens of sequences, else samples), got "
-            f"{sum(samples.rows)} in {len(samples.keys)} distinct samples of {samples.given} given; give more "
-            "inputs, at best several times the width of the widest layer"
+            f"a refit needs at least {LEAST_ROWS} different rows (tokens of texts, else samples), and the "
+            f"{counted(samples.given, 'sample')} given have {sum(samples.rows)}; give more inputs, at best several "
+            "times the width of the widest layer"
         )
     samples = samples if read is None else choose_padding(samples, read)
 

@@ -137,8 +137,8 @@ def sampled_text(model: nn.Module, texts: int = TEXTS, at_once: int = TEXTS) -> 
     start = next((token for token in known if isinstance(token, int) and token < text.vocab_size), None)
     if start is None or not model.can_generate():
         raise ValueError(
-            f"give `data`: {type(model).__name__} cannot sample text itself, which a causal language model of "
-            "transformers with a start token does"
+            "give `data`: only a causal language model of transformers with a start token can make its own text, and "
+            f"{type(model).__name__} is none"
         )
     length = min(TEXT_TOKENS, getattr(text, "max_position_embeddings", TEXT_TOKENS))
     # The model's own generation config (top_p, a penalty) must not narrow the text.

@@ -186,8 +186,8 @@ def uncounted_warning(
     others = {} if outputs else uncounted_outputs(output)
     if others and not names:
         maps = [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
-        unused = unused_modules(model, inputs, maps)
-        names = [name for name in maps if name in unused]
+        only_others = unused_modules(model, inputs, maps) - unused_modules(model, inputs, maps, [*others])
+        names = [name for name in maps if name in only_others]
     if names:
         yield (
             f"outputs that depend on {quoted(names)} did not count{f' ({quoted(others)})' if others else ''}: the "

@@ -300,7 +300,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
 @pytest.mark.parametrize(
     ("model", "words", "reason"),
     [
-        ("gelu", ("--max_samples", 15), "at least 16 distinct rows"),
+        ("gelu", ("--max_samples", 15), "at least 16 different rows"),
         ("gelu", ("--data_split", "trian"), "has no split 'trian'; it has train"),
         ("gelu", ("--label_column", "lable"), "has no column 'lable'; its columns are a (number)"),
         ("gelu", ("--evaluation", "DATA"), "must be other rows than --data, split 'train'"),
@@ -311,7 +311,7 @@ def test_data_in_the_folder_that_is_replaced_are_not_lost(option, place, tmp_pat
         ("gleu", (), "there is no folder or file gleu"),
         ("runs/gelu", (), "the Hub cannot be reached"),
         ("./nothing", (), "there is no folder or file ./nothing; give the folder of a checkpoint"),
-        ("gelu/model.safetensors", (), "is no checkpoint: it is a file. Give the folder"),
+        ("gelu/model.safetensors", (), "is no checkpoint, but a file, and has no config.json"),
         ("adapter", (), "merge_and_unload"),
         ("relu", (), "is a ReLU network already (2 ReLU modules, no smooth gate)"),
         ("narrow", (), "has 5 features a row, and the model takes 7"),

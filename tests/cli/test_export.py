@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from PIL import Image
 from torch import nn
 from transformers import (
+    AutoTokenizer,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
@@ -237,6 +238,8 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     assert hardened[1].get_config_dict()["pooling_mode"] == "cls"
     assert "from sentence_transformers import" in (tmp_path / "relu" / "README.md").read_text()
+    (tmp_path / "relu" / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
+    hardened = sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
     words = ("export", tmp_path / "relu", "--output_dir", tmp_path / "onnx", "--to", "onnx", "--opset", "12")
     status, said, errors = call(*words, "--evaluation", texts, "--disable_tqdm")
     assert status == 0, errors
@@ -258,7 +261,7 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     assert status == 0, errors
     assert said.splitlines()[-1].startswith("int8: good; same neighbour ")
     assert "original   int8" in said
-    assert (tmp_path / "int8" / "tokenizer.json").exists()
+    assert AutoTokenizer.from_pretrained(tmp_path / "int8").model_max_length == hardened.max_seq_length == 5
     assert ran(said)[0].shape == (1, 16)
 
 

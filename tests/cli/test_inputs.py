@@ -261,6 +261,8 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
     assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
     assert len(said) == 1
     assert "does not hold the model's classes, by name (no, yes) or number (0 to 1): there will be no score" in said[0]
+    three = BertForSequenceClassification(BertConfig(vocab_size=300, **SMALL, num_labels=3))  # folders were splits
+    assert "labels" not in whole(inputs(rows, three, tokenizer[0]))
     plain = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": [0, 1, 2, 1]})
     assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))

@@ -105,10 +105,10 @@ def test_what_is_no_checkpoint_is_told_with_what_it_is_and_not_looked_for_on_the
             (tmp_path / name / file).write_text("{}")
     (tmp_path / "file").write_text("x")
     for name, said in (
-        ("empty", r"it is a folder with no file\. Give the folder that save_pretrained wrote"),
-        ("onnx", r"it is a folder with config\.json, model\.onnx\. Give .* weights in safetensors"),
-        ("bin", r"with pytorch_model\.bin\. Give"),
-        ("file", r"it is a file\. Give"),
+        ("empty", r"but a folder with no file, and has no config\.json"),
+        ("onnx", r"but a folder with config\.json, model\.onnx, and has no \*\.safetensors"),
+        ("bin", r"with pytorch_model\.bin, and has no config\.json and no .* Give"),
+        ("file", r"but a file, and has no config\.json"),
         ("none", "there is no folder"),
     ):
         with pytest.raises(OSError, match=said):

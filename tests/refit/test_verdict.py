@@ -133,16 +133,17 @@ def test_gates_in_a_head_that_does_not_count_are_named():
 
 
 class ActorCritic(nn.Module):
-    """Two heads on what the last gate gives, of which one has a name that no task reads."""
+    """Two heads on what the last gate gives, of which one has a name that no task reads; no output needs `spare`."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 24), nn.GELU())
-        self.policy, self.value = nn.Linear(24, 4), nn.Linear(24, 1)
+        self.policy, self.value, self.spare = nn.Linear(24, 4), nn.Linear(24, 1), nn.Linear(24, 2)
 
     def forward(self, x):
         hidden = self.body(x)
+        self.spare(hidden)
         return {"logits": self.policy(hidden) * 3, "value": self.value(hidden), "hidden": hidden}
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,11 +203,18 @@ def save_onnx(
 
 
 def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.PathLike | None) -> None:
-    """Write the config of a model, and the tokenizer or image processor of the folder or Hub id `source`, if any."""
+    """Write the config of a model, and the tokenizer or image processor of the folder or Hub id `source`, if any.
+
+    The tokenizer gets the `max_seq_length` of a SentenceTransformer, which may cut texts before its tokenizer would.
+    """
     if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
         config.save_pretrained(folder)
     if source is not None:
         copy_processor_files(source, folder)
+        longest, settings = getattr(model, "max_seq_length", None), Path(folder) / "tokenizer_config.json"
+        if isinstance(longest, int) and settings.is_file():
+            config = json.loads(settings.read_text(encoding="utf-8")) | {"model_max_length": longest}
+            settings.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
