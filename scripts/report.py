@@ -12,13 +12,7 @@ from lgelu_lab.report.check import complaints
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
-from lgelu_lab.report.write import (
-    WRITTEN_PAGES,
-    page_tables,
-    put_results,
-    read_downstream,
-    write_report,
-)
+from lgelu_lab.report.write import WRITTEN_PAGES, page_tables, put_results, read_downstream, write_report
 from lgelu_lab.studies.folder import write_whole
 from lgelu_lab.studies.records import read_record, read_records
 

@@ -6,13 +6,7 @@ from pathlib import Path
 
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
-from lgelu_lab.studies.study import (
-    ERROR_FILE,
-    check_settings,
-    choose_benchmarks,
-    parse_settings,
-    run_study,
-)
+from lgelu_lab.studies.study import ERROR_FILE, check_settings, choose_benchmarks, parse_settings, run_study
 
 
 @dataclass

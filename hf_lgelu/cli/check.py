@@ -25,13 +25,7 @@ from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.outputs import OutputReader, task_outputs
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import run_example
-from hf_lgelu.networks.sites import (
-    LEARNED_KINDS,
-    SMOOTH_KINDS,
-    ActivationSite,
-    find_sites,
-    sites_in_words,
-)
+from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite, find_sites, sites_in_words
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs

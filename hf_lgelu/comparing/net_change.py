@@ -4,14 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hf_lgelu.formats import (
-    DETECTION,
-    NONE,
-    RELATIVE_ERROR,
-    main_measures,
-    score,
-    significant,
-)
+from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, main_measures, score, significant
 
 
 @dataclass(frozen=True)

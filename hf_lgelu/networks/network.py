@@ -17,20 +17,6 @@ class Network:
     """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
 
     Threads take turns: inside the block a model has other gates, and torch.export changes what all threads share.
-
-    >>> import torch
-    >>> from torch import nn
-    >>> from hf_lgelu.networks.network import Network
-    >>> class Block(nn.Module):
-    ...     def forward(self, x):
-    ...         return nn.functional.gelu(x)
-    >>> block = Block()
-    >>> with Network(block) as network:
-    ...     network.take_calls(torch.randn(2, 3))
-    ...     len(list(block.children()))
-    1
-    >>> len(list(block.children()))
-    0
     """
 
     _one_at_a_time = RLock()

@@ -10,17 +10,13 @@ from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
-from hf_lgelu.refit.report import (
-    ConversionReport,
-)
+from hf_lgelu.refit.report import ConversionReport
 from hf_lgelu.refit.weights import why_not_writable
 
 WHERE_NOT_FINITE = (
     "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
     "model.float()"
 )
-
-
 """The advice where numbers are not finite."""
 
 

@@ -7,14 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hf_lgelu.comparing.net_change import NetChange, networks_table
-from hf_lgelu.formats import (
-    counted,
-    finite_or_none,
-    percent,
-    quoted,
-    significant,
-    text_table,
-)
+from hf_lgelu.formats import counted, finite_or_none, percent, quoted, significant, text_table
 
 REPORT_FILE = "report.json"
 """The report's file in the folder of a converted checkpoint."""

@@ -13,15 +13,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.networks.outputs import OutputReader
-from hf_lgelu.refit.distill import (
-    CentredAdam,
-    CentredMap,
-    _Descent,
-    _Seen,
-    centred_maps,
-    distill,
-    moved_names,
-)
+from hf_lgelu.refit.distill import CentredAdam, CentredMap, _Descent, _Seen, centred_maps, distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.samples import read_samples

@@ -17,13 +17,14 @@ from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import require_known, swap_error_bound
+from hf_lgelu.comparing.net_change import NetChange, networks_table
 from hf_lgelu.comparing.output_comparison import OutputChange
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.conversion_page import layer_table, network_table, whole_network
+from hf_lgelu.export.hub.conversion_page import layer_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, whole_file
-from hf_lgelu.formats import percent, quoted, score
+from hf_lgelu.formats import markdown_table, percent, quoted, score
 from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
@@ -169,7 +170,7 @@ def write_card(
     )
     top = ""
     if compared is not None and (distance := compared.rows[1].change) is not None:
-        top = network_table(compared.rows[0].metrics, {"this model": distance}, main=True)
+        top = _top(compared.rows[0].metrics, distance)
     card = render_card(facts, checkpoint, form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
 
@@ -314,9 +315,7 @@ def render_conversion_card(
         last_rung=next((RUNGS[step.effort] for step in reversed(report.steps) if step.is_kept), None),
         network_table=whole_network(report),
         top="".join(
-            f"On the {name}, {of.size_in_words}:\n\n"
-            + network_table(of.original_metrics, {"this model": of.refitted}, main=True)
-            for name, of in measured
+            f"On the {name}, {of.size_in_words}:\n\n" + _top(of.original_metrics, of.refitted) for name, of in measured
         ),
         has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         done=what_was_done(report),
@@ -324,6 +323,11 @@ def render_conversion_card(
         has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),
     )
+
+
+def _top(scores: Mapping[str, float], change: NetChange) -> str:
+    """The table on a card's top: the original with its scores, and the card's network."""
+    return markdown_table(*networks_table(scores, {"this model": change}, main=True), text_columns=1)
 
 
 def _title(repo_id: str | None, name: str) -> str:

@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from hf_lgelu.comparing.net_change import NetChange, networks_table
+from hf_lgelu.comparing.net_change import networks_table
 from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, percent, quoted, significant
 from hf_lgelu.refit.report import ConversionReport, LayerRefit, evaluations
@@ -26,7 +26,7 @@ def whole_network(report: ConversionReport) -> str:
     if report.held_out is None:
         parts.append("No inputs were held out: too few were given.")
     for title, evaluation in evaluations(report):
-        table = network_table(evaluation.original_metrics, evaluation.networks)
+        table = markdown_table(*networks_table(evaluation.original_metrics, evaluation.networks), text_columns=1)
         parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
         direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
         if refitted:
@@ -39,12 +39,6 @@ def whole_network(report: ConversionReport) -> str:
             "is from the original on other inputs."
         )
     return "\n\n".join([*parts, NET_NOTE] if evaluations(report) else parts)
-
-
-def network_table(scores: Mapping[str, float], networks: Mapping[str, NetChange], *, main: bool = False) -> str:
-    """`networks_table` in Markdown."""
-    header, rows = networks_table(scores, networks, main=main)
-    return markdown_table(header, rows, text_columns=1)
 
 
 def layer_table(layers: Sequence[LayerRefit]) -> str:

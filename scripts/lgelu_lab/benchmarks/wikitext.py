@@ -7,13 +7,7 @@ from collections.abc import Iterable
 
 import tokenizers
 import torch
-from transformers import (
-    AutoConfig,
-    AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData, DataOptions, ModelOptions, choose_rows, collate_rows

@@ -7,15 +7,7 @@ import pandas as pd
 from lgelu_lab.report.difference import INTERVAL, difference_of
 from lgelu_lab.report.frames import ReportData, last_evaluations, of_measurement
 from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, score_column
-from lgelu_lab.report.numbers import (
-    NONE,
-    count,
-    either,
-    largest,
-    metrics_in_words,
-    number,
-    present,
-)
+from lgelu_lab.report.numbers import NONE, count, either, largest, metrics_in_words, number, present
 from lgelu_lab.report.paper import DATA_READ, PAPER_RECIPES, Notes, data_folder, trained_on
 from lgelu_lab.report.run_tables import ONE_SEED
 from lgelu_lab.studies.experiments import REMOVED_OPTIONS, STUDIES, experiment_name

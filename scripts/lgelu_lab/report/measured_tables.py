@@ -10,16 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by, seed_count
-from lgelu_lab.report.markup import (
-    SEEDS_COLUMN,
-    Column,
-    Group,
-    Row,
-    TableSpec,
-    mean_column,
-    score_column,
-    seeds_text,
-)
+from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, mean_column, score_column, seeds_text
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     NONE,

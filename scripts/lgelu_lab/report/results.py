@@ -8,15 +8,7 @@ import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
 from lgelu_lab.report.drawing import PALETTE, head, new_figure, plain, style
-from lgelu_lab.report.frames import (
-    ReportData,
-    last_evaluations,
-    of_label,
-    of_measurement,
-    paired,
-    rows_by,
-    seed_count,
-)
+from lgelu_lab.report.frames import ReportData, last_evaluations, of_label, of_measurement, paired, rows_by, seed_count
 from lgelu_lab.report.markup import Column, Group, TableSpec
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,

@@ -8,13 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lgelu_lab.report.difference import INTERVAL, Difference, difference_of
-from lgelu_lab.report.frames import (
-    ReportData,
-    hardness_path,
-    last_evaluations,
-    of_label,
-    paired,
-)
+from lgelu_lab.report.frames import ReportData, hardness_path, last_evaluations, of_label, paired
 from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, mean_column, score_column
 from lgelu_lab.report.numbers import (
     MISSING,
@@ -30,15 +24,7 @@ from lgelu_lab.report.numbers import (
     number,
     present,
 )
-from lgelu_lab.report.paper import (
-    PAPER_RECIPES,
-    Notes,
-    data_read,
-    differences,
-    marked,
-    model_size,
-    trained_on,
-)
+from lgelu_lab.report.paper import PAPER_RECIPES, Notes, data_read, differences, marked, model_size, trained_on
 from lgelu_lab.studies.experiments import INIT_MODES, SEEDS, STUDIES
 
 LEARNED_LABELS = tuple(f"λ-GELU {mode}" for mode in INIT_MODES)

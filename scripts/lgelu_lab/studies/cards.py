@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.export.hub.card import (
-    CardFacts,
-    CardScores,
-    made_with,
-    plain,
-    render_card,
-    save_card,
-)
+from hf_lgelu.export.hub.card import CardFacts, CardScores, made_with, plain, render_card, save_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture
 from lgelu_lab.report.paper import DATA_READ, data_folder

@@ -4,13 +4,7 @@ import itertools
 import math
 
 import pytest
-from lgelu_lab.report.frames import (
-    hardness_path,
-    of_measurement,
-    paired,
-    recipe_of,
-    run_frame,
-)
+from lgelu_lab.report.frames import hardness_path, of_measurement, paired, recipe_of, run_frame
 from lgelu_lab.report.run_tables import correlation_curve
 from scipy.stats import spearmanr
 
