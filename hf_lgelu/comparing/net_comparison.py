@@ -16,7 +16,16 @@ from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import IGNORED_LABEL, QUERIES, SIDES, Compared, OutputReader, in_order_of, is_causal
+from hf_lgelu.networks.outputs import (
+    IGNORED_LABEL,
+    QUERIES,
+    SIDES,
+    Compared,
+    OutputReader,
+    as_of_softmax,
+    in_order_of,
+    is_causal,
+)
 from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.processes import each_has
 
@@ -91,8 +100,8 @@ class NetComparison:
     def _add_places(self, name: str, value: Tensor, given: Tensor, certainty: Tensor, are_logits: bool) -> None:
         if name == QUERIES[0]:
             self._certainty += certainty.sum(dtype=torch.float64).item()
-            if not are_logits:  # a sigmoid of z is a softmax of z and 0
-                value, given = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (value, given))
+            if not are_logits:
+                value, given = map(as_of_softmax, (value, given))
         else:
             given = value + certainty.sqrt()[..., None] * (given - value)
         self._places[name].add(value, given, are_scores=name == QUERIES[0])

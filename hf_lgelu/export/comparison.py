@@ -108,7 +108,7 @@ class NetworkComparison:
         """The measure of `int8_loss`: "accuracy" or "perplexity" with labels, else that of `nearness`.
 
         The loss is the score in float32 less the score in int8, of a perplexity in nats. Without labels it is the share
-        that differs from the same network in float32, or the relative error.
+        that differs from the same network in float32, or a distance from it.
         """
         last: Any = self.rows[-1]
         return next(iter(last.metrics), nearness(last.int8_change)[0])

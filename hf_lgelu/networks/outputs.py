@@ -232,6 +232,11 @@ def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> 
     return not one_each and labels != 1
 
 
+def as_of_softmax(scores: Tensor) -> Tensor:
+    """(…, 2): scores that a sigmoid reads, as a softmax would read them; a sigmoid of z is a softmax of z and 0."""
+    return torch.stack([scores, torch.zeros_like(scores)], -1)
+
+
 def in_order_of(reference: Compared, other: Compared) -> Compared:
     """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
 

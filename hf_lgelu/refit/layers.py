@@ -172,7 +172,7 @@ def last_biases(traced: TracedNetwork, layers: Sequence[Layer]) -> list[str]:
         affine = (read_affine(node, traced.flow) for node in after)
         return not any(map(is_site, after)) and not any(each.mixes for each in affine if each is not None)
 
-    maps = [use for layer in layers for use in layer.maps if use.bias is not None]
+    maps = (use for layer in layers for use in layer.maps)
     return list(dict.fromkeys(use.bias.parameter for use in maps if use.bias is not None and is_last(use)))
 
 

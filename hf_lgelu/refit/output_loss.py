@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, in_order_of
+from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, as_of_softmax, in_order_of
 from hf_lgelu.networks.run import call_alike
 from hf_lgelu.processes import own_part, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
@@ -84,8 +84,8 @@ def output_loss(
             shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
         rows = summed(weight * shares.sum()).clamp(min=1)
         if number == 0 and (reference.are_logits or certainty is not None):
-            if not reference.are_logits:  # a sigmoid of z is a softmax of z and 0
-                wanted, found = (torch.stack([scores, torch.zeros_like(scores)], -1) for scores in (wanted, found))
+            if not reference.are_logits:
+                wanted, found = map(as_of_softmax, (wanted, found))
             total = total + kl_terms(wanted, found).sum() / rows
         else:
             varies = variances[name] > 0

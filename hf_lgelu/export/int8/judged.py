@@ -103,13 +103,11 @@ class Int8RefusedError(RuntimeError):
         original = "compare it with the int8 of the original (`original`); " if report.allowed is None else ""
         fewer = report.comparison.rows[-1].operations != "layers"
         layers = "leave more in float (`operations` layers); " if fewer else ""
-        self.report, self.advice = (
-            report,
-            (
-                "Nothing is kept. Give data with more inputs, or with inputs from where the network is used; "
-                f"{layers}convert with `effort` distill or a larger `width`; {original}or keep the file as it is "
-                "(`allow_worse`)"
-            ),
+        self.report = report
+        self.advice = (
+            "Nothing is kept. Give data with more inputs, or with inputs from where the network is used; "
+            f"{layers}convert with `effort` distill or a larger `width`; {original}or keep the file as it is "
+            "(`allow_worse`)"
         )
         super().__init__(f"{report.line}. {self.advice}")
 
