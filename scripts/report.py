@@ -1,14 +1,12 @@
 """Tables and figures from the records below a folder: `python scripts/report.py --runs runs/profiles`.
 
-With --compare RUN, in place of these, how a run differs from the committed records of the same configuration; with
---check, whether every number of README, docs and cards is that of a record.
+With --compare RUN, in place of these, how a run differs from the committed records of the same configuration.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-from lgelu_lab.report.check import complaints
 from lgelu_lab.report.frames import read_frames
 from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
@@ -27,7 +25,6 @@ def parse_arguments() -> argparse.Namespace:
     what.add_argument(
         "--compare", metavar="RUN", help="folder of a run: say how it differs from the committed records of its kind"
     )
-    what.add_argument("--check", action="store_true", help="compare README, docs and cards with the committed records")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--pages", help="put results into the pages below this folder (README.md, …), between marks")
     parser.add_argument(
@@ -47,22 +44,12 @@ def main() -> int:
     try:
         if arguments.compare:
             print(compare_run(read_record(arguments.compare), read_records(COMMITTED)))
-        elif arguments.check:
-            return _check()
         else:
             _write(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _check() -> int:
-    records, measurements = read_downstream(COMMITTED / "downstream", read_records(COMMITTED / "records"))
-    found = list(complaints(COMMITTED.parent, read_frames(records, measurements, paper=read_paper_values())))
-    told = f"{len(found)} numbers differ from the records" if found else "every number is from a record"
-    print(*found, told, sep="\n")
-    return int(bool(found))
 
 
 def _write(arguments: argparse.Namespace) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lgelu_lab.measurements.records import write_measurement
-from lgelu_lab.report import check
 from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import read_frames
-from lgelu_lab.report.markup import build_table, to_markdown
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import (
     ALL_TABLES,
@@ -68,51 +66,6 @@ def test_runs_of_one_network_have_tables_and_whole_pictures(record_of, data_of, 
         figures = {name: figure for name, draw in FIGURES.items() if (figure := draw(data)) is not None}
         assert list(figures) == ([key] if key else [])
         assert all(touches_no_edge(save(figure, tmp_path / "one.png")) for figure in figures.values())
-
-
-PLACES = """page,text,source
-README.md,GELU reaches {0.9000},table profiles ? mlp-adult / GELU > Best validation score[0]
-README.md,in {118} s,time.csv ? case=a > seconds
-"""
-
-
-@pytest.fixture
-def pages(record_of, data_of, tmp_path, monkeypatch):
-    """A folder whose page has a table and two numbers as the records have them; and the report's data."""
-    data, tables = data_of([record_of(), record_of(activation="relu")]), {"profiles": ALL_TABLES["profiles"]}
-    table = build_table(tables["profiles"], data)
-    text = f"GELU reaches 0.9000 in 118 s.\n\n{START}{END}\n"
-    (tmp_path / "README.md").write_text(put_results(text, to_markdown(table)), "utf-8")
-    (tmp_path / "time.csv").write_text("case,seconds\na,117.6\nb,3\n")
-    (tmp_path / "model_cards" / "report").mkdir(parents=True)
-    (tmp_path / "model_cards" / "report" / "tables.md").write_text(to_markdown(table, level=3), "utf-8")
-    (tmp_path / "places.csv").write_text(PLACES, "utf-8")
-    monkeypatch.setattr(check, "PLACES", tmp_path / "places.csv")
-    monkeypatch.setattr(check, "ALL_TABLES", tables)
-    monkeypatch.setattr(check, "WRITTEN_PAGES", {"README.md": ("profiles",)})
-    monkeypatch.setattr("lgelu_lab.studies.cards.write_committed_cards", lambda source, target: [])
-    return tmp_path, data
-
-
-@pytest.mark.parametrize(
-    ("file", "written", "changed", "told"),
-    [
-        ("README.md", "s.", "s.", None),
-        ("README.md", "reaches 0.9000", "reaches 0.9001", "README.md does not say “GELU reaches 0.9000”"),
-        ("README.md", "| 0.9000", "| 0.9001", "README.md says “.*0.9001.*”, its records say"),
-        ("README.md", "s.", "s. It gains 0.1234.", "0.1234 is from no record"),
-        ("time.csv", "117.6", "127.6", "README.md says 118 in .*time.csv .* has 127.6"),
-        ("model_cards/report/tables.md", "| 0.9000", "| 0.9001", "tables.md says"),
-    ],
-)
-def test_a_changed_digit_is_named_with_page_and_record(pages, file, written, changed, told):
-    """`scripts/report.py --check` asks this of all committed pages and records."""
-    folder, data = pages
-    text = (folder / file).read_text("utf-8")
-    assert written in text
-    (folder / file).write_text(text.replace(written, changed, 1), "utf-8")
-    found = list(check.complaints(folder, data))
-    assert any(re.search(told, line) for line in found) if told else found == []
 
 
 def test_a_report_on_nothing_is_refused():
