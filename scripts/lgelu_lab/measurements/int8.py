@@ -5,9 +5,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import EvalPrediction
 
-from hf_lgelu import ConversionConfig, convert_to_relu, export_onnx, quantize_onnx
+from hf_lgelu import export_onnx, quantize_onnx
 from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS
@@ -26,7 +25,7 @@ from hf_lgelu.networks.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
 from lgelu_lab.measurements.measurement import Measurement
-from lgelu_lab.measurements.networks import TrainedModel, draw_calibration, without_augmentation
+from lgelu_lab.measurements.networks import TrainedModel, without_augmentation
 from lgelu_lab.studies.experiments import STUDIES
 
 FLOAT32 = "float32"
@@ -42,7 +41,7 @@ PRECISIONS: tuple[str, ...] = (FLOAT32, *(f"int8-{operations}" for operations in
 """float32; int8-all: every operation that onnxruntime can; int8-layers: convolutions and matrix products alone."""
 
 INT8_COLUMNS: dict[str, str] = {
-    "model": "network; an effort is the network gelu converted by it",
+    "model": "network",
     "precision": "float32, int8-all (every operation that can be) or int8-layers (Conv, Gemm and MatMul alone)",
     "batch_size": "rows of one call in the latencies; what is not a latency is the same for every batch size",
     "metric": "the benchmark's metric",
@@ -74,9 +73,6 @@ class Int8Settings:
         rounds: of the latencies.
         min_round_seconds: calls are repeated in a round until it is expected to take as long.
         seed: of the calibration rows and of the order in each round.
-        efforts: rungs of `convert_to_relu`; the network gelu is measured converted by each, too.
-        converted_rows: training rows that the conversions are fitted on.
-        distill_steps: of the effort distill; None for its default.
     """
 
     calibration_rows: int = 256
@@ -87,9 +83,6 @@ class Int8Settings:
     rounds: int = 30
     min_round_seconds: float = 0.005
     seed: int = 0
-    efforts: tuple[str, ...] = ()
-    converted_rows: int = 1024
-    distill_steps: int | None = None
 
 
 @dataclass
@@ -114,8 +107,8 @@ def measure_int8(
     calibration = [_inputs(batch) for batch in batches]
     variants = []
     with tempfile.TemporaryDirectory() as folder:
-        networks = ((name, trained.load()) for name, trained in models.items())
-        for name, network in chain(networks, _converted(models, benchmark, data, settings)):
+        for name, trained in models.items():
+            network = trained.load()
             made = _variants(name, network, Path(folder), calibration, settings)
             _evaluate(network, made, benchmark, data.eval, settings)
             variants += made
@@ -126,17 +119,6 @@ def measure_int8(
         for size in settings.batch_sizes
         if (key := (v.model, v.precision, size))
     ]
-
-
-def _converted(
-    models: Mapping[str, TrainedModel], benchmark: Benchmark, data: BenchmarkData, settings: Int8Settings
-) -> Iterator[tuple[str, nn.Module]]:
-    """(effort, the network gelu converted by it)."""
-    rows = draw_calibration(data, settings.converted_rows, settings.seed) if settings.efforts else None
-    for effort in settings.efforts:
-        steps = settings.distill_steps if effort == "distill" else None
-        options = ConversionConfig(effort=effort, distill_steps=steps, data_collator=benchmark.collate)
-        yield effort, convert_to_relu(models["gelu"].load(), rows, options=options).model
 
 
 def _variants(
@@ -256,7 +238,7 @@ def _score(predictions: list[np.ndarray], labels: np.ndarray, benchmark: Benchma
 INT8 = Measurement(
     name="int8",
     benchmarks=STUDIES["downstream"].benchmarks,
-    models=("gelu", "relu", "lambda_gelu", "hardened_relu", "relufied"),
+    models=("gelu", "relu", "lambda_gelu", "hardened_relu"),
     settings=Int8Settings,
     measure=measure_int8,
 )

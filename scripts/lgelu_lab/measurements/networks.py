@@ -15,7 +15,6 @@ from hf_lgelu import LambdaGELUTrainer
 from hf_lgelu.models.checkpoint import load_checkpoint
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData
-from lgelu_lab.benchmarks.detector import Detector
 from lgelu_lab.benchmarks.images import ImageRows
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
@@ -30,8 +29,6 @@ _RUNS: dict[str, tuple[str, int, str]] = {
     "lambda_gelu": ("downstream", 2, ""),
     "hardened": ("downstream", 3, ""),
     "hardened_relu": ("downstream", 3, RELU_FOLDER),
-    "relufied": ("downstream", 4, ""),
-    "smooth": ("gates", 0, ""),
 }
 
 FEWEST_SEQUENCES = 16
@@ -39,8 +36,7 @@ FEWEST_SEQUENCES = 16
 
 MODELS: tuple[str, ...] = tuple(_RUNS)
 """gelu; relu (ReLU from the start); lambda_gelu (λ learned, soft); hardened (every λ at the target);
-hardened_relu (the same weights with ReLU in the gates' place); relufied (ReLU put in early); smooth (GELU or SiLU, as
-long as the study of gates)."""
+hardened_relu (the same weights with ReLU in the gates' place)."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,7 @@ class TrainedModel:
 
     def load(self) -> PreTrainedModel:
         """A fresh copy from the checkpoint: float32, on the CPU, in eval mode, laid out in memory as the run had it."""
-        kind = Detector if self.record.model["class"] == Detector.__name__ else None  # else transformers has it
-        model = load_checkpoint(self.folder, kind=kind).float()
+        model = load_checkpoint(self.folder).float()
         # In bfloat16 the other memory format rounds a few predictions in ten thousand away.
         return model.to(memory_format=torch.channels_last) if self.record.config.get("channels_last") else model
 
@@ -81,10 +76,7 @@ def find_models(runs: str | os.PathLike, benchmark: str, seed: int, names: tuple
         study, place, inner = STUDIES[_RUNS[name][0]], *_RUNS[name][1:]
         if benchmark in STUDIES["pretrained"].benchmarks:
             study, place = STUDIES["pretrained"], min(place, 1)  # fine-tuned, hardened
-        configurations = study.configurations(benchmark)
-        if place >= len(configurations):  # this study has no such network
-            continue
-        run = Path(runs) / study.folder / experiment_name(benchmark, configurations[place], seed)
+        run = Path(runs) / study.folder / experiment_name(benchmark, study.configurations(benchmark)[place], seed)
         if (run / inner / "config.json").exists():
             found[name] = TrainedModel(name, run / inner, read_record(run))
             require_own_weights(found[name].record, run)

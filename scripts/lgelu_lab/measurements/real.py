@@ -41,14 +41,12 @@ REAL_COLUMNS: dict[str, str] = {
     "width": "units of the converted network over the original's; null where nothing was converted",
     "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; in "
     "records before 0.3.0 the units of what was converted were equalized before)",
-    "units": "sequences, images or sounds that were fitted on; null where none are needed",
-    "rows": "of these, tokens, images or sounds that were counted",
+    "units": "sequences that were fitted on; null where none are needed",
+    "rows": "of these, tokens that were counted",
     "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
-    "by cosine, is the original's) or word_error_rate (wrong, missing and added words of what the network writes, over "
-    "the words spoken; signs and case do not count)",
-    "score": "the metric on the evaluation units; null for sounds in onnxruntime, where nothing writes",
-    "judged": "sequences, images or sounds judged on: as many as asked for, or as there are; null where there is no "
-    "network",
+    "by cosine, is the original's); the record of Whisper has word_error_rate",
+    "score": "the metric on the evaluation units",
+    "judged": "sequences judged on: as many as asked for, or as there are; null where there is no network",
     "kl": "mean KL(original ‖ network) in nats per prediction; null for embeddings",
     "agreement": "share of predictions with the original's argmax; for embeddings as same_neighbour",
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
@@ -72,7 +70,7 @@ class RealSettings:
     """How much is fitted on and judged on.
 
     Args:
-        units: sequences, images or sounds of the conversions; as many as there are where there are fewer.
+        units: sequences of the conversions; as many as there are where there are fewer.
         efforts: of the conversions on the most units; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
         evaluation_units: what is judged on, other units than those; as many as there are where there are fewer.
@@ -96,7 +94,7 @@ class Measured:
     network: RealNetwork
     settings: RealSettings
     model: PreTrainedModel
-    processor: Any
+    tokenizer: Any
     fitted: list[Inputs]
     evaluation: list[Inputs]
     origin: Origin
@@ -104,8 +102,7 @@ class Measured:
     @cached_property
     def pad(self) -> int:
         """The token that fills up sequences; 0 where there are none."""
-        tokenizer = getattr(self.processor, "tokenizer", self.processor)
-        return getattr(tokenizer, "pad_token_id", None) or 0
+        return getattr(self.tokenizer, "pad_token_id", None) or 0
 
     @cached_property
     def judged(self) -> list[Inputs]:
@@ -117,7 +114,7 @@ class Measured:
         asked = {"model": self.network.name, "method": method, "metric": task.metric}
         scores: Row = {}
         if changed is not None:
-            judged = task.judge(self.model, changed, self.judged, self.processor)
+            judged = task.judge(self.model, changed, self.judged)
             scores = {**judged, "judged": len(self.evaluation)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
@@ -129,18 +126,18 @@ def load_measured(
     # What would stop the last rows is refused before hours of conversions.
     for package in ("onnx", "onnxscript", "onnxruntime") if settings.onnx else ():
         require(package, "onnx")
-    model, processor = load_network(network, packages)
+    model, tokenizer = load_network(network, packages)
     corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
     found = corpus.load(data_dir)
     most, judged_on = max(settings.units), settings.evaluation_units
-    fitted = read_units(network, found.splits[corpus.fit_split], processor, most + judged_on, settings.seed)
+    fitted = read_units(network, found.splits[corpus.fit_split], tokenizer, most + judged_on, settings.seed)
     if len(wanted) == 1:
         judged_on = min(judged_on, len(fitted) // 2)
         fitted, judged = fitted[judged_on:], fitted[:judged_on]
     else:
         fitted = fitted[:most]
-        judged = read_units(network, found.splits[corpus.eval_split], processor, judged_on, settings.seed)
-    return Measured(network, settings, model, processor, fitted, judged, found.origin)
+        judged = read_units(network, found.splits[corpus.eval_split], tokenizer, judged_on, settings.seed)
+    return Measured(network, settings, model, tokenizer, fitted, judged, found.origin)
 
 
 def measure_real(measured: Measured) -> list[Row]:

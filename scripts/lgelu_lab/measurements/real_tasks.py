@@ -2,19 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.models.whisper.english_normalizer import EnglishTextNormalizer
 
 from hf_lgelu.comparing.net_comparison import compare_networks_on
-from hf_lgelu.environment import require
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader
+from hf_lgelu.networks.outputs import OutputReader
 from lgelu_lab.benchmarks.real_inputs import Inputs
-from lgelu_lab.measurements.conversion import change_of_outputs
 
 Judged = dict[str, float | None]
 
@@ -23,44 +17,16 @@ Judged = dict[str, float | None]
 class Task:
     """How a kind of network is judged.
 
-    `judge(original, network, batches, processor)` gives the columns of a row, of `judged_at_once` units a batch: the
-    logits of a text fill the memory.
+    `judge(original, network, batches)` gives the columns of a row, of `judged_at_once` units a batch: the logits of a
+    text fill the memory.
     """
 
     metric: str
-    judge: Callable[[nn.Module, nn.Module, list[Inputs], Any], Judged]
+    judge: Callable[[nn.Module, nn.Module, list[Inputs]], Judged]
     judged_at_once: int = 16
 
 
-def _judge_speech(original: nn.Module, network: nn.Module, batches: list[Inputs], processor: Any) -> Judged:
-    """Errors of what the network writes by itself, greedily, over the words spoken; the rest with the text given."""
-    score = None
-    if isinstance(network, PreTrainedModel):  # what onnxruntime runs has no loop that writes
-        jiwer = require("jiwer", "benchmarks")
-        heard = [text for batch in batches for text in written(network, batch, processor.tokenizer)]
-        labels = [row[row != IGNORED_LABEL] for batch in batches for row in batch["labels"]]
-        spoken = [processor.tokenizer.decode(row, skip_special_tokens=True) for row in labels]
-        score = jiwer.wer(*([_NORMALIZE(text) for text in texts] for texts in (spoken, heard)))
-    change = change_of_outputs(original, network, batches)
-    return {"score": score, "kl": change["kl"], "agreement": change["agreement"]}
-
-
-@torch.no_grad()
-def written(network: PreTrainedModel, batch: Inputs, tokenizer: Any) -> list[str]:
-    """What a speech network writes of each sound, the likeliest token at every step.
-
-    One that does not end by itself is stopped at twice the tokens of the batch's longest text.
-    """
-    most = min(2 * batch["labels"].shape[1], network.config.max_target_positions - 2)
-    tokens = network.generate(batch["input_features"], num_beams=1, do_sample=False, max_new_tokens=most)
-    return tokenizer.batch_decode(tokens, skip_special_tokens=True)
-
-
-_NORMALIZE = EnglishTextNormalizer({})
-"""Words without signs and case, numbers in digits; British spellings stay."""
-
-
-def _judge(original: nn.Module, network: nn.Module, units: list[Inputs], processor: Any) -> Judged:
+def _judge(original: nn.Module, network: nn.Module, units: list[Inputs]) -> Judged:
     """The score by the labels, which of a text are its tokens; of embeddings the neighbours that stay."""
     batches = []
     for unit in units:
@@ -79,6 +45,5 @@ def _judge(original: nn.Module, network: nn.Module, units: list[Inputs], process
 TASKS: dict[str, Task] = {
     "classification": Task("accuracy", _judge),
     "embedding": Task("same_neighbour", _judge),
-    "speech": Task("word_error_rate", _judge_speech),
     "text": Task("perplexity", _judge, 1),
 }

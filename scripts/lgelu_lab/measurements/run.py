@@ -12,7 +12,6 @@ from typing import Any
 from hf_lgelu.environment import hardware
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.conversion import CONVERSION
-from lgelu_lab.measurements.gates import GATE_OPTIONS
 from lgelu_lab.measurements.int8 import INT8
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import find_models, load_data
@@ -25,11 +24,7 @@ from lgelu_lab.measurements.records import (
 )
 from lgelu_lab.studies.checkout import software_versions
 
-MEASUREMENTS: dict[str, Measurement] = {
-    measurement.name: measurement for measurement in (INT8, CONVERSION, GATE_OPTIONS)
-}
-DEFAULTS = (INT8.name, CONVERSION.name)
-"""Those of the study downstream."""
+MEASUREMENTS: dict[str, Measurement] = {measurement.name: measurement for measurement in (INT8, CONVERSION)}
 
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
 
@@ -50,7 +45,7 @@ def run_measurement(
         measurement: a row of MEASUREMENTS.
         benchmark: a key of BENCHMARKS that the measurement knows.
         seed: of the runs that trained the networks.
-        runs: output folder of the study "downstream", or "gates".
+        runs: output folder of the study "downstream".
         output_dir: of the records.
         settings: an instance of `measurement.settings`. A None of `measurement.of_run` becomes what the run had, and a
             record that is there may say either.

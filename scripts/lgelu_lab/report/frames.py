@@ -10,7 +10,7 @@ import pandas as pd
 
 from lgelu_lab.measurements.records import MeasurementRecord
 from lgelu_lab.report.paper import PAPER_LR_MULTIPLIER, PaperValues, data_read
-from lgelu_lab.studies.experiments import GATE_OPTIONS, PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
+from lgelu_lab.studies.experiments import PAPER_TEMPERATURE, SEEDS, STUDIES, experiment_name
 from lgelu_lab.studies.records import EARLIER_DEFAULTS, RunRecord
 
 _ACTIVATION_LABELS = {
@@ -23,11 +23,6 @@ _ACTIVATION_LABELS = {
 }
 _ORDER = (*_ACTIVATION_LABELS.values(), "λ-GELU uniform", "λ-GELU increasing", "λ-GELU decreasing")
 _GATE_LABELS = {"lambda_gelu": "λ-GELU", "lambda_gelu_tanh": "λ-GELU (tanh)", "lambda_silu": "λ-SiLU"}
-_OPTION_LABELS = {
-    "channel": "λ per channel",
-    "measured": "measured targets",
-    "geometric": "geometric",
-}
 _PARTS = frozenset(study.folder for study in STUDIES.values()) - {""}
 """Folders of studies that have runs of their own."""
 
@@ -37,7 +32,6 @@ MODEL_LABELS = {
     "lambda_gelu": "λ-GELU as learned",
     "hardened": "λ-GELU hardened",
     "hardened_relu": "hardened, swapped",
-    "smooth": "smooth, of the study of gates",
 }
 """What the tables call the networks that were measured."""
 
@@ -267,7 +261,7 @@ def paired(runs: pd.DataFrame, baselines: pd.DataFrame) -> pd.DataFrame:
 def configuration_label(record: RunRecord) -> str:
     """What the seeds of one configuration have in common, in words: "λ-GELU uniform, hardened".
 
-    t and c are named where they are not the paper's 0.1 and 9, and so are the options of the gates.
+    t, c and the schedule are named where they are not the paper's.
     """
     config = record.config
     name = _ACTIVATION_LABELS.get(config["activation"], config["activation"])
@@ -281,8 +275,7 @@ def configuration_label(record: RunRecord) -> str:
         parts.append(f"t = {config['temperature']:g}")
     if config.get("hardness_lr_multiplier", PAPER_LR_MULTIPLIER) != PAPER_LR_MULTIPLIER:
         parts.append(f"c = {config['hardness_lr_multiplier']:g}")
-    options = _options(record)
-    parts += [_OPTION_LABELS[word] for (option, value), word in GATE_OPTIONS.items() if options.get(option) == value]
+    parts += ["geometric"] * (config.get("hardening_schedule") == "geometric")
     return ", ".join([*parts, *["hardened"] * config["harden"]])
 
 
@@ -293,17 +286,11 @@ def configuration_key(record: RunRecord) -> str:
         "activation": config["activation"],
         "harden": config["harden"],
         "relufication": bool(config.get("relufication")),
+        "hardening_schedule": config.get("hardening_schedule"),
     }
-    named |= _options(record)
     if config["activation"].startswith("lambda_"):
         named["init_mode"] = config["init_mode"]
     return experiment_name("", named, 0).removeprefix("/").removesuffix("-seed0")
-
-
-def _options(record: RunRecord) -> dict[str, str | None]:
-    """What the options of the gates were; a record says in a key of its own that targets were measured."""
-    chosen = {option: record.config.get(option) for option, _ in GATE_OPTIONS}
-    return chosen | {"target_hardness": "measured" if record.config.get("measured_targets") else None}
 
 
 def seed_count(seeds: Iterable[int]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by, seed_count
-from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, mean_column, score_column, seeds_text
+from lgelu_lab.report.frames import MODEL_LABELS, ReportData, of_measurement, rows_by
+from lgelu_lab.report.markup import SEEDS_COLUMN, Column, Group, Row, TableSpec, mean_column, score_column
 from lgelu_lab.report.numbers import (
     LOWER_IS_BETTER,
     NONE,
@@ -36,12 +36,6 @@ METHODS = {
     "hardened": "hardened in training",
 }
 """{method: in words}, where these are others."""
-STARTS = {
-    "direct": "plain swap, then tuned",
-    "refit": "refit, then tuned",
-    "anneal": "annealed, then swapped",
-    "gelu": "GELU tuned, never swapped",
-}
 # Which rows
 
 
@@ -146,18 +140,6 @@ def _real_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     yield from _refusals(data, rows, "real")
 
 
-def _tunings(data: ReportData) -> Iterator[Group]:
-    for benchmark, frame in of_measurement(data, "conversion-finetuning").items():
-        runs = rows_by(frame, "start", "steps", "learning_rate")
-        for steps, rate in dict.fromkeys(key[1:] for key in runs):
-            same = {start: runs.get((start, steps, rate)) for start in STARTS}
-            yield (benchmark, str(steps)), {"rate": rate, "seeds": set(frame["seed"]), **same}
-
-
-def _start(start: str) -> Column:
-    return Column(STARTS[start], lambda row, notes: seeds_text(row[start]))
-
-
 _NETWORK = ("Benchmark", "Network")
 _OVER_SEEDS = "Mean ± sample standard deviation over seeds."
 
@@ -225,22 +207,5 @@ MEASURED_TABLES: dict[str, TableSpec] = {
             _significant("Call, ms", "call_ms"),
         ),
         notes=_real_notes,
-    ),
-    "conversion-finetuning": TableSpec(
-        title="Score after so many training steps, by what they begin with",
-        caption="On the evaluation split, with ReLU but for the last column. Every number of steps is a run of its own "
-        "with the same training rows in the same order. Refit: without labels, on the calibration rows that the "
-        "settings name, before the first step. Annealed: λ-GELU in GELU's place, every λ in equal factors from 1 to "
-        "159.6 over the steps, then ReLU. MLPs: SGD at a constant learning rate; GPT-2: AdamW, cosine to a tenth, no "
-        f"warm-up. {_OVER_SEEDS}",
-        rows=_tunings,
-        head=("Benchmark", "Steps"),
-        columns=(
-            Column("Learning rate", lambda row, notes: NONE if row["rate"] is None else f"{row['rate']:g}"),
-            *map(_start, STARTS),
-            Column("Seeds", lambda row, notes: seed_count(row["seeds"])),
-        ),
-        notes=partial(_refusals, name="conversion-finetuning"),
-        text_columns=1,
     ),
 }

@@ -152,8 +152,6 @@ def _other_recipe(record: RunRecord, recipe: PaperRecipe) -> list[str]:
 
 def _other_hardness(record: RunRecord) -> list[str]:
     config, expected = record.config, {}
-    if record.name.startswith("gates/"):
-        return []  # the study of these differs in them on purpose
     if config["activation"] == "lambda_gelu" and not record.name.startswith("grid/"):
         expected |= _HARDNESS  # the study of t and c differs in them on purpose, and says so in its axes
     if config["harden"]:
@@ -163,9 +161,7 @@ def _other_hardness(record: RunRecord) -> list[str]:
     found = []
     for name, (words, value) in expected.items():
         actual = config.get(name, value)
-        if actual is None and config.get("measured_targets"):
-            actual = "measured for each layer"
-        elif isinstance(value, float) and abs(actual - value) < 1e-6 * value:
+        if isinstance(value, float) and abs(actual - value) < 1e-6 * value:
             continue
         if actual != value:
             found.append(f"{words} {_short(actual)}, not {_short(value)}")

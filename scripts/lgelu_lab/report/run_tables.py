@@ -301,7 +301,7 @@ def _grid_gain(mode: str) -> Column:
 
 # What is there, and what it rests on
 
-_PART_ORDER = ("", "grid", "downstream", "gates")
+_PART_ORDER = ("", "grid", "downstream")
 _VERSIONS = ("torch", "transformers", "accelerate", "timm", "hf-lgelu")
 
 

@@ -11,7 +11,6 @@ from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE, RULES_TABLE
 from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import ReportData
-from lgelu_lab.report.gates_table import GATES_TABLE
 from lgelu_lab.report.markup import TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.pretrained_table import PRETRAINED_TABLE, draw_profiles
@@ -35,7 +34,6 @@ ALL_TABLES: dict[str, TableSpec] = {
     "rules": RULES_TABLE,
     "pretrained": PRETRAINED_TABLE,
     **TABLES,
-    "gates": GATES_TABLE,
     **MEASURED_TABLES,
 }
 FIGURES: "dict[str, Callable[[ReportData], Figure | None]]" = {"path": draw_path, "depth": draw_profiles}
@@ -87,12 +85,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "The same network, seeds and steps with other activations; PReLU and learnable-β Swish learn theirs as well.",
         ("related",),
     ),
-    "gates": SectionSpec(
-        "Gates and hardening, option by option",
-        "Each option of the gates and of hardening beside the paper's way, and beside the ways that need no λ, all "
-        "trained for as many steps from the same weights.",
-        ("gates",),
-    ),
     "downstream-int8": SectionSpec(
         "Downstream: integer inference",
         "onnxruntime runs each network in float32 and in int8. A ReLU costs nothing there; a smooth gate needs its "
@@ -104,12 +96,6 @@ SECTIONS: dict[str, SectionSpec] = {
         "The other road to a ReLU network: the gates of a finished GELU network become ReLU, and only the linear maps "
         "behind them are refitted, layer by layer, on unlabelled inputs. Hardening is the road for those who train.",
         ("conversion",),
-    ),
-    "downstream-conversion-finetuning": SectionSpec(
-        "Downstream: a few training steps around the swap",
-        "Who can train for some steps may begin with the refit, with the plain swap, or anneal λ over the steps and "
-        "swap at the end. The same steps with GELU, never swapped, show what the training alone gives.",
-        ("conversion-finetuning",),
     ),
     "downstream-real": SectionSpec(
         "Downstream: networks that nobody here trained",

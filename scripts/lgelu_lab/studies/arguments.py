@@ -11,7 +11,6 @@ import torch
 from transformers import HfArgumentParser
 
 from hf_lgelu import LambdaGELUTrainingArguments
-from hf_lgelu.models.surgery import GRANULARITIES
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.table import BENCHMARKS, check_benchmark
@@ -54,10 +53,6 @@ class RunArguments:
         metadata={
             "help": "The rival of hardening: train a smooth network for the switch fraction, put ReLU in, train on."
         },
-    )
-    granularity: str = field(
-        default="layer",
-        metadata={"help": f"One λ per: {', '.join(GRANULARITIES)}.", "choices": list(GRANULARITIES)},
     )
     recipe: str = field(
         default="paper",

@@ -43,16 +43,12 @@ class Study:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def build(self, benchmarks: Sequence[str], seeds: Sequence[int] = SEEDS) -> list[Experiment]:
-        """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares.
-
-        Without those whose options are no longer in the library: of these there are records alone.
-        """
+        """Every run on these benchmarks. One seed of all comes before the next, so that what is there compares."""
         return [
             self._experiment(benchmark, configuration, seed)
             for benchmark in benchmarks
             for seed in seeds
             for configuration in self.configurations(benchmark)
-            if REMOVED_OPTIONS.isdisjoint(configuration.items())
         ]
 
     def _experiment(self, benchmark: str, configuration: Configuration, seed: int) -> Experiment:
@@ -62,21 +58,10 @@ class Study:
         return Experiment(name, {**fixed, **self.arguments, **configuration})
 
 
-GATE_OPTIONS: dict[tuple[str, str], str] = {
-    ("granularity", "channel"): "channel",
-    ("target_hardness", "measured"): "measured",
-    ("hardening_schedule", "geometric"): "geometric",
-}
-"""{(argument, value that is not the paper's): its word in the names of runs}."""
-
-REMOVED_OPTIONS = frozenset({("target_hardness", "measured")})
-"""What the library no longer has. Their records stay, and the report reads them."""
-
-
 def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> str:
     """The folder of a run's record, e.g. "mlp-adult/lambda_gelu-uniform-hardened-seed0".
 
-    t and c are named where the configuration sets them, and the options of the gates where they are not the paper's.
+    t and c are named where the configuration sets them, and the schedule where it is not the paper's.
     """
     parts = [configuration["activation"]]
     if "init_mode" in configuration:
@@ -84,7 +69,7 @@ def experiment_name(benchmark: str, configuration: Configuration, seed: int) -> 
     for letter, argument in (("t", "temperature"), ("c", "hardness_lr_multiplier")):
         if argument in configuration:
             parts.append(f"{letter}{configuration[argument]:g}")
-    parts += [word for (option, value), word in GATE_OPTIONS.items() if configuration.get(option) == value]
+    parts += ["geometric"] * (configuration.get("hardening_schedule") == "geometric")
     parts += ["hardened"] * configuration.get("harden", False)
     parts += ["relufied"] * configuration.get("relufication", False)
     return f"{benchmark}/{'-'.join(parts)}-seed{seed}"
@@ -100,42 +85,9 @@ _RELUFIED: Configuration = {"activation": "gelu", "relufication": True}
 _RELATED = ("relu", "gelu", "silu", "mish", "prelu", "learnable_swish")
 
 
-# The gate whose λ = 1 a network's activation is, and the others that were tried in its place.
-_SMOOTH_GATES = dict.fromkeys(("llama-wikitext2", "smollm2", "detector"), ("silu", "lambda_silu"))
-_OTHER_GATES = {"gpt2-wikitext2": "lambda_gelu_tanh", "llama-wikitext2": "lambda_gelu"}
-
-
-def _downstream(benchmark: str) -> list[Configuration]:
-    """The smooth network, ReLU from the start, λ learned, hardened; of the detector, swapped early as well."""
-    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
-    trained = ({"activation": smooth}, _RELU, *({**row, "activation": gate} for row in (_LEARNED[0], _HARDENED)))
-    return [*trained, *([{"activation": smooth, "relufication": True}] if benchmark == "detector" else [])]
-
-
-def _gates(benchmark: str) -> list[Configuration]:
-    """The smooth network first, whose weights are kept to be converted, and the paper's hardening fourth.
-
-    Every one is trained for as long.
-    """
-    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
-    hardened = {**_HARDENED, "activation": gate}
-    options: tuple[Configuration, ...] = tuple(
-        {option: value} for option, value in GATE_OPTIONS if value != "geometric"
-    )
-    others = [_OTHER_GATES[benchmark]] if benchmark in _OTHER_GATES else []
-    return [
-        {"activation": smooth, "save_final_model": True},
-        _RELU,
-        {"activation": smooth, "relufication": True},
-        hardened,
-        *({**hardened, **option} for option in options),
-        *({**hardened, "activation": other} for other in others),
-    ]
-
-
 def _pretrained(benchmark: str) -> list[Configuration]:
     """The network fine-tuned, hardened by two schedules, swapped early, and swapped before the first step."""
-    smooth, gate = _SMOOTH_GATES.get(benchmark, ("gelu", "lambda_gelu"))
+    smooth, gate = ("silu", "lambda_silu") if benchmark == "smollm2" else ("gelu", "lambda_gelu")
     by_step = {"hardening_strategy": "steps"}
     hardened = {**_HARDENED, "activation": gate, **by_step}
     return [
@@ -170,12 +122,11 @@ STUDIES: dict[str, Study] = {
         Study("related", _MLPS, lambda benchmark: (*({"activation": name} for name in _RELATED), *_LEARNED)),
         Study(
             "downstream",
-            ("mlp-digits", *_PAIRS, "detector"),
-            _downstream,
+            ("mlp-digits", *_PAIRS),
+            lambda benchmark: (_GELU, _RELU, _LEARNED[0], _HARDENED),
             folder="downstream",
             arguments={"save_final_model": True},  # for scripts/measure.py
         ),
         Study("pretrained", ("reactions", "smollm2"), _pretrained, folder="pretrained", arguments=_MOVING | _BY_STEPS),
-        Study("gates", (*_MLPS, "gpt2-wikitext2", "llama-wikitext2"), _gates, folder="gates", arguments=_MOVING),
     )
 }

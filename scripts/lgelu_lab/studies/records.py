@@ -7,11 +7,8 @@ records lack:
   before its checkpoint), timed_from_step (null; in records of 0.2.0 the step that `seconds` are counted from, where a
   run went on from a checkpoint that kept no time)
 - config: benchmark, activation, init_mode, init_hardness, high_hardness,
-  temperature, granularity (absent earlier: "layer"), hardness_lr_multiplier, harden, target_hardness, switch_fraction,
-  hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), of a hardened run
-  hardening_switch and hardening_rate ("fixed" and "schedule" but in some records of 0.2.0, which have also
-  plateau_tolerance, rate_tolerance and hardening_progress, or measured_targets, a target_hardness of null and
-  layer_targets), seed,
+  temperature, hardness_lr_multiplier, harden, target_hardness, switch_fraction,
+  hardening_schedule, hardening_strategy (hardening_granularity in records before 0.2.0), seed,
   and the training recipe (optimizer, learning_rate, weight_decay, train_batch_size over all processes,
   num_train_epochs, lr_scheduler_type, eval_strategy, ...); saved_epoch: whose weights load_best_model_at_end brought
   back
@@ -56,7 +53,6 @@ RELU_FOLDER = "relu"
 
 EARLIER_DEFAULTS = {
     "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
-    "granularity": "layer", "hardening_switch": "fixed", "hardening_rate": "schedule",
     "label_smoothing_factor": 0.0, "eval_delay": 0, "train_sampling_strategy": "random",
 }  # fmt: skip
 """What a record from before an option existed was made with, where that is neither None nor False."""
@@ -132,8 +128,8 @@ class RunRecord:
     @property
     def as_learned(self) -> EpochRecord | None:
         """The last evaluation before hardening began: λ as the loss made it; None where there is none."""
-        if not self.config.get("harden") or self.config.get("hardening_switch", "fixed") != "fixed":
-            return None  # when λ had settled is not recorded
+        if not self.config.get("harden"):
+            return None
         if self.config.get("max_steps", -1) > 0:
             return None  # of how many epochs these are is not recorded
         # What hf_lgelu.models.hardening computes, and a test compares with: that package loads torch.

@@ -33,7 +33,6 @@ from hf_lgelu import (
     from_pretrained,
     hardness_profile,
     initialize_hardness,
-    replace_activations,
     substitute_relu,
 )
 from hf_lgelu.activation.gates import GATES
@@ -147,11 +146,7 @@ def train_and_record(
 def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
     """The network of a run before its first step, from torch's global generator."""
     inputs = benchmark.collate([data.train[i] for i in range(2)])
-    if run.granularity == "layer":
-        model = benchmark.build_model(run.activation, data, options)
-    else:  # which no activation string says
-        model = benchmark.build_model(GATES[run.activation].plain_names[0], data, options)
-        replace_activations(model, gate=run.activation, granularity=run.granularity, inputs=inputs)
+    model = benchmark.build_model(run.activation, data, options)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
     if run.activation in GATES:
@@ -333,11 +328,6 @@ def _check(run: RunArguments, training: LambdaGELUTrainingArguments) -> None:
             "dataloader_persistent_workers keeps the rows that its workers began with: every epoch would have the "
             "crops and flips of the first. Leave it out"
         )
-    if run.granularity != "layer" and run.activation not in GATES:
-        raise ValueError(
-            f"granularity is of {', '.join(GATES)}, got activation {run.activation!r} with granularity "
-            f"{run.granularity!r}; leave it out"
-        )
     if training.eval_strategy == "no":
         raise ValueError("a run that is never evaluated has nothing to record; set eval_strategy to 'epoch' or 'steps'")
     if run.activation not in ACT2FN:
@@ -361,7 +351,7 @@ def run_name(run: RunArguments, training: LambdaGELUTrainingArguments) -> str:
         "activation": run.activation, "harden": training.harden, "relufication": run.relufication,
     }  # fmt: skip
     if run.activation in GATES:
-        configuration |= {"init_mode": run.init_mode, "granularity": run.granularity}
+        configuration["init_mode"] = run.init_mode
     return experiment_name(run.benchmark, configuration, training.seed)
 
 
@@ -419,7 +409,7 @@ def _record(
 def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, processes: int = 1) -> dict[str, Any]:
     """The `config` of a run's record: everything that decides what comes out, apart from the data."""
     of_run = (
-        *("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature", "granularity"),
+        *("benchmark", "activation", "init_mode", "init_hardness", "high_hardness", "temperature"),
         "relufication",
     )
     of_training = (
@@ -443,7 +433,6 @@ def run_config(run: RunArguments, training: LambdaGELUTrainingArguments, process
         tolerance = {} if training.tolerance is None else {"tolerance": training.tolerance}
         gate = {"gate": run.activation} if run.activation in GATES else {}
         values["target_hardness"] = training.target_hardness or hardness_for_tolerance(**tolerance, **gate)
-        values |= {"hardening_switch": "fixed", "hardening_rate": "schedule"}  # as all runs but some of older records
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

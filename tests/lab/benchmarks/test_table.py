@@ -44,16 +44,13 @@ def tiny_copies(write_splits, adult_rows):
 # What keeps a row small here, and how many λ-GELU it then has.
 SMALL = {
     "deit-tiny-imagenet": {"image_size": 32},
-    **{
-        name: {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270}
-        for name in ("gpt2-wikitext2", "llama-wikitext2")
-    },
+    "gpt2-wikitext2": {"num_layers": 2, "width": 16, "num_heads": 2, "context_length": 8, "vocabulary_size": 270},
 }
 SITES = {
     **dict.fromkeys(("mlp-digits", "mlp-adult", "mlp-fmnist"), 4),
     **dict.fromkeys(("resnet18-cifar10", "resnet18-cifar100"), 17),
     "deit-tiny-imagenet": 12,
-    **dict.fromkeys(("gpt2-wikitext2", "llama-wikitext2"), 2),
+    "gpt2-wikitext2": 2,
 }
 
 

@@ -18,13 +18,10 @@ from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, re
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import train_and_record
-from tiny_speech import SAID, a_speaker, sound
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoModelForSpeechSeq2Seq,
-    AutoProcessor,
     AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
@@ -72,11 +69,6 @@ def stand_ins(tmp_path_factory):
         "wikitext2": {"train": datasets.Dataset.from_dict(lines), "validation": datasets.Dataset.from_dict(lines)},
         "reactions": dict.fromkeys(("train", "validation"), datasets.Dataset.from_dict(labelled)),
     }
-    speaker, processor = a_speaker()
-    speaker.save_pretrained(models / "speech")
-    processor.save_pretrained(models / "speech")
-    spoken = [{"audio": sound(0.3 + 0.01 * i), "text": SAID[i % 3]} for i in range(60)]
-    sets["telephone_prompts"] = dict.fromkeys(("train", "validation"), datasets.Dataset.from_list(spoken))
     for folder, splits in sets.items():
         (data / folder / "data").mkdir(parents=True)
         for split, rows in splits.items():
@@ -84,17 +76,15 @@ def stand_ins(tmp_path_factory):
     return models, data
 
 
-OF_TASK = {"classification": "reactions", "embedding": "minilm", "text": "smollm2", "speech": "whisper"}
+OF_TASK = {"classification": "reactions", "embedding": "minilm", "text": "smollm2"}
 AUTO_CLASS = {
     "classification": AutoModelForSequenceClassification, "embedding": AutoModel, "text": AutoModelForCausalLM,
-    "speech": AutoModelForSpeechSeq2Seq,
 }  # fmt: skip
 
 
 def stand_in(task, folder, length, monkeypatch):
     """A network of REAL of the task, with the small one in its place."""
-    reader = AutoProcessor if task == "speech" else AutoTokenizer
-    loaded = AUTO_CLASS[task].from_pretrained(folder).eval(), reader.from_pretrained(folder)
+    loaded = AUTO_CLASS[task].from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     monkeypatch.setattr(real, "load_network", lambda network, packages: loaded)
     network = dataclasses.replace(REAL[OF_TASK[task]], length=length)
     assert network.task == task
@@ -107,14 +97,14 @@ def stand_in(task, folder, length, monkeypatch):
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     models, data = stand_ins
-    network = stand_in(task, models / task, 24 if task == "speech" else 16, monkeypatch)
+    network = stand_in(task, models / task, 16, monkeypatch)
     record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
     rows = record.rows
     assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
     original, direct, converted = rows
     assert {row["judged"] for row in rows} == {12}
-    folder = {"classification": "reactions", "speech": "telephone_prompts"}.get(task, "wikitext2")
+    folder = "reactions" if task == "classification" else "wikitext2"
     told = {"source": f"local folder {folder}", "copy_of": network.corpus.hub_id, "folder": folder, "readme": None}
     assert told.items() <= record.data.items()
     assert record.data["files"]
@@ -192,7 +182,7 @@ def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     for unit in units:
         chances = model(**unit).logits[0].detach().double().softmax(-1)
         losses += [-math.log(chances[t, unit["input_ids"][0, t + 1]].item()) for t in range(8)]
-    found = TASKS["text"].judge(model, model, units, None)
+    found = TASKS["text"].judge(model, model, units)
     assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-6)
 
 
@@ -245,7 +235,7 @@ def test_a_record_of_other_settings_is_refused(monkeypatch, tmp_path, capsys):
     assert f"{path} was measured with efforts=['refit'], width_budget=1.0; remove it, or give another output" in told
 
 
-@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2", "whisper"])
+@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2"])
 def test_the_committed_records_are_read(name):
     record = read_measurement(f"model_cards/downstream/{name}/real-seed0.json")
     assert record.rows[0]["method"] == "original"

@@ -80,18 +80,11 @@ def test_two_studies_never_train_one_run_at_once(tmp_path, capsys):
     assert run_study([experiment], tmp_path) == []
 
 
-GATES = {
-    **{"num_train_epochs": 16.0, "eval_strategy": "steps", "eval_steps": 0.25, "max_train_samples": 8192},
-    "per_device_train_batch_size": 64,
-}
-
-
 @pytest.mark.parametrize(
     ("study", "benchmark", "given"),
     [
         ("substitution", "mlp-adult", {}),
         ("grid", "mlp-fmnist", {"num_train_epochs": 10.0}),
-        ("gates", "mlp-adult", GATES),
     ],
 )
 def test_committed_records_are_those_of_their_study(study, benchmark, given, tmp_path):
