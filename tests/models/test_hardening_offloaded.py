@@ -3,7 +3,6 @@
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload
-from lgelu_lab.studies.layer_targets import layer_targets
 from torch import nn
 
 from hf_lgelu import (
@@ -96,10 +95,9 @@ def test_inputs_reach_a_model_whose_values_are_elsewhere(kept):
     """Its first parameter is on the device "meta", where no input may go."""
     whole, x = network("layer"), torch.randn(64, 3)
     net = nn.Sequential(whole[:2], whole[2:])
-    expected, calls = layer_targets(net, x), find_smooth_calls(net, x)
+    calls = find_smooth_calls(net, x)
     cpu_offload(net if kept == "all" else net[0], execution_device=torch.device("cpu"))
     assert next(net.parameters()).is_meta
-    assert layer_targets(net, x) == pytest.approx(expected)
     assert find_smooth_calls(net, x) == calls
     assert len(calls) == 2
 
