@@ -3,8 +3,7 @@
 Every provider is timed in turn within one process, round by round; ratios are taken to nn.GELU (erf) within a
 round. Rows go to a CSV file as they are measured, and a rerun measures only what is not there.
 
-    python scripts/bench_activation.py --csv bench.csv                      the activation alone
-    python scripts/bench_activation.py --csv bench.csv --step               whole training steps
+    python scripts/bench_activation.py --csv bench.csv
 """
 
 import os
@@ -15,7 +14,6 @@ import torch
 from lgelu_lab.kernel_bench.measure import DTYPES, MODES, SIZES, Bench, measure_operation, parse_size
 from lgelu_lab.kernel_bench.providers import PROVIDERS, REFERENCE
 from lgelu_lab.kernel_bench.results import Cells, find_provenance, results_file
-from lgelu_lab.kernel_bench.training_steps import STEP_MODELS, measure_steps
 from lgelu_lab.rows_file import RowsFile
 from transformers import HfArgumentParser
 from transformers.utils import logging
@@ -64,11 +62,6 @@ class BenchArguments:
     )
     rounds: int = field(default=25, metadata={"help": "At most so many rounds of each input and mode."})
     seconds: float = field(default=5.0, metadata={"help": "No further round after so long, but at least five of them."})
-    step: bool = field(default=False, metadata={"help": "Time whole training steps in the place of the activation."})
-    models: list[str] = field(
-        default_factory=list,
-        metadata={"help": "For --step; default those meant for the device.", "choices": list(STEP_MODELS)},
-    )
 
 
 def main() -> None:
@@ -108,12 +101,6 @@ def run(arguments: BenchArguments) -> None:
 def _measure(arguments: BenchArguments, dtype: str, threads: int, results: RowsFile) -> None:
     allocator = arguments.allocator if arguments.device == "cpu" else "torch"
     bench = Bench(arguments.device, threads, allocator, arguments.rounds, arguments.seconds, results)
-    if arguments.step:
-        for name, model in STEP_MODELS.items():
-            if name in arguments.models or (not arguments.models and arguments.device in model.devices):
-                for row in measure_steps(model, dtype, bench):
-                    _say(row)
-        return
     providers = [row for name, row in PROVIDERS.items() if name in {*arguments.providers, REFERENCE}]
     for size in arguments.sizes:
         for row in measure_operation(size, dtype, providers, arguments.hardness, arguments.modes, bench):

@@ -1,7 +1,7 @@
 """What networks that nobody here trained are fed: texts and blocks of text, one batch a unit."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,14 +65,6 @@ def _blocks(texts: Sequence[str], labels: Sequence[int] | None, tokenizer: Any, 
     return [{"input_ids": block[None]} for block in tokens.split(length) if len(block) == length]
 
 
-UNITS: dict[str, Callable[[Sequence[Any], Sequence[Any] | None, Any, int], list[Inputs]]] = {
-    "classification": _texts,
-    "embedding": _texts,
-    "text": _blocks,
-}
-"""{task: (texts, labels, tokenizer, length) → units}."""
-
-
 def read_units(
     network: RealNetwork, split: Any, tokenizer: Any, wanted: int | None = None, seed: int = 0
 ) -> list[Inputs]:
@@ -84,7 +76,8 @@ def read_units(
         order = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
         chosen = split.select(order)
         texts, labels = chosen[corpus.column][:], chosen[corpus.label][:]
-    units = UNITS[network.task](texts, labels, tokenizer, network.length)
+    cut = _blocks if network.task == "text" else _texts
+    units = cut(texts, labels, tokenizer, network.length)
     if corpus.label is None:
         order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed)).tolist()
         units = [units[index] for index in order]

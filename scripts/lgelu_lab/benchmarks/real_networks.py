@@ -56,7 +56,7 @@ class RealNetwork:
         name: its key in REAL.
         source: name==version of a package.
         licence: of the weights, as their source has it.
-        task: a key of TASKS.
+        task: a key of METRICS.
         corpus: its data.
         length: tokens of a unit, at most.
         load: (folder of the packages) → (model, tokenizer).

@@ -1,6 +1,6 @@
 """The activation alone: forward, backward and both, of every provider on one input."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -45,27 +45,6 @@ class Bench:
         """Those of every row."""
         clock = clock_name(self.device, self.threads)
         return {"threads": str(self.threads), "allocator": self.allocator, "clock": clock}
-
-    def written_rows(
-        self, blanks: Mapping[str, Cells], calls: Mapping[str, Call], add_columns: Callable[[pandas.DataFrame], None]
-    ) -> Iterator[Cells]:
-        """Time all calls in turn, the reference's among them, if the results lack a row; write and yield those.
-
-        `add_columns` adds what else is measured to the summary; "peak_bytes" gets its ratio to the reference here.
-        """
-        lacking = {name: blank for name, blank in blanks.items() if blank not in self.results}
-        if not lacking:
-            return
-        clock = CLOCKS[clock_name(self.device, self.threads)]
-        seconds, repetitions = interleave(calls, clock, self.rounds, self.seconds)
-        summary = summarize(seconds, REFERENCE).assign(repetitions=repetitions)
-        add_columns(summary)
-        if "peak_bytes" in summary:
-            summary["peak_ratio"] = summary["peak_bytes"] / summary["peak_bytes"][REFERENCE]
-        for name, blank in lacking.items():
-            row = blank | {column: number_text(value) for column, value in summary.loc[name].items()}
-            self.results.append(row)
-            yield row
 
 
 def parse_size(text: str) -> tuple[tuple[int, ...], torch.memory_format]:
@@ -116,17 +95,24 @@ def measure_operation(
 def _measure_mode(
     modules: dict[str, nn.Module], blanks: dict[str, Cells], mode: str, x: Tensor, delta: Tensor, bench: Bench
 ) -> Iterator[Cells]:
-    wanted = [name for name, blank in blanks.items() if name == REFERENCE or blank not in bench.results]
-    calls = {name: mode_call(modules[name], mode, x, delta) for name in wanted}
-
-    def add_columns(summary: pandas.DataFrame) -> None:
-        if mode != "backward":
-            saved = {name: saved_bytes(lambda n=name: modules[n](x)) / x.numel() for name in calls}
-            summary["saved_bytes_per_element"] = pandas.Series(saved)
-        if mode == "both":
-            summary["peak_bytes"] = pandas.Series({n: peak_bytes(call, bench.device) for n, call in calls.items()})
-
-    yield from bench.written_rows(blanks, calls, add_columns)
+    """Time the calls that lack a row, and the reference's, in turn; write and yield the rows."""
+    lacking = [name for name, blank in blanks.items() if blank not in bench.results]
+    if not lacking:
+        return
+    calls = {name: mode_call(modules[name], mode, x, delta) for name in dict.fromkeys([REFERENCE, *lacking])}
+    clock = CLOCKS[clock_name(bench.device, bench.threads)]
+    seconds, repetitions = interleave(calls, clock, bench.rounds, bench.seconds)
+    summary = summarize(seconds, REFERENCE).assign(repetitions=repetitions)
+    if mode != "backward":
+        saved = {name: saved_bytes(lambda n=name: modules[n](x)) / x.numel() for name in calls}
+        summary["saved_bytes_per_element"] = pandas.Series(saved)
+    if mode == "both":
+        peaks = pandas.Series({name: peak_bytes(call, bench.device) for name, call in calls.items()})
+        summary = summary.assign(peak_bytes=peaks, peak_ratio=peaks / peaks[REFERENCE])
+    for name in lacking:
+        row = blanks[name] | {column: number_text(value) for column, value in summary.loc[name].items()}
+        bench.results.append(row)
+        yield row
 
 
 def mode_call(module: nn.Module, mode: str, x: Tensor, delta: Tensor) -> Call:

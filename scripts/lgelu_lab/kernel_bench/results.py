@@ -13,9 +13,8 @@ from lgelu_lab.studies.checkout import last_commit
 Cells = dict[str, str]
 
 CASE = ("provider", "mode", "size", "memory_format", "elements", "dtype", "hardness", "threads", "allocator")
-"""What was asked for: one provider in one mode on one input, or one model's training step (mode "step", the model's
-name as size, its parameters as elements). `hardness` is λ, empty where there is none; `allocator` is "keep" or "stock"
-(see the script's help), "torch" on a GPU."""
+"""What was asked for: one provider in one mode on one input. `hardness` is λ, empty where there is none; `allocator` is
+"keep" or "stock" (see the script's help), "torch" on a GPU. Rows of mode "step" are of a model's training step."""
 
 PROVENANCE = ("device", "torch", "triton", "transformers", "hf_lgelu", "commit")
 """On what, and with which software. `commit` is the last one that changed the activation's source, with "-dirty" where
@@ -26,8 +25,7 @@ NUMBERS = (
     *("rounds", "repetitions", "saved_bytes_per_element", "peak_bytes", "peak_ratio"),
 )
 """Quantiles over the rounds of the time of a call, and of that time over the reference's in the same round; calls in
-one timed stretch; bytes kept for the backward pass; the most held within a call, of a step with weights and optimizer,
-and that over the reference's."""
+one timed stretch; bytes kept for the backward pass; the most held within a call, and that over the reference's."""
 
 COLUMNS = ("provider", "kernel", *CASE[1:], "clock", *NUMBERS, *PROVENANCE)
 """`kernel` is what computed it: a row of KERNELS, "torch" or "inductor"; `clock` a key of CLOCKS."""

@@ -16,14 +16,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, export_onnx, quantize_onnx, substitute_relu
+from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.networks.batches import Batch
+from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
 from lgelu_lab.benchmarks.real_networks import RealNetwork, load_network
 from lgelu_lab.benchmarks.source import Origin
 from lgelu_lab.measurements.conversion import kept_rung
-from lgelu_lab.measurements.real_tasks import TASKS
 from lgelu_lab.measurements.records import (
     MeasurementRecord,
     measurement_path,
@@ -59,7 +61,27 @@ REAL_COLUMNS: dict[str, str] = {
 }
 
 Row = dict[str, Any]
-_FITTED_AT_ONCE = 16
+METRICS = {"classification": "accuracy", "embedding": "same_neighbour", "text": "perplexity"}
+"""{task: by what its networks are judged}."""
+
+
+def judge(original: nn.Module, network: nn.Module, units: list[Inputs]) -> Row:
+    """The score by the labels, which of a text are its tokens; of embeddings the neighbours that stay."""
+    batches = []
+    for unit in units:
+        inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
+        batches.append(Batch(inputs, unit["labels"] if "labels" in unit else unit["input_ids"]))
+    _, found = compare_networks_on(OutputReader(original), {"": OutputReader(network)}, batches)
+    change = found[""].change
+    if change.embedding:
+        same = change.embedding["same_neighbour"]
+        cosines = {name: change.embedding[name] for name in ("cosine", "least_cosine")}
+        return {"score": same, "agreement": same, **cosines}
+    (score,) = change.metrics.values()
+    return {"score": score, "kl": change.kl, "agreement": change.agreement}
+
+
+_FITTED_AT_ONCE = _JUDGED_AT_ONCE = 16
 _CALIBRATED_ON = 64
 _TIMED_AT_ONCE = 8
 _STEADY_ROUNDS = 20
@@ -106,16 +128,16 @@ class Measured:
 
     @cached_property
     def judged(self) -> list[Inputs]:
-        return in_batches(self.evaluation, self.pad, TASKS[self.network.task].judged_at_once)
+        """The units to judge on in batches; the logits of several texts would fill the memory."""
+        at_once = 1 if self.network.task == "text" else _JUDGED_AT_ONCE
+        return in_batches(self.evaluation, self.pad, at_once)
 
     def row(self, method: str, changed: nn.Module | None, **values: Any) -> Row:
         """A row of REAL_COLUMNS; judged where there is a network."""
-        task = TASKS[self.network.task]
-        asked = {"model": self.network.name, "method": method, "metric": task.metric}
+        asked = {"model": self.network.name, "method": method, "metric": METRICS[self.network.task]}
         scores: Row = {}
         if changed is not None:
-            judged = task.judge(self.model, changed, self.judged)
-            scores = {**judged, "judged": len(self.evaluation)}
+            scores = {**judge(self.model, changed, self.judged), "judged": len(self.evaluation)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 

@@ -12,8 +12,7 @@ from lgelu_lab.benchmarks.real_inputs import paragraphs
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real
-from lgelu_lab.measurements.real import REAL_COLUMNS, RealSettings, load_measured, measure_real
-from lgelu_lab.measurements.real_tasks import TASKS
+from lgelu_lab.measurements.real import METRICS, REAL_COLUMNS, RealSettings, judge, load_measured, measure_real
 from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
@@ -92,7 +91,7 @@ def stand_in(task, folder, length, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=() if task == "classification" else pytest.mark.slow) for task in TASKS]
+    "task", [pytest.param(task, marks=() if task == "classification" else pytest.mark.slow) for task in METRICS]
 )
 def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
@@ -101,7 +100,7 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     record = real.record_real(network, SETTINGS, tmp_path, data_dir=str(data))
     assert read_measurement(tmp_path / network.name / "real-seed0.json") == record
     rows = record.rows
-    assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == TASKS[task].metric for row in rows)
+    assert all(row.keys() == REAL_COLUMNS.keys() and row["metric"] == METRICS[task] for row in rows)
     original, direct, converted = rows
     assert {row["judged"] for row in rows} == {12}
     folder = "reactions" if task == "classification" else "wikitext2"
@@ -182,7 +181,7 @@ def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     for unit in units:
         chances = model(**unit).logits[0].detach().double().softmax(-1)
         losses += [-math.log(chances[t, unit["input_ids"][0, t + 1]].item()) for t in range(8)]
-    found = TASKS["text"].judge(model, model, units)
+    found = judge(model, model, units)
     assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-6)
 
 
