@@ -1,6 +1,8 @@
 """hf-lgelu export end to end on a small trained MLP: every target, the card, what is refused."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -21,7 +23,7 @@ from transformers import (
     TimmWrapperForImageClassification,
 )
 
-from hf_lgelu import export_onnx, substitute_relu
+from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -250,18 +252,24 @@ def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_p
     (found,) = exported(tokens)
     torch.testing.assert_close(torch.from_numpy(found), torch.from_numpy(hardened.encode(lines)), rtol=0, atol=1e-5)
     assert (tmp_path / "onnx" / "tokenizer.json").exists()
-    # The inputs that Python's export has, also where random ones are traced.
-    status, said, errors = call("export", model, "--output_dir", tmp_path / "random", "--to", "onnx")
+    assert set(exported.input_names) == set(tokens)
+
+
+@pytest.mark.slow
+def test_a_sentence_transformers_folder_goes_to_int8_whole(sentence_folder, tmp_path, call):
+    model, texts = Path(shutil.copytree(sentence_folder[0], tmp_path / "folder")), sentence_folder[1]
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
+    # Random inputs that are traced have the names of the texts'.
+    status, _, errors = call("export", model, "--output_dir", tmp_path / "random", "--to", "onnx")
     assert status == 0, errors
-    python = export_onnx(hardened, tmp_path / "python.onnx", lines, data_collator=hardened.preprocess)
-    assert set(exported.input_names) == set(python.inputs) == set(tokens)
-    assert set(OnnxModel(tmp_path / "random" / "model.onnx").input_names) == set(python.inputs)
-    words = ("export", tmp_path / "relu", "--to", "int8", "--data", texts, "--output_dir", tmp_path / "int8")
+    names = OnnxModel(tmp_path / "random" / "model.onnx").input_names
+    words = ("export", model, "--to", "int8", "--data", texts, "--output_dir", tmp_path / "int8")
     status, said, errors = call(*words, "--original", model, "--disable_tqdm")
     assert status == 0, errors
     assert said.splitlines()[-1].startswith("int8: good; same neighbour ")
     assert "original   int8" in said
-    assert AutoTokenizer.from_pretrained(tmp_path / "int8").model_max_length == hardened.max_seq_length == 5
+    assert AutoTokenizer.from_pretrained(tmp_path / "int8").model_max_length == 5
+    assert set(OnnxModel(tmp_path / "int8" / "model.onnx").input_names) == set(names)
     assert ran(said)[0].shape == (1, 16)
 
 

@@ -58,7 +58,9 @@ def nearest(vectors):
     return cosines.argmax(1)
 
 
-@pytest.mark.parametrize("kind", ["labels", "embeddings", "predictions", "values"])
+@pytest.mark.parametrize(
+    "kind", ["labels", "embeddings", "values", pytest.param("predictions", marks=pytest.mark.slow)]
+)
 def test_the_verdict_is_what_numpy_finds_on_the_files(kind, tmp_path):
     original, model = network(nn.GELU()), network(nn.ReLU())
     data, measure = ROWS, "same_prediction"
