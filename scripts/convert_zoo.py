@@ -24,16 +24,19 @@ class ZooArguments:
     output_dir: str = field(default="runs/zoo", metadata={"help": "Folder of the records; those there are skipped."})
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
-    units: list[int] = field(
-        default_factory=lambda: list(RealSettings().units), metadata={"help": "Sequences or images to fit on."}
+    samples: list[int] = field(
+        default_factory=lambda: list(RealSettings().samples), metadata={"help": "Sequences or images to fit on."}
     )
     efforts: list[str] = field(
         default_factory=lambda: list(RealSettings().efforts),
-        metadata={"help": "Of the conversion on the most units; with fewer, only the first.", "choices": list(EFFORTS)},
+        metadata={
+            "help": "Of the conversion on the most samples; with fewer, only the first.",
+            "choices": list(EFFORTS),
+        },
     )
     width_budget: float = field(default=1.0, metadata={"help": "Of the efforts above refit."})
     onnx: bool = field(default=False, metadata={"help": "Also float32 and int8 in onnxruntime: score and latency."})
-    evaluation_units: int = field(default=RealSettings().evaluation_units, metadata={"help": "Judged on so many."})
+    evaluation_samples: int = field(default=RealSettings().evaluation_samples, metadata={"help": "Judged on so many."})
 
 
 def main() -> int:
@@ -56,7 +59,7 @@ def _measured(name: str, settings: RealSettings, arguments: ZooArguments) -> boo
         score = "no score" if row["score"] is None else f"{row['metric']} {row['score']:.4g}"
         score = "refused" if row["refusal"] else score
         how = " ".join(filter(None, (row["method"], row["effort"], row["precision"])))
-        print(f"{name}: {how}, {row['units'] or 'no'} units: {score}", flush=True)
+        print(f"{name}: {how}, {row['fitted_on'] or 'no'} samples: {score}", flush=True)
     return True
 
 

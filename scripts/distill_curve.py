@@ -22,7 +22,7 @@ from random import Random
 from typing import Literal
 
 import torch
-from lgelu_lab.benchmarks.real_inputs import UNITS, Inputs, in_batches, paragraphs
+from lgelu_lab.benchmarks.real_inputs import Inputs, cut_samples, in_batches, paragraphs
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.rows_file import RowsFile
@@ -55,8 +55,8 @@ class CurveArguments:
     csv: str = field(default="runs/distill_curve.csv", metadata={"help": "File of the rows; they are added to it."})
     packages: str | None = field(default=None, metadata={"help": "Folder of installed packages with weights."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
-    units: int = field(default=1024, metadata={"help": "Sequences that the refit takes."})
-    evaluation_units: int = field(default=400, metadata={"help": "Sequences that are judged on."})
+    samples: int = field(default=1024, metadata={"help": "Sequences that the refit takes."})
+    evaluation_samples: int = field(default=400, metadata={"help": "Sequences that are judged on."})
     unique_tokens: int = field(default=2_000_000, metadata={"help": "Tokens of text, about; more are repetitions."})
     text: Literal["docstrings", "named"] = field(
         default="docstrings", metadata={"help": "More than the sentences of WikiText without <unk>."}
@@ -75,17 +75,19 @@ def main() -> int:
 def _measure(arguments: CurveArguments) -> None:
     rows = RowsFile(arguments.csv, _COLUMNS, _KEY, {"network": arguments.network, "seed": arguments.seed})
     packages = Path(arguments.packages) if arguments.packages else None
-    everything = RealSettings(units=(sys.maxsize,), evaluation_units=arguments.evaluation_units, seed=arguments.seed)
+    everything = RealSettings(
+        samples=(sys.maxsize,), evaluation_samples=arguments.evaluation_samples, seed=arguments.seed
+    )
     measured = load_measured(REAL[arguments.network], everything, arguments.data_dir, packages)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measured.model.to(device)
     text = "none" if measured.network.corpus.label else arguments.text
     own = _named(measured, arguments) if text == "named" else measured.fitted
-    fitted = in_batches(own[: arguments.units], measured.pad, 16, labelled=False)
+    fitted = in_batches(own[: arguments.samples], measured.pad, 16, labelled=False)
     options = ConversionConfig(checkpoint_dir=arguments.checkpoint_dir)
     refitted = convert_to_relu(measured.model, fitted, options=options).model
-    units = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
-    data = read_batches(in_batches(units, measured.pad, 64, labelled=False), model=measured.model)
+    samples = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
+    data = read_batches(in_batches(samples, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(read_samples(data, model=measured.model), OutputReader(measured.model))
     most = samples_at_once(OutputReader(measured.model), folds.fitted[-1].load())
     a_step = folds.rows / sum(len(list(batch.pieces(most))) for batch in folds.fitted)
@@ -99,7 +101,8 @@ def _measure(arguments: CurveArguments) -> None:
             losses = distill(OutputReader(measured.model), moved, folds, names=names, steps=steps, bf16=arguments.bf16)
         judged = measured.row("distilled", moved)
         row = asked | {name: judged[name] for name in (*_JUDGED, "judged")} | {
-            "refit_tokens": sum(next(iter(unit.values())).numel() for unit in own[: arguments.units]), "steps": steps,
+            "refit_tokens": sum(next(iter(sample.values())).numel() for sample in own[: arguments.samples]),
+            "steps": steps,
             "numbers": sum(moved.get_parameter(name).numel() for name in names), "bf16": arguments.bf16,
             "loss_before": losses[0], "loss_after": losses[1], "seconds": round(time.perf_counter() - started, 1),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else device.type, "cpu": hardware(1)["cpu"],
@@ -111,11 +114,11 @@ def _measure(arguments: CurveArguments) -> None:
 
 def _more(measured: Measured, tokens: int) -> Iterator[Inputs]:
     """Sequences of docstrings beside those of the network's own data, until there are so many tokens."""
-    texts, left = _prose(), tokens - sum(unit["input_ids"].numel() for unit in measured.fitted)
+    texts, left = _prose(), tokens - sum(sample["input_ids"].numel() for sample in measured.fitted)
     while left > 0 and (some := list(islice(texts, 512))):
-        found = UNITS[measured.network.task](some, None, measured.processor, measured.network.length)
+        found = cut_samples(measured.network, some, None, measured.tokenizer)
         yield from found
-        left -= sum(unit["input_ids"].numel() for unit in found)
+        left -= sum(sample["input_ids"].numel() for sample in found)
 
 
 def _named(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
@@ -125,9 +128,9 @@ def _named(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
     names = sorted({name for line in lines for name in re.findall(r"(?<=[a-z] )[A-Z][a-z]{3,}", line)})
     draw = partial(Random(0).choice, names)
     texts = paragraphs([re.sub("<unk>", lambda _: draw(), line) for line in lines])
-    units = UNITS[network.task](texts, None, measured.processor, network.length)
-    Random(arguments.seed).shuffle(units)
-    return units
+    samples = cut_samples(network, texts, None, measured.tokenizer)
+    Random(arguments.seed).shuffle(samples)
+    return samples
 
 
 def _prose() -> Iterator[str]:

@@ -18,7 +18,7 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import Batch, BenchmarkData, DataOptions, ModelOptions, collate_rows
 from lgelu_lab.benchmarks.metrics import classification_scores, language_scores, token_losses
-from lgelu_lab.benchmarks.real_inputs import joined, read_units
+from lgelu_lab.benchmarks.real_inputs import joined, read_samples
 from lgelu_lab.benchmarks.real_networks import REAL, load_network
 from lgelu_lab.benchmarks.token_blocks import TokenBlocks
 
@@ -45,15 +45,15 @@ class Samples(list[Batch]):
         return Samples({key: tensor.to(device) for key, tensor in sample.items()} for sample in self)
 
     @classmethod
-    def of_units(cls, units: Sequence[Batch]) -> "Samples":
+    def of_batches(cls, batches: Sequence[Batch]) -> "Samples":
         """Of batches of one."""
-        return cls({key: tensor.reshape(-1) for key, tensor in unit.items()} for unit in units)
+        return cls({key: tensor.reshape(-1) for key, tensor in batch.items()} for batch in batches)
 
 
 def collate_samples(samples: Sequence[Batch]) -> Batch:
     """One batch of `Samples`, padded behind with 0."""
-    units = [{key: row if key == "labels" else row[None] for key, row in sample.items()} for sample in samples]
-    return joined(units, pad=0)
+    rows = [{key: row if key == "labels" else row[None] for key, row in sample.items()} for sample in samples]
+    return joined(rows, pad=0)
 
 
 def _load(name: str, options: DataOptions | None = None, model: ModelOptions | None = None) -> BenchmarkData:
@@ -63,16 +63,16 @@ def _load(name: str, options: DataOptions | None = None, model: ModelOptions | N
     found = corpus.load(options.data_dir)
     limits = {corpus.fit_split: options.max_train_samples, corpus.eval_split: options.max_eval_samples}
     train, evaluated = (
-        read_units(network, found.splits[split], processor, limit, options.split_seed)
+        read_samples(network, found.splits[split], processor, limit, options.split_seed)
         for split, limit in limits.items()
     )
     told: dict[str, Any] = {"eval_split": corpus.eval_split, "origin": found.origin}
     if network.task == "text":
-        blocks = (TokenBlocks(torch.cat([unit["input_ids"] for unit in units])) for units in (train, evaluated))
+        blocks = (TokenBlocks(torch.cat([row["input_ids"] for row in rows])) for rows in (train, evaluated))
         return BenchmarkData(*blocks, label_names=(), processor=processor, **told)
-    evaluated.sort(key=lambda unit: unit["input_ids"].shape[1])
+    evaluated.sort(key=lambda row: row["input_ids"].shape[1])
     names = tuple(map(str, range(_loaded(name, model.pretrained)[0].config.num_labels)))
-    return BenchmarkData(Samples.of_units(train), Samples.of_units(evaluated), label_names=names, **told)
+    return BenchmarkData(Samples.of_batches(train), Samples.of_batches(evaluated), label_names=names, **told)
 
 
 def _build(name: str, activation: str, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:

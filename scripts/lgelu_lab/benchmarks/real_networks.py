@@ -58,7 +58,7 @@ class RealNetwork:
         licence: of the weights, as their source has it.
         task: a key of METRICS.
         corpus: its data.
-        length: tokens of a unit, at most.
+        length: tokens of a sample, at most.
         load: (folder of the packages) → (model, tokenizer).
     """
 

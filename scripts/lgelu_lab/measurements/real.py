@@ -22,7 +22,7 @@ from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.sites import SMOOTH_KINDS
-from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_units
+from lgelu_lab.benchmarks.real_inputs import Inputs, in_batches, joined, read_samples
 from lgelu_lab.benchmarks.real_networks import RealNetwork, load_network
 from lgelu_lab.benchmarks.source import Origin
 from lgelu_lab.measurements.conversion import kept_rung
@@ -41,20 +41,20 @@ REAL_COLUMNS: dict[str, str] = {
     "effort": "asked of the conversion; null where nothing was converted",
     "kept": "the rung whose network it is, the nearest of those climbed; null where none was",
     "width": "units of the converted network over the original's; null where nothing was converted",
-    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 units; in "
+    "precision": "float32 in torch, or int8 in onnxruntime (convolutions and matrix products, ranges of 64 samples; in "
     "records before 0.3.0 the units of what was converted were equalized before)",
-    "units": "sequences that were fitted on; null where none are needed",
+    "fitted_on": "sequences that were fitted on; null where none are needed",
     "rows": "of these, tokens that were counted",
-    "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of units whose nearest neighbour, "
+    "metric": "accuracy, perplexity (of a predicted token), same_neighbour (share of samples whose nearest neighbour, "
     "by cosine, is the original's); the record of Whisper has word_error_rate",
-    "score": "the metric on the evaluation units",
+    "score": "the metric on the evaluation samples",
     "judged": "sequences judged on: as many as asked for, or as there are; null where there is no network",
     "kl": "mean KL(original ‖ network) in nats per prediction; null for embeddings",
     "agreement": "share of predictions with the original's argmax; for embeddings as same_neighbour",
     "cosine": "mean cosine of an embedding to the original's; null elsewhere",
     "least_cosine": "the least of them",
     "seconds": "wall time of the conversion",
-    "call_ms": "least processor time of a call of 8 units in onnxruntime, one thread, ms; the networks take turns "
+    "call_ms": "least processor time of a call of 8 samples in onnxruntime, one thread, ms; the networks take turns "
     "until none gets 1 % faster in 20 rounds (before 0.3.0: 20 calls, one network after the other); null where "
     "none was timed",
     "refusal": "why there is no such network; null where there is",
@@ -65,13 +65,13 @@ METRICS = {"classification": "accuracy", "embedding": "same_neighbour", "text": 
 """{task: by what its networks are judged}."""
 
 
-def judge(original: nn.Module, network: nn.Module, units: list[Inputs]) -> Row:
+def judge(original: nn.Module, network: nn.Module, batches: list[Inputs]) -> Row:
     """The score by the labels, which of a text are its tokens; of embeddings the neighbours that stay."""
-    batches = []
-    for unit in units:
-        inputs = {name: tensor for name, tensor in unit.items() if name != "labels"}
-        batches.append(Batch(inputs, unit["labels"] if "labels" in unit else unit["input_ids"]))
-    _, found = compare_networks_on(OutputReader(original), {"": OutputReader(network)}, batches)
+    labelled = []
+    for batch in batches:
+        inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+        labelled.append(Batch(inputs, batch["labels"] if "labels" in batch else batch["input_ids"]))
+    _, found = compare_networks_on(OutputReader(original), {"": OutputReader(network)}, labelled)
     change = found[""].change
     if change.embedding:
         same = change.embedding["same_neighbour"]
@@ -92,26 +92,26 @@ class RealSettings:
     """How much is fitted on and judged on.
 
     Args:
-        units: sequences of the conversions; as many as there are where there are fewer.
-        efforts: of the conversions on the most units; with fewer, only the first is made.
+        samples: sequences of the conversions; as many as there are where there are fewer.
+        efforts: of the conversions on the most samples; with fewer, only the first is made.
         width_budget: of the efforts above "refit".
-        evaluation_units: what is judged on, other units than those; as many as there are where there are fewer.
+        evaluation_samples: what is judged on, other samples than those; as many as there are where there are fewer.
         onnx: also judge and time the original and the last conversion of each width in onnxruntime, in float32 and
             int8.
         seed: of the draws and the steps.
     """
 
-    units: tuple[int, ...] = (64, 256, 1024)
+    samples: tuple[int, ...] = (64, 256, 1024)
     efforts: tuple[str, ...] = ("refit",)
     width_budget: float = 1.0
-    evaluation_units: int = 400
+    evaluation_samples: int = 400
     onnx: bool = False
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One network from elsewhere, and the units it is fitted on and judged on, each in a seeded order."""
+    """One network from elsewhere, and the samples it is fitted on and judged on, each in a seeded order."""
 
     network: RealNetwork
     settings: RealSettings
@@ -128,7 +128,7 @@ class Measured:
 
     @cached_property
     def judged(self) -> list[Inputs]:
-        """The units to judge on in batches; the logits of several texts would fill the memory."""
+        """The samples to judge on in batches; the logits of several texts would fill the memory."""
         at_once = 1 if self.network.task == "text" else _JUDGED_AT_ONCE
         return in_batches(self.evaluation, self.pad, at_once)
 
@@ -144,21 +144,21 @@ class Measured:
 def load_measured(
     network: RealNetwork, settings: RealSettings, data_dir: str | None, packages: Path | None
 ) -> Measured:
-    """A network with the units that it is fitted on and judged on."""
+    """A network with the samples that it is fitted on and judged on."""
     # What would stop the last rows is refused before hours of conversions.
     for package in ("onnx", "onnxscript", "onnxruntime") if settings.onnx else ():
         require(package, "onnx")
     model, tokenizer = load_network(network, packages)
     corpus, wanted = network.corpus, {network.corpus.fit_split, network.corpus.eval_split}
     found = corpus.load(data_dir)
-    most, judged_on = max(settings.units), settings.evaluation_units
-    fitted = read_units(network, found.splits[corpus.fit_split], tokenizer, most + judged_on, settings.seed)
+    most, judged_on = max(settings.samples), settings.evaluation_samples
+    fitted = read_samples(network, found.splits[corpus.fit_split], tokenizer, most + judged_on, settings.seed)
     if len(wanted) == 1:
         judged_on = min(judged_on, len(fitted) // 2)
         fitted, judged = fitted[judged_on:], fitted[:judged_on]
     else:
         fitted = fitted[:most]
-        judged = read_units(network, found.splits[corpus.eval_split], tokenizer, judged_on, settings.seed)
+        judged = read_samples(network, found.splits[corpus.eval_split], tokenizer, judged_on, settings.seed)
     return Measured(network, settings, model, tokenizer, fitted, judged, found.origin)
 
 
@@ -179,12 +179,12 @@ def measure_real(measured: Measured) -> list[Row]:
 
 def _conversions(measured: Measured) -> Iterator[tuple[Row, nn.Module | None]]:
     settings = measured.settings
-    counts = sorted({min(count, len(measured.fitted)) for count in settings.units})
+    counts = sorted({min(count, len(measured.fitted)) for count in settings.samples})
     asked = [(count, settings.efforts[0]) for count in counts[:-1]]
     for count, effort in [*asked, *((counts[-1], effort) for effort in settings.efforts)]:
         data = in_batches(measured.fitted[:count], measured.pad, _FITTED_AT_ONCE, labelled=False)
         began = time.perf_counter()
-        told = {"units": count, "effort": effort}
+        told = {"fitted_on": count, "effort": effort}
         wider = {} if effort == "refit" else {"width": settings.width_budget}
         try:
             converted, report = convert_to_relu(measured.model, data, effort=effort, **wider)
@@ -240,7 +240,7 @@ def _in_onnxruntime(
     with tempfile.TemporaryDirectory() as folder:
         for number, network in networks.values():
             file, quantized = Path(folder, f"{number}.onnx"), Path(folder, f"{number}-int8.onnx")
-            told = {name: rows[number][name] for name in ("method", "effort", "kept", "width", "units", "rows")}
+            told = {name: rows[number][name] for name in ("method", "effort", "kept", "width", "fitted_on", "rows")}
             try:
                 export_onnx(network, file, calibration[0])
                 sessions[number] = _Session(file)

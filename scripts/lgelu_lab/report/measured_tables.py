@@ -124,7 +124,7 @@ def _against_original(seeds: pd.DataFrame, notes: Notes) -> str:
 
 def _real(data: ReportData) -> Iterator[Group]:
     for name, frame in of_measurement(data, "real").items():
-        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "units", "precision").items():
+        for (method, effort, *_), seeds in rows_by(frame, "method", "effort", "fitted_on", "precision").items():
             how = METHODS.get(method, method) + (f", {effort}" if effort else "")
             yield (name, how), seeds
 
@@ -133,7 +133,7 @@ def _real_notes(data: ReportData, rows: Sequence[Row]) -> Iterator[str]:
     """Where each network and what it was judged on is from, then what was refused."""
     for record in data.measurements:
         if record.measurement == "real":
-            told, samples = record.models[record.benchmark], record.settings["evaluation_units"]
+            told, samples = record.models[record.benchmark], record.settings["evaluation_samples"]
             of = f" of {read}" if (read := record.data.get("copy_of") or record.data.get("source")) else ""
             judged = f"judged on at most {count(samples)} inputs{of}"
             yield f"{record.benchmark}: {told['run']} ({told['licence']}); {judged}."
@@ -186,14 +186,14 @@ MEASURED_TABLES: dict[str, TableSpec] = {
     ),
     "real": TableSpec(
         title="Networks that nobody here trained: as they are, swapped and converted",
-        caption="Each judged on held-out units of its own task; converted: on so many units (sequences or images) "
+        caption="Each judged on held-out samples of its own task; converted: on so many samples "
         "without labels, with that effort. int8: convolutions and matrix products, in "
-        "onnxruntime; a call is of 8 units on one thread. KL and predictions against the original; of an embedding the "
-        "share of units with the same nearest neighbour, and cosines to the original's.",
+        "onnxruntime; a call is of 8 samples on one thread. KL and predictions against the original; of an embedding "
+        "the share of samples with the same nearest neighbour, and cosines to the original's.",
         rows=_real,
         head=("Network", "Way"),
         columns=(
-            _constant("Fitted on", "units", count),
+            _constant("Fitted on", "fitted_on", count),
             _constant("Rows", "rows", count),
             _constant("Width", "width", lambda width: f"{width:g}"),
             _constant("Precision", "precision"),

@@ -29,7 +29,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-SETTINGS = RealSettings(units=(1000,), evaluation_units=12)
+SETTINGS = RealSettings(samples=(1000,), evaluation_samples=12)
 WORDS = (
     *("the", "cat", "sat", "on", "a", "mat", "and", "then", "it"),
     *("left", "house", "for", "walk", "in", "long", "garden"),
@@ -107,12 +107,12 @@ def test_a_network_of_each_task_is_converted_and_judged(task, stand_ins, monkeyp
     told = {"source": f"local folder {folder}", "copy_of": network.corpus.hub_id, "folder": folder, "readme": None}
     assert told.items() <= record.data.items()
     assert record.data["files"]
-    counts = {"train_samples": converted["units"], "eval_samples": 12, "eval_split": "validation"}
+    counts = {"train_samples": converted["fitted_on"], "eval_samples": 12, "eval_split": "validation"}
     assert counts.items() <= record.data.items()
     assert record.data["classes"] == (3 if task == "classification" else None)
     assert [row["method"] for row in rows] == ["original", "direct", "converted"]
     assert converted["refusal"] is None
-    assert 16 < converted["units"] < 1000  # as many as there are
+    assert 16 < converted["fitted_on"] < 1000  # as many as there are
     assert original["agreement"] == 1
     if task == "embedding":
         assert original["cosine"] == pytest.approx(1, abs=1e-9)
@@ -158,11 +158,11 @@ def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypat
     models, data = stand_ins
     network = stand_in("classification", models / "classification", 16, monkeypatch)
     settings = RealSettings(
-        units=(24, 40), efforts=("refit", "place"), width_budget=1.5, evaluation_units=12, onnx=True
+        samples=(24, 40), efforts=("refit", "place"), width_budget=1.5, evaluation_samples=12, onnx=True
     )
     rows = measure_real(load_measured(network, settings, str(data), None))
     converted = [row for row in rows if row["method"] == "converted"]
-    told = [tuple(row[name] for name in ("units", "effort", "width", "precision")) for row in converted]
+    told = [tuple(row[name] for name in ("fitted_on", "effort", "width", "precision")) for row in converted]
     assert told == [
         *((24, "refit", 1.0, "float32"), (40, "refit", 1.0, "float32")),
         *((40, "place", 1.5, "float32"), (40, "refit", 1.0, "int8"), (40, "place", 1.5, "int8")),
@@ -176,12 +176,12 @@ def test_conversions_of_every_effort_are_judged_in_int8_too(stand_ins, monkeypat
 
 def test_perplexity_is_that_of_a_loop_over_tokens(stand_ins):
     model = GPT2LMHeadModel.from_pretrained(stand_ins[0] / "text").eval()
-    units = [{"input_ids": torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
+    samples = [{"input_ids": torch.randint(0, 200, (1, 9), generator=torch.Generator().manual_seed(s))} for s in (0, 1)]
     losses = []
-    for unit in units:
-        chances = model(**unit).logits[0].detach().double().softmax(-1)
-        losses += [-math.log(chances[t, unit["input_ids"][0, t + 1]].item()) for t in range(8)]
-    found = judge(model, model, units)
+    for sample in samples:
+        chances = model(**sample).logits[0].detach().double().softmax(-1)
+        losses += [-math.log(chances[t, sample["input_ids"][0, t + 1]].item()) for t in range(8)]
+    found = judge(model, model, samples)
     assert found["score"] == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-6)
 
 
