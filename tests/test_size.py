@@ -28,8 +28,8 @@ LIMITS = {  # limit, goal
     "package: raise statements": (300, 300),
     "package: public names": (35, 34),
     "convert_to_relu: parameters": (10, 10),
-    "scripts: lines": (9_203, 9_000),
-    "tests: lines": (30_819, 30_000),
+    "scripts: lines": (9_043, 9_000),
+    "tests: lines": (30_300, 28_000),
     "pages without api and changelog: words": (13_580, 12_500),
     "README: words": (1_199, 1_200),
 }

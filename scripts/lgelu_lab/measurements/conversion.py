@@ -1,14 +1,10 @@
 """ReLU without training: the GELU networks as they are, swapped, with folded biases, converted, beside hardened."""
 
-import copy
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
@@ -26,14 +22,14 @@ from lgelu_lab.studies.experiments import STUDIES
 
 CONVERSION_COLUMNS: dict[str, str] = {
     "model": "network: gelu, which is converted, or hardened_relu, which was trained to be a ReLU network",
-    "method": "original (GELU), direct (swapped, weights as they are), statistics (swapped, and those of BatchNorms "
-    "taken anew, where there are some), the effort that was asked for (refit, place, "
-    "distill; place-wider: place with a width budget; in older records bias-fold and blocks) or hardened",
+    "method": "original (GELU), direct (swapped, weights as they are), the effort that was asked for (refit, place, "
+    "distill; place-wider: place with a width budget) or hardened; in older records bias-fold, blocks and statistics "
+    "(swapped, BatchNorm's statistics taken anew)",
     "rows": "calibration rows: of text tokens, else rows of features or images; null where none are needed",
     "score": "the benchmark's metric on the evaluation split",
     "loss": "mean loss on the evaluation split, of the network that is there (absent earlier)",
     "original_score": "the same of the GELU network",
-    "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction; null of a detector",
+    "kl": "mean KL(original ‖ network) on the evaluation split, nats per prediction",
     "agreement": "share of predictions on the evaluation split with the original's argmax, 0 to 1",
     "max_logit_change": "largest difference from a logit of the original's on the evaluation split",
     "seconds": "wall time of the conversion, with the rungs below the effort; of the hardened network, of its "
@@ -45,7 +41,6 @@ CONVERSION_COLUMNS: dict[str, str] = {
 
 _UNCHANGED = {"kl": 0.0, "agreement": 1.0, "max_logit_change": 0.0}
 _COMPARED_ROWS = 64
-_NORMALIZED_ROWS = 128  # of a batch, whose variance is one sample of those that are averaged
 
 
 @dataclass(frozen=True)
@@ -77,20 +72,19 @@ class ConversionSettings:
 
 @dataclass(frozen=True)
 class _Original:
-    """The GELU network, what its conversions are scored on, and its score with and without ReLU at the gates."""
+    """The GELU network, what its conversions are scored on, and its score."""
 
     model: PreTrainedModel
     benchmark: Benchmark
     data: BenchmarkData
     bf16: bool
     score: float
-    direct_score: float
 
     @classmethod
     def of(cls, trained: TrainedModel, benchmark: Benchmark, data: BenchmarkData, bf16: bool) -> "_Original":
         model = trained.load()
-        scores = evaluate(model, benchmark, data, bf16=bf16)
-        return cls(model.cpu(), benchmark, data, bf16, scores[benchmark.metric], scores[f"relu_{benchmark.metric}"])
+        score = evaluate(model, benchmark, data, bf16=bf16)[benchmark.metric]
+        return cls(model.cpu(), benchmark, data, bf16, score)
 
     def row(self, model: str, method: str, rows: int | None = None, **values: Any) -> dict[str, Any]:
         return dict.fromkeys(CONVERSION_COLUMNS) | {
@@ -112,77 +106,43 @@ def measure_conversion(
     original = _Original.of(models["gelu"], benchmark, data, bool(settings.bf16))
     swapped = models["gelu"].load()
     substitute_relu(swapped, kinds=SMOOTH_KINDS)
-    direct = original.compared(swapped) | {"score": original.direct_score}
     counts = sorted({min(rows, available_rows(data)) for rows in settings.rows})
     hardened = models["hardened_relu"]
     seconds = hardened.record.whole_seconds
-    ways = [("statistics", counts[-1], with_new_statistics)] if batch_norms(original.model) else []
     return [
         original.row("gelu", "original", score=original.score, **_UNCHANGED),
-        original.row("gelu", "direct", **direct),
-        *(
-            _converted(original, method, rows, settings.seed, way)
-            for method, rows, way in (*ways, *_ways(settings, counts))
-        ),
+        original.row("gelu", "direct", **original.compared(swapped)),
+        *(_converted(original, method, rows, settings.seed, asked) for method, rows, asked in _ways(settings, counts)),
         original.row("hardened_relu", "hardened", **original.compared(hardened.load()), seconds=seconds),
     ]
 
 
-Conversion = Callable[[_Original, Any], tuple[PreTrainedModel, dict[str, Any]]]
-"""(original, calibration rows) → (network, what its row says beside the comparison)."""
-
-
-def _ways(settings: ConversionSettings, counts: list[int]) -> Iterator[tuple[str, int, Conversion]]:
-    """(method, rows, how): the refit on every number of rows, the rungs above it on the most."""
+def _ways(settings: ConversionSettings, counts: list[int]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """(method, rows, arguments): the refit on every number of rows, the rungs above it on the most."""
     for effort in dict.fromkeys(settings.efforts):
         for rows in counts if effort == "refit" else counts[-1:]:
-            yield effort, rows, partial(_climbed, effort=effort)
+            yield effort, rows, {"effort": effort}
         if effort == "place" and settings.width_budget > 1:
-            yield "place-wider", counts[-1], partial(_climbed, effort=effort, width=settings.width_budget)
+            yield "place-wider", counts[-1], {"effort": effort, "width": settings.width_budget}
 
 
-def _converted(original: _Original, method: str, rows: int, seed: int, convert: Conversion) -> dict[str, Any]:
+def _converted(original: _Original, method: str, rows: int, seed: int, asked: Mapping[str, Any]) -> dict[str, Any]:
     calibration = draw_calibration(original.data, rows, seed)
-    try:
-        network, told = convert(original, calibration)
-    except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
-        return original.row("gelu", method, rows, refusal=str(refusal))
-    return original.row("gelu", method, rows, **original.compared(network), **told)
-
-
-def _climbed(original: _Original, calibration: Any, **asked: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, options = original.model.to(device), ConversionConfig(data_collator=original.benchmark.collate)
+    model = original.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    options = ConversionConfig(data_collator=original.benchmark.collate)
     try:
         converted, report = convert_to_relu(model, calibration, options=options, **asked)
+    except (ConversionRefusedError, ValueError) as refusal:  # a result of its own
+        return original.row("gelu", method, rows, refusal=str(refusal))
     finally:
         model.cpu()
-    return converted, {"seconds": report.seconds, "kept": kept_rung(report), "width": report.width_share}
+    told = {"seconds": report.seconds, "kept": kept_rung(report), "width": report.width_share}
+    return original.row("gelu", method, rows, **original.compared(converted), **told)
 
 
 def kept_rung(report: ConversionReport) -> str:
     """The rung whose network a conversion gave: of those that it climbed, the last that was kept."""
     return [step.effort for step in report.steps if step.is_kept][-1]
-
-
-def batch_norms(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
-    """The BatchNorms of a model that keep statistics."""
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    return [norm for norm in norms if norm.track_running_stats]
-
-
-@torch.no_grad()
-def with_new_statistics(original: _Original, calibration: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A copy with ReLU gates, whose BatchNorms have the mean and variance of what they are given then; weights stay."""
-    started, student = time.perf_counter(), copy.deepcopy(original.model).eval()
-    substitute_relu(student, kinds=SMOOTH_KINDS)
-    for norm in batch_norms(student):
-        norm.reset_running_stats()
-        norm.momentum = None  # the mean over all batches
-        norm.train()
-    for batch in DataLoader(calibration, batch_size=_NORMALIZED_ROWS, collate_fn=original.benchmark.collate):
-        student(**{name: tensor for name, tensor in batch.items() if name != "labels"})
-    return student.eval(), {"seconds": time.perf_counter() - started}
 
 
 @torch.no_grad()

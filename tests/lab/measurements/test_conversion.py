@@ -11,9 +11,7 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.measurements.conversion import (
     CONVERSION_COLUMNS,
     ConversionSettings,
-    batch_norms,
     measure_conversion,
-    with_new_statistics,
 )
 from lgelu_lab.measurements.networks import draw_calibration
 from small_networks import convert_with
@@ -132,36 +130,3 @@ def test_under_bfloat16_the_fit_is_the_same_and_the_comparison_is_of_rounded_net
     assert found["kl"] != measured[1]["kl"]
     refits = [row["kl"] for rows in (measured, rounded) for row in rows if row["rows"] == 256]
     assert refits[1] == pytest.approx(refits[0], abs=2e-3)
-
-
-class Normed(torch.nn.Module):
-    """A BatchNorm in front of each gate, as in a ResNet."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.before, self.first, self.act = torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8), torch.nn.GELU()
-        self.between, self.second = torch.nn.Linear(8, 3), torch.nn.BatchNorm1d(3)
-
-    def forward(self, features, labels=None):
-        return SimpleNamespace(logits=self.second(self.between(self.act(self.first(self.before(features))))))
-
-
-def test_statistics_are_those_of_what_comes_behind_relu():
-    model, rows = Normed().eval(), rows_of(256, 3)
-    model.second.running_mean.fill_(7.0)  # of the smooth network, say
-    found, _ = with_new_statistics(SimpleNamespace(model=model, benchmark=DIGITS), rows)
-    assert type(found.act) is torch.nn.ReLU
-    with torch.no_grad():
-        inner = [model.before(half) for half in rows.features.split(128)]
-        first = [(values - values.mean(0)) / (values.var(0, unbiased=False) + 1e-5).sqrt() for values in inner]
-        behind = [model.between(torch.relu(values)) for values in first]
-    for norm, halves in ((found.first, inner), (found.second, behind)):
-        means, variances = ([getattr(half, what)(0) for half in halves] for what in ("mean", "var"))
-        torch.testing.assert_close(norm.running_mean, sum(means) / 2)
-        torch.testing.assert_close(norm.running_var, sum(variances) / 2)
-    assert not found.training
-    assert (model.second.running_mean == 7.0).all()
-    assert torch.equal(found.between.weight, model.between.weight)
-    assert len(batch_norms(found)) == 2
-    assert batch_norms(network()) == []
