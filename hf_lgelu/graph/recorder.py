@@ -1,0 +1,479 @@
+"""One real forward pass, written down while it runs: each operation of torch as a node of a graph, none in place.
+
+    def forward(self, x):                      x      = placeholder
+        x = self.fc1(x)                        linear = linear(x, fc1.weight, fc1.bias)
+        x[:, 0] = 0                            fill   = slice_scatter(linear, …)
+        return self.fc2(self.act(x))           site   = activation_site(fill, 0)
+                                               output = linear(site, fc2.weight, fc2.bias)
+
+The model runs in inference mode: linear maps, convolutions, norms and attention are then seen whole. Each operation
+itself runs outside of inference mode, so that a tensor that the model keeps for later is an ordinary one.
+"""
+
+import operator
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, library, nn
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_lgelu.networks.elementwise import FunctionModule
+from hf_lgelu.networks.run import evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.networks.sites import ActivationSite, exchanged
+
+aten = torch.ops.aten
+
+MARK = "activation_site"
+
+
+@library.custom_op(f"hf_lgelu::{MARK}", mutates_args=())
+def _activation_site(x: Tensor, site: int) -> Tensor:
+    return x.clone()  # the recorder runs the gate in its place
+
+
+def _mark(x: Tensor, site: int) -> Tensor:
+    return torch.ops.hf_lgelu.activation_site(x, site)
+
+
+def run_gate(module: nn.Module, value: Tensor) -> Tensor:
+    """The output of a gate. Its hooks do not run: what they do to the output is in the recording."""
+    return module.forward(value.clone() if getattr(module, "inplace", False) else value)
+
+
+# Where the result depends on a generator, the numbers of this run are part of the recording.
+_DRAWN_WITHOUT = ("dropout", "attention")
+_DRAWN_FROM_VALUES = ("bernoulli", "multinomial", "normal", "poisson", "binomial")
+# The values of a tensor become Python's by these, and no operation shows it.
+_TO_PYTHON = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
+
+
+@dataclass(eq=False)
+class _Known:
+    """The node of a live tensor. A view also has the tensor that it views and the nodes that made it."""
+
+    tensor: weakref.ref
+    node: Node
+    written: int  # how often its memory had been written when `node` was made
+    base: Tensor | None = None
+    steps: tuple[Node, ...] = ()  # the view's operation, and the choice among its outputs
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor whose values became Python's (`int(x.max())`), so that they may decide which operations follow."""
+
+    node: Node
+    value: Any
+
+
+class Recorder(TorchDispatchMode):
+    """Writes down the operations that run inside, as nodes of `graph`.
+
+    1. `__init__` makes a placeholder of each parameter and buffer (`stored` has their names), `input` of each input.
+    2. `__torch_dispatch__` runs each operation and adds its node. An operation in place becomes one that makes a new
+       value, and all tensors that share its memory are read anew from this value (`_write`).
+    3. A tensor that nobody made is a number of this run: a placeholder with a value in `values`.
+    4. `output` ends the graph, without operations that no output needs.
+    """
+
+    def __init__(self, model: nn.Module, gates: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.stored: dict[Node, str] = {}
+        self.inputs: dict[Node, str] = {}
+        self.values: dict[Node, Any] = {}
+        self.reads: list[Read] = []
+        self.reached: set[int] = set()
+        self._gates = gates
+        self._known: dict[int, _Known] = {}
+        self._writes: Counter[int] = Counter()  # by address of the memory
+        self._modules: list[tuple[str, nn.Module]] = []  # that run now, the innermost last
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._stored_at: dict[Any, Node] = {}
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            node = self._placeholder("p_" + name)
+            self.stored[node] = name
+            self._learn(tensor, node)
+            self._stored_at.setdefault(_place(tensor), self._known[id(tensor)].node)
+
+    def input(self, tensor: Tensor, name: str) -> None:
+        """Add an input of the network."""
+        node = self._placeholder(name)
+        self.inputs[node] = name
+        self._learn(tensor, node)
+
+    def output(self, tensors: Sequence[Tensor]) -> None:
+        """End the graph with these outputs, and drop the operations that neither an output nor a read needs."""
+        end = self.graph.output([self.node(tensor) for tensor in tensors])
+        kept = {end, *(read.node for read in self.reads)}
+        for node in reversed(self.graph.nodes):
+            if not node.users and node not in kept and node not in self.stored and node not in self.inputs:
+                self.values.pop(node, None)
+                self.graph.erase_node(node)
+
+    def node(self, tensor: Tensor) -> Node:
+        """The node of a tensor's present value."""
+        known = self._known.get(id(tensor))
+        if known is None:
+            return self._unknown(tensor)
+        if known.base is not None and known.written < self._writes[_memory(tensor)]:  # through another tensor
+            node = self.node(known.base)
+            for step in known.steps:
+                node = self._made(step.target, (node, *step.args[1:]), step.kwargs, like=step)
+            known.node, known.written = node, self._writes[_memory(tensor)]
+        return known.node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        with torch.inference_mode(False), torch.no_grad():
+            if func is torch.ops.hf_lgelu.activation_site.default:
+                return self._gate(func, *args)
+            given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not any(w in func.name() for w in _DRAWN_WITHOUT):
+                return self._draw(func, args, kwargs)
+            if isinstance(func, OpOverload) and (func._schema.is_mutable or _moves_statistics(func, args)):
+                return self._in_place(func, args, kwargs)
+            nodes, named = pytree.tree_map_only(Tensor, self.node, (args, kwargs))
+            output = func(*args, **kwargs)
+            made = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            if not made:
+                if given:
+                    self.read(given[0], output)
+            elif not all(any(leaf is tensor for tensor in given) for leaf in made):  # else nothing happened
+                self._learn_all(output, self._made(func, nodes, named), given)
+            return output
+
+    def read(self, tensor: Tensor, value: Any) -> None:
+        """Note that the values of a tensor became Python's."""
+        self.reads.append(Read(self.node(tensor), value))
+
+    def _gate(self, func: Any, x: Tensor, site: int) -> Tensor:
+        self.reached.add(site)
+        output = run_gate(self._gates[site], x)
+        self._learn(output, self._made(func, (self.node(x), site), {}), x)
+        return output
+
+    def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Random numbers: both networks get those of this run."""
+        source = args[0] if args and isinstance(args[0], Tensor) else None
+        if source is not None and not func._schema.is_mutable and any(w in func.name() for w in _DRAWN_FROM_VALUES):
+            self.read(source, None)
+        output = func(*args, **kwargs)
+        for leaf in pytree.tree_leaves(output):
+            if isinstance(leaf, Tensor):
+                node = self._number(leaf)
+                if leaf is source:
+                    self._write(leaf, node)
+                else:
+                    self._learn(leaf, node)
+        return output
+
+    def _in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation in place as one that makes new values."""
+        arguments = func._schema.arguments
+        named = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
+        written = [
+            argument.name
+            for argument in arguments
+            if argument.alias_info is not None and argument.alias_info.is_write and named.get(argument.name) is not None
+        ]
+        if _moves_statistics(func, args):
+            written = [name for name in ("running_mean", "running_var") if named.get(name) is not None]
+        nodes = pytree.tree_map_only(Tensor, self.node, named)
+        targets = [leaf for name in written for leaf in pytree.tree_leaves(named[name])]
+        others = [leaf for leaf in pytree.tree_leaves(named) if isinstance(leaf, Tensor)]
+        output = func(*args, **kwargs)
+        if func is aten.copy_.default:
+            values = [self._copied(targets[0], nodes["self"], named["src"], nodes["src"])]
+        elif (twin := _twin(func, written)) is not None and len({tensor.dtype for tensor in others}) == 1:
+            plain = [each.name for each in twin._schema.arguments if not each.kwarg_only and each.name in nodes]
+            further = {each.name for each in twin._schema.arguments if each.kwarg_only and each.name in nodes}
+            values = [self._made(twin, [nodes[name] for name in plain], {name: nodes[name] for name in further})]
+        else:
+            every = self._made(on_copies, (func, tuple(written), nodes), {})
+            values = [self._made(operator.getitem, (every, place), {}) for place in range(len(targets))]
+            rest = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+            for place, leaf in enumerate(leaf for leaf in rest if not any(leaf is target for target in targets)):
+                self._learn(leaf, self._made(operator.getitem, (every, len(targets) + place), {}), *others)
+        for target, value in zip(targets, values, strict=True):
+            if target.numel():
+                self._write(target, value)
+            self._shape(value, target)
+        return output
+
+    def _copied(self, target: Tensor, target_node: Node, source: Any, node: Any) -> Node:
+        """The value of `target.copy_(source)`."""
+        if not isinstance(source, Tensor):
+            return self._made(aten.full_like.default, (target_node, node), {})
+        if source.dtype != target.dtype:
+            node = self._made(aten.to.dtype, (node, target.dtype), {})
+            self._shape(node, source)
+        if source.shape != target.shape:
+            node = self._made(aten.expand.default, (node, list(target.shape)), {})
+        # A node of its own: later changes of the source are none of the target.
+        return self._made(aten.clone.default, (node,), {})
+
+    def _write(self, target: Tensor, value: Node) -> None:
+        """Let `value` be what `target` holds from now on, and what all tensors on its memory show a part of."""
+        self.node(target)
+        known = self._known[id(target)]
+        chain = [known]
+        while chain[-1].base is not None:
+            self.node(chain[-1].base)  # the present value, before it counts as written
+            chain.append(self._known[id(chain[-1].base)])
+        self._writes[_memory(target)] += 1
+        known.node, known.written = value, self._writes[_memory(target)]
+        self._shape(value, target)
+        for part, whole in zip(chain, chain[1:], strict=False):
+            node = part.node
+            view, base = part.tensor(), whole.tensor()
+            for step in reversed(part.steps):
+                node = self._scattered(whole.node, node, step, view, base)
+                break  # an operation with several outputs and the choice among them are undone at once
+            self._shape(node, base)
+            whole.node, whole.written = node, self._writes[_memory(target)]
+
+    def _scattered(self, whole: Node, part: Node, step: Node, view: Any, base: Any) -> Node:
+        """The value of a tensor after `part` was written into its view, which `step` made."""
+        name = operation_name(step)
+        if name in ("select", "slice", "diagonal"):
+            twin = getattr(aten, f"{name}_scatter").default
+            return self._made(twin, (whole, part, *step.args[1:]), dict(step.kwargs))
+        if name in ("alias", "detach", "view_as", "lift_fresh"):
+            return part
+        if name in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"):
+            return self._made(aten.reshape.default, (part, list(base.shape)), {})
+        if name in ("t", "numpy_T", "transpose"):
+            return self._made(step.target, (part, *step.args[1:]), {})
+        return self._made(with_part, (whole, part, *_layout(base, view)), {})
+
+    def _learn_all(self, output: Any, node: Node, given: Sequence[Tensor]) -> None:
+        """Note the outputs of an operation."""
+        if isinstance(output, Tensor):
+            self._learn(output, node, *given)
+            return
+        for index, part in enumerate(output):
+            if isinstance(part, Tensor):
+                self._learn(part, self._made(operator.getitem, (node, index), {}), *given)
+
+    def _learn(self, tensor: Tensor, node: Node, *given: Tensor) -> None:
+        """Note the node of a tensor; it is a view if it lies on the memory of one of the tensors `given`."""
+        self._shape(node, tensor)
+        place, memory = id(tensor), _memory(tensor)
+        base = next((each for each in given if memory and _memory(each) == memory and each is not tensor), None)
+        steps = ()
+        if base is not None and node.op == "call_function":
+            steps = (node.args[0], node) if node.target is operator.getitem else (node,)
+            if steps[0].args[:1] != (self.node(base),):  # no plain view of its first argument
+                steps = (self._made(part_of, (self.node(base), *_layout(base, tensor)), {}, like=node),)
+        forget = self._known
+
+        def freed(_: Any) -> None:
+            forget.pop(place, None)
+
+        self._known[place] = _Known(weakref.ref(tensor, freed), node, self._writes[memory], base, steps)
+
+    def _unknown(self, tensor: Tensor) -> Node:
+        """The node of a tensor that no operation made: a parameter in another object (`weight.data`), or a number."""
+        node = self._stored_at.get(_place(tensor))
+        if node is None:
+            # accelerate's hooks bring the weights of a module when it runs.
+            node = self._brought(tensor)
+        self._learn(tensor, self._number(tensor) if node is None else node)
+        return self._known[id(tensor)].node
+
+    def _brought(self, tensor: Tensor) -> Node | None:
+        for name, module in reversed(self._modules):
+            for attribute, held in (*module._parameters.items(), *module._buffers.items()):
+                if held is tensor:
+                    wanted = f"{name}.{attribute}".removeprefix(".")
+                    return next((node for node, stored in self.stored.items() if stored == wanted), None)
+        return None
+
+    def _number(self, tensor: Tensor) -> Node:
+        node = self._placeholder("number")
+        self.values[node] = tensor.detach().clone()
+        self._shape(node, tensor)
+        return node
+
+    def _placeholder(self, name: str) -> Node:
+        return self.graph.placeholder("".join(letter if letter.isalnum() else "_" for letter in name))
+
+    def _made(self, target: Callable[..., Any], args: Any, kwargs: Any, like: Node | None = None) -> Node:
+        node = self.graph.call_function(target, tuple(args), dict(kwargs))
+        node.meta["module"] = self._modules[-1][0] if self._modules else ""
+        if like is not None and "shape" in like.meta:
+            node.meta["shape"], node.meta["dtype"] = like.meta["shape"], like.meta["dtype"]
+        return node
+
+    @staticmethod
+    def _shape(node: Node, tensor: Tensor) -> None:
+        node.meta["shape"], node.meta["dtype"] = tuple(tensor.shape), tensor.dtype
+
+    @contextmanager
+    def modules_noted(self) -> Iterator[None]:
+        """A block in which each node gets the name of the innermost module that runs."""
+        thread = threading.get_ident()
+
+        def enter(module: nn.Module, args: Any) -> None:
+            if threading.get_ident() == thread and id(module) in self._names:  # the hook is the whole process's
+                self._modules.append((self._names[id(module)], module))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread and self._modules and self._modules[-1][1] is module:
+                self._modules.pop()
+
+        hooks = [
+            nn.modules.module.register_module_forward_pre_hook(enter),
+            nn.modules.module.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+class _ReadsByPython(TorchFunctionMode):
+    """Tells a recorder of the reads that no operation shows."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _TO_PYTHON:
+            self._recorder.read(args[0], args[0].detach().clone())
+        return func(*args, **(kwargs or {}))
+
+
+def record(
+    model: nn.Module, sites: Sequence[ActivationSite], args: Any, kwargs: Any, run: Callable[..., Sequence[Tensor]]
+) -> Recorder:
+    """The recording of `run(*args, **kwargs)`, which calls `model` and gives the outputs that count.
+
+    The tensors in `args` and `kwargs` are the inputs. Each gate at one of `sites` is a node `activation_site`. The
+    model stays as it is.
+    """
+
+    def attempt(*contexts: Any) -> Recorder:
+        recorder = Recorder(model, [site.module for site in sites])
+        given = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
+        for path, leaf in pytree.tree_flatten_with_path(given)[0]:
+            if isinstance(leaf, Tensor):
+                recorder.input(leaf, _name_of(path))
+        markers = [FunctionModule(_mark, (index,)) for index in range(len(sites))]
+        with ExitStack() as block:
+            block.enter_context(structure_kept(model))
+            block.enter_context(exchanged(sites, markers))
+            for context in (evaluation_mode(model), same_randomness(), recorder.modules_noted(), *contexts):
+                block.enter_context(context)
+            block.enter_context(_ReadsByPython(recorder))
+            block.enter_context(recorder)
+            outputs = run(*given[0], **given[1])
+        recorder.output(outputs)
+        return recorder
+
+    is_fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operation for a whole encoder layer
+    try:
+        return attempt(torch.inference_mode())
+    except RuntimeError:  # a forward that needs gradients, as for forces
+        return attempt(torch.no_grad())
+    finally:
+        torch.backends.mha.set_fastpath_enabled(is_fused)
+
+
+def _name_of(path: Sequence[Any]) -> str:
+    """The name of an input: its keyword, or "input" and its place."""
+    part, *steps = [getattr(step, "key", getattr(step, "idx", getattr(step, "name", ""))) for step in path]
+    return "_".join(map(str, steps if part == 1 else ("input", *steps)))
+
+
+def operation_name(node: Any) -> str:
+    """The ATen name of an operation, without overload and the underscore of in-place forms; "" for other nodes."""
+    packet = getattr(getattr(node, "target", None), "overloadpacket", None)
+    return "" if packet is None else packet.__name__.rstrip("_")
+
+
+def is_site(node: Node) -> bool:
+    """Whether a node is the call of a gate."""
+    return operation_name(node) == MARK
+
+
+def on_copies(func: Any, written: Sequence[str], named: dict[str, Any]) -> list[Tensor]:
+    """The written arguments of an operation after it ran on copies of them, and its further outputs."""
+    copies = {name: pytree.tree_map_only(Tensor, torch.clone, named[name]) for name in written}
+    given = dict(named) | copies
+    plain = [each.name for each in func._schema.arguments if not each.kwarg_only and each.name in given]
+    positional = [given.pop(name) for name in plain]
+    output = func(*positional, **given)
+    targets = [leaf for value in copies.values() for leaf in pytree.tree_leaves(value)]
+    rest = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    return targets + [leaf for leaf in rest if not any(leaf is target for target in targets)]
+
+
+def part_of(whole: Tensor, strides: Sequence[int], shape: Sequence[int], steps: Sequence[int], offset: int) -> Tensor:
+    """The elements of `whole`, laid out in memory with `strides`, that a view of it shows."""
+    return torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole).as_strided(
+        shape, steps, offset
+    )
+
+
+def with_part(
+    whole: Tensor, part: Tensor, strides: Sequence[int], shape: Sequence[int], steps: Sequence[int], offset: int
+) -> Tensor:
+    """`whole` after `part` was written into this view of it."""
+    laid = torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole)
+    laid.as_strided(shape, steps, offset).copy_(part)
+    return laid
+
+
+def _layout(base: Tensor, view: Tensor) -> tuple[Any, ...]:
+    offset = view.storage_offset() - base.storage_offset()
+    return list(base.stride()), list(view.shape), list(view.stride()), offset
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have none
+        return 0
+
+
+def _place(tensor: Tensor) -> Any:
+    memory = _memory(tensor)
+    if not memory:
+        return id(tensor)
+    return memory, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _moves_statistics(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a norm computes its statistics anew, and writes them into its running ones unasked."""
+    name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+    return name in ("batch_norm", "instance_norm") and bool(args[5]) and args[3] is not None
+
+
+def _twin(func: Any, written: Sequence[str]) -> Any:
+    """The overload that computes the one written argument of `func` without writing; None where there is none."""
+    packet = getattr(aten, func.overloadpacket.__name__.rstrip("_"), None)
+    if packet is None or len(written) != 1:
+        return None
+    types = [(each.name, str(each.type)) for each in func._schema.arguments if not each.is_out]
+    for overload in packet.overloads():
+        twin = getattr(packet, overload)
+        alike = [(each.name, str(each.type)) for each in twin._schema.arguments] == types
+        if alike and not twin._schema.is_mutable and len(twin._schema.returns) == 1:
+            return twin
+    return None

@@ -1,0 +1,190 @@
+"""The recordings of a model's forward passes, which run in parts, with the weights of the original or of the student."""
+
+import inspect
+import itertools
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from hf_lgelu.graph.recorder import Recorder, Read, is_site, operation_name, record, run_gate
+from hf_lgelu.networks.run import Inputs, call_with, placed
+from hf_lgelu.networks.sites import ActivationSite
+
+OutputsOf = Callable[[Any], list[Tensor]]
+"""A model's output → the tensors in it that count."""
+
+Gate = Callable[[int, Tensor], Tensor]
+"""(index of a site, its input) → its output."""
+
+# The output of one of these on a weight is still the parameter, in another layout.
+_WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
+# A number in one of these is no size: programs with other numbers are other programs.
+_FIXED_NUMBERS = ("permute", "transpose", "mul", "div", "add", "sub", "batch_norm")
+
+
+def all_tensors(output: Any) -> list[Tensor]:
+    """Every tensor in a model's output, also codes and masks, so that none counts as unused."""
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+class Recording:
+    """The operations of a forward pass in their order, none of which works in place.
+
+    `calls` maps the index of a site to its calls, in order. A site that no output depends on is missing in `calls`, but
+    may be among the sites `reached`. `stored` maps placeholders to names of parameters and buffers; a tied parameter
+    has the first of its names. A parameter is in `tied` if several modules hold it or its memory. One of these modules
+    may not have run. `values` are the tensors that came from Python, and the sizes in which other batches differ.
+    """
+
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf) -> None:
+        """Record `model` on inputs. Raises the model's own error where it does not take them."""
+        given = placed(inputs, model)
+        args = () if isinstance(given, dict) else (given,) if isinstance(given, Tensor) else given
+        kwargs = given if isinstance(given, dict) else {}
+        # A language model of transformers would make a cache.
+        options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+
+        def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+            return outputs(call_with(model, args or kwargs, **options))
+
+        recorder = record(model, sites, args, kwargs, run)
+        self.graph, self.reached, self.reads = recorder.graph, frozenset(recorder.reached), recorder.reads
+        self.inputs, self.values, self._names = recorder.inputs, recorder.values, recorder.stored
+        self.operations = [node for node in self.graph.nodes if node.op == "call_function"]
+        self.calls: dict[int, list[Node]] = {}
+        for node in filter(is_site, self.operations):
+            self.calls.setdefault(node.args[1], []).append(node)
+        first: dict[int, str] = {}
+        holders: dict[str, set[int]] = {}
+        for module_name, module in model.named_modules():
+            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+                name = first.setdefault(id(parameter), f"{module_name}.{attribute}" if module_name else attribute)
+                holders.setdefault(name, set()).add(id(module))
+        self.tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
+        parameters = dict(model.named_parameters())
+        self.stored = {node: name for node, name in self._names.items() if name in parameters}
+
+    @property
+    def belongs_to_batch(self) -> bool:
+        """Whether Python read values that depend on the inputs: for other inputs it may run other operations."""
+        varying = self.downstream(self.inputs)
+        return any(read.node in varying for read in self.reads)
+
+    def name_of(self, node: Node) -> str:
+        """The model's name of the parameter or buffer that a placeholder stands for."""
+        return self._names[node]
+
+    def bind(self, inputs: Inputs, device: torch.device) -> dict[Node, Any]:
+        """{placeholder: value} of a batch of the recorded shape, on `device`."""
+        leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        return {node: leaf.to(device) for node, leaf in zip(self.inputs, leaves, strict=True)}
+
+    def weights(self, model: nn.Module) -> dict[Node, Any]:
+        """{placeholder: value}: the parameters and buffers of `model`."""
+        held = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+        return {node: held[name] for node, name in self._names.items()}
+
+    def parameter(self, node: Any) -> str | None:
+        """The name of the parameter that `node` is or is a view of; None for all other nodes, also buffers."""
+        while isinstance(node, Node) and node not in self.stored and operation_name(node) in _WEIGHT_VIEWS:
+            node = node.args[0]
+        return self.stored.get(node) if isinstance(node, Node) else None
+
+    def parameter_users(self, name: str) -> list[Node]:
+        """Every operation that takes the parameter, itself or through a view."""
+        return [user for node, stored in self.stored.items() if stored == name for user in self._through_views(node)]
+
+    def are_used_once(self, *names: str) -> bool:
+        """Whether one operation takes each of these parameters, and one module holds it."""
+        return all(len(self.parameter_users(name)) == 1 and name not in self.tied for name in names)
+
+    def _through_views(self, node: Node) -> Iterator[Node]:
+        for user in node.users:
+            if operation_name(user) in _WEIGHT_VIEWS:
+                yield from self._through_views(user)
+            else:
+                yield user
+
+    def downstream(self, starts: Iterable[Node], within: Set[Node] | None = None) -> set[Node]:
+        """`starts` and the operations (of `within`, where given) that depend on them."""
+        found = set(starts)
+        for node in self.operations:
+            if (within is None or node in within) and any(operand in found for operand in node.all_input_nodes):
+                found.add(node)
+        return found
+
+    def in_order(self, nodes: Set[Node]) -> tuple[Node, ...]:
+        """The operations among `nodes`, in their order."""
+        return tuple(node for node in self.operations if node in nodes)
+
+    def constants(self, model: nn.Module) -> Callable[[Node], Any]:
+        """A function that gives the value of a node that does not depend on the inputs."""
+        values = self.weights(model)
+
+        def constant(node: Node) -> Any:
+            if node not in values and node not in self.values:
+                for operand in node.all_input_nodes:
+                    constant(operand)
+                with torch.no_grad():
+                    self.run([node], values, (), lambda site, value: value)
+            return values[node] if node in values else self.values[node]
+
+        return constant
+
+    def run(self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate) -> None:
+        """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
+        value = ChainMap(values, *known, self.values).__getitem__
+        for node in nodes:
+            if is_site(node):
+                values[node] = gate(node.args[1], value(node.args[0]))
+            else:
+                values[node] = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
+
+    def outputs(self, inputs: Inputs, model: nn.Module, gate: Gate) -> list[Tensor]:
+        """The outputs for other inputs of the recorded shape, with the weights of `model` and other gates."""
+        values = self.bind(inputs, next((each.device for each in model.parameters()), torch.device("cpu")))
+        with torch.no_grad():
+            self.run(self.operations, values, (self.weights(model),), gate)
+        (output,) = self.graph.find_nodes(op="output")
+        known = ChainMap(values, self.weights(model), self.values)
+        return [known[node] for node in output.args[0]]
+
+
+def gates_of(modules: Sequence[nn.Module]) -> Gate:
+    """The gate that runs the module of each site."""
+    return lambda site, value: run_gate(modules[site], value)
+
+
+def upstream(node: Node) -> set[Node]:
+    """A node and all nodes that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        for operand in waiting.pop().all_input_nodes:
+            if operand not in found:
+                found.add(operand)
+                waiting.append(operand)
+    return found
+
+
+def names_in_shared_memory(model: nn.Module) -> set[str]:
+    """Names of the parameters that overlap another parameter or a buffer (`b.weight.data = a.weight.data.T`)."""
+    held: dict[int, list[tuple[str, Tensor, range]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        # Other classes of tensors (quantized, sharded) may have no memory of their own.
+        if type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta and tensor.numel():
+            first, bytes_each = tensor.storage_offset(), tensor.element_size()
+            last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            place = range(first * bytes_each, (last + 1) * bytes_each)
+            held.setdefault(tensor.untyped_storage().data_ptr(), []).append((name, tensor, place))
+    return {
+        name
+        for neighbours in held.values()
+        for (name, tensor, place), (_, _, taken) in itertools.permutations(neighbours, 2)
+        if isinstance(tensor, nn.Parameter) and place.start < taken.stop and taken.start < place.stop
+    }
