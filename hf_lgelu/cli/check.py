@@ -17,6 +17,8 @@ from hf_lgelu.comparing.net_change import networks_table
 from hf_lgelu.comparing.net_comparison import compare_networks_on
 from hf_lgelu.comparing.output_comparison import compare_models
 from hf_lgelu.formats import counted, text_table
+from hf_lgelu.graph.layers import Layers, find_layers
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.config_keys import runtime_warnings
 from hf_lgelu.models.hardening import is_hardened, smallest_by_site, swap_errors
 from hf_lgelu.models.surgery import put_relu, reused_inputs
@@ -29,8 +31,6 @@ from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, ActivationSite,
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.refit.config import FAR_KL, SAMPLES_TO_RANK
 from hf_lgelu.refit.gate_costs import gate_costs
-from hf_lgelu.refit.layers import Layers, find_layers
-from hf_lgelu.refit.traced import TracedNetwork
 from hf_lgelu.refit.weights import why_not_writable
 from hf_lgelu.refit.widen import can_be_wider
 
@@ -63,7 +63,7 @@ class Examined:
         return list(task_outputs(output, self.outputs).values())
 
     @cached_property
-    def layers(self) -> tuple[TracedNetwork, Layers] | str:
+    def layers(self) -> tuple[Recording, Layers] | str:
         """The trace and the layers that a conversion refits, or the reason why a conversion is refused."""
         network, sites = self.given.network, self.sites
         reason = why_not_writable(network)
@@ -72,7 +72,7 @@ class Examined:
         if reused := reused_inputs(network, sites, dict(self.inputs)):
             return f"No: {', '.join(reused)} works in place, and its input is read again"
         try:
-            traced = TracedNetwork(network, sites, dict(self.inputs), self.counted)
+            traced = Recording(network, sites, dict(self.inputs), self.counted)
             return traced, find_layers(traced, network, sites)
         except ValueError as error:  # torch.export cannot trace it
             return f"No: {' '.join(str(error).split())}"

@@ -10,6 +10,8 @@ The model runs in inference mode: linear maps, convolutions, norms and attention
 itself runs outside of inference mode, so that a tensor that the model keeps for later is an ordinary one.
 """
 
+import itertools
+import math
 import operator
 import threading
 import weakref
@@ -23,7 +25,6 @@ import torch
 from torch import Tensor, library, nn
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,8 +53,8 @@ def run_gate(module: nn.Module, value: Tensor) -> Tensor:
 
 
 # Where the result depends on a generator, the numbers of this run are part of the recording.
-_DRAWN_WITHOUT = ("dropout", "attention")
 _DRAWN_FROM_VALUES = ("bernoulli", "multinomial", "normal", "poisson", "binomial")
+_DRAWN = (*_DRAWN_FROM_VALUES, "rand", "uniform", "exponential", "geometric", "cauchy", "log_normal", "_sample")
 # The values of a tensor become Python's by these, and no operation shows it.
 _TO_PYTHON = (Tensor.tolist, Tensor.numpy, Tensor.__array__)
 
@@ -67,14 +68,6 @@ class _Known:
     written: int  # how often its memory had been written when `node` was made
     base: Tensor | None = None
     steps: tuple[Node, ...] = ()  # the view's operation, and the choice among its outputs
-
-
-@dataclass(frozen=True)
-class Read:
-    """A tensor whose values became Python's (`int(x.max())`), so that they may decide which operations follow."""
-
-    node: Node
-    value: Any
 
 
 class Recorder(TorchDispatchMode):
@@ -93,9 +86,12 @@ class Recorder(TorchDispatchMode):
         self.stored: dict[Node, str] = {}
         self.inputs: dict[Node, str] = {}
         self.values: dict[Node, Any] = {}
-        self.reads: list[Read] = []
+        self.belongs_to_batch = False
+        self.decided_from = math.inf
         self.reached: set[int] = set()
         self._gates = gates
+        self._reads: list[tuple[Node, int]] = []  # of values by Python, and the number of operations before
+        self._count = 0
         self._known: dict[int, _Known] = {}
         self._writes: Counter[int] = Counter()  # by address of the memory
         self._modules: list[tuple[str, nn.Module]] = []  # that run now, the innermost last
@@ -114,11 +110,21 @@ class Recorder(TorchDispatchMode):
         self._learn(tensor, node)
 
     def output(self, tensors: Sequence[Tensor]) -> None:
-        """End the graph with these outputs, and drop the operations that neither an output nor a read needs."""
-        end = self.graph.output([self.node(tensor) for tensor in tensors])
-        kept = {end, *(read.node for read in self.reads)}
+        """End the graph with these outputs, without operations that no output needs.
+
+        A read of values that the inputs decide makes the recording one of this batch alone (`belongs_to_batch`). What
+        runs after a read of values after a gate (`decided_from`, a place in the recording) may not run in a student.
+        """
+        self.graph.output([self.node(tensor) for tensor in tensors])
+        varying, after_gate = {*self.inputs}, set[Node]()
+        for node in self.graph.nodes:
+            for found in (varying, after_gate):
+                if is_site(node) or any(operand in found for operand in node.all_input_nodes):
+                    found.add(node)
+        self.belongs_to_batch = any(node in varying for node, _ in self._reads)
+        self.decided_from = min((place for node, place in self._reads if node in after_gate), default=math.inf)
         for node in reversed(self.graph.nodes):
-            if not node.users and node not in kept and node not in self.stored and node not in self.inputs:
+            if node.op != "output" and not node.users and node not in self.stored and node not in self.inputs:
                 self.values.pop(node, None)
                 self.graph.erase_node(node)
 
@@ -140,7 +146,7 @@ class Recorder(TorchDispatchMode):
             if func is torch.ops.hf_lgelu.activation_site.default:
                 return self._gate(func, *args)
             given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not any(w in func.name() for w in _DRAWN_WITHOUT):
+            if isinstance(func, OpOverload) and func.overloadpacket.__name__.startswith(_DRAWN):
                 return self._draw(func, args, kwargs)
             if isinstance(func, OpOverload) and (func._schema.is_mutable or _moves_statistics(func, args)):
                 return self._in_place(func, args, kwargs)
@@ -149,14 +155,14 @@ class Recorder(TorchDispatchMode):
             made = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
             if not made:
                 if given:
-                    self.read(given[0], output)
+                    self.read(given[0])
             elif not all(any(leaf is tensor for tensor in given) for leaf in made):  # else nothing happened
                 self._learn_all(output, self._made(func, nodes, named), given)
             return output
 
-    def read(self, tensor: Tensor, value: Any) -> None:
-        """Note that the values of a tensor became Python's."""
-        self.reads.append(Read(self.node(tensor), value))
+    def read(self, tensor: Tensor) -> None:
+        """Note that the values of a tensor became Python's (`int(x.max())`): they may decide what follows."""
+        self._reads.append((self.node(tensor), self._count))
 
     def _gate(self, func: Any, x: Tensor, site: int) -> Tensor:
         self.reached.add(site)
@@ -167,8 +173,12 @@ class Recorder(TorchDispatchMode):
     def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Random numbers: both networks get those of this run."""
         source = args[0] if args and isinstance(args[0], Tensor) else None
-        if source is not None and not func._schema.is_mutable and any(w in func.name() for w in _DRAWN_FROM_VALUES):
-            self.read(source, None)
+        if (
+            source is not None
+            and not func._schema.is_mutable
+            and func.overloadpacket.__name__.startswith(_DRAWN_FROM_VALUES)
+        ):
+            self.read(source)
         output = func(*args, **kwargs)
         for leaf in pytree.tree_leaves(output):
             if isinstance(leaf, Tensor):
@@ -235,12 +245,9 @@ class Recorder(TorchDispatchMode):
         self._writes[_memory(target)] += 1
         known.node, known.written = value, self._writes[_memory(target)]
         self._shape(value, target)
-        for part, whole in zip(chain, chain[1:], strict=False):
-            node = part.node
+        for part, whole in itertools.pairwise(chain):
             view, base = part.tensor(), whole.tensor()
-            for step in reversed(part.steps):
-                node = self._scattered(whole.node, node, step, view, base)
-                break  # an operation with several outputs and the choice among them are undone at once
+            node = self._scattered(whole.node, part.node, part.steps[-1], view, base)
             self._shape(node, base)
             whole.node, whole.written = node, self._writes[_memory(target)]
 
@@ -312,7 +319,8 @@ class Recorder(TorchDispatchMode):
 
     def _made(self, target: Callable[..., Any], args: Any, kwargs: Any, like: Node | None = None) -> Node:
         node = self.graph.call_function(target, tuple(args), dict(kwargs))
-        node.meta["module"] = self._modules[-1][0] if self._modules else ""
+        self._count += 1
+        node.meta["place"], node.meta["module"] = self._count, self._modules[-1][0] if self._modules else ""
         if like is not None and "shape" in like.meta:
             node.meta["shape"], node.meta["dtype"] = like.meta["shape"], like.meta["dtype"]
         return node
@@ -354,7 +362,7 @@ class _ReadsByPython(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TO_PYTHON:
-            self._recorder.read(args[0], args[0].detach().clone())
+            self._recorder.read(args[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -426,8 +434,10 @@ def on_copies(func: Any, written: Sequence[str], named: dict[str, Any]) -> list[
 
 def part_of(whole: Tensor, strides: Sequence[int], shape: Sequence[int], steps: Sequence[int], offset: int) -> Tensor:
     """The elements of `whole`, laid out in memory with `strides`, that a view of it shows."""
-    return torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device).copy_(whole).as_strided(
-        shape, steps, offset
+    return (
+        torch.empty_strided(whole.shape, strides, dtype=whole.dtype, device=whole.device)
+        .copy_(whole)
+        .as_strided(shape, steps, offset)
     )
 
 

@@ -1,4 +1,4 @@
-"""The recordings of a model's forward passes, which run in parts, with the weights of the original or of the student."""
+"""Recordings of forward passes, which run in parts, with the weights of the original or of the student."""
 
 import inspect
 import itertools
@@ -12,7 +12,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
-from hf_lgelu.graph.recorder import Recorder, Read, is_site, operation_name, record, run_gate
+from hf_lgelu.graph.recorder import is_site, operation_name, record, run_gate
 from hf_lgelu.networks.run import Inputs, call_with, placed
 from hf_lgelu.networks.sites import ActivationSite
 
@@ -42,7 +42,9 @@ class Recording:
     may not have run. `values` are the tensors that came from Python, and the sizes in which other batches differ.
     """
 
-    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf) -> None:
+    def __init__(
+        self, model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs, outputs: OutputsOf = all_tensors
+    ) -> None:
         """Record `model` on inputs. Raises the model's own error where it does not take them."""
         given = placed(inputs, model)
         args = () if isinstance(given, dict) else (given,) if isinstance(given, Tensor) else given
@@ -54,8 +56,10 @@ class Recording:
             return outputs(call_with(model, args or kwargs, **options))
 
         recorder = record(model, sites, args, kwargs, run)
-        self.graph, self.reached, self.reads = recorder.graph, frozenset(recorder.reached), recorder.reads
-        self.inputs, self.values, self._names = recorder.inputs, recorder.values, recorder.stored
+        self.graph, self.reached = recorder.graph, frozenset(recorder.reached)
+        self.belongs_to_batch, self.decided_from = recorder.belongs_to_batch, recorder.decided_from
+        self.inputs, self.values = recorder.inputs, recorder.values
+        self._names = {node: name for node, name in recorder.stored.items() if node.users}
         self.operations = [node for node in self.graph.nodes if node.op == "call_function"]
         self.calls: dict[int, list[Node]] = {}
         for node in filter(is_site, self.operations):
@@ -69,12 +73,6 @@ class Recording:
         self.tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
         parameters = dict(model.named_parameters())
         self.stored = {node: name for node, name in self._names.items() if name in parameters}
-
-    @property
-    def belongs_to_batch(self) -> bool:
-        """Whether Python read values that depend on the inputs: for other inputs it may run other operations."""
-        varying = self.downstream(self.inputs)
-        return any(read.node in varying for read in self.reads)
 
     def name_of(self, node: Node) -> str:
         """The model's name of the parameter or buffer that a placeholder stands for."""
@@ -137,7 +135,9 @@ class Recording:
 
         return constant
 
-    def run(self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate) -> None:
+    def run(
+        self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate
+    ) -> None:
         """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
         value = ChainMap(values, *known, self.values).__getitem__
         for node in nodes:
@@ -154,6 +154,25 @@ class Recording:
         (output,) = self.graph.find_nodes(op="output")
         known = ChainMap(values, self.weights(model), self.values)
         return [known[node] for node in output.args[0]]
+
+
+class Recordings:
+    """A model's recordings: one for each shape of inputs, or for each batch where Python read values of the inputs."""
+
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
+        """As for `Recording`; `sites` are those of `model`."""
+        self.model, self.sites, self._outputs = model, sites, outputs
+        self._known: dict[Any, Recording] = {}
+
+    def of(self, batch: Any) -> Recording:
+        """The recording for a batch of `Folds`."""
+        own = (batch.shape, batch.numbers)
+        for key in (batch.shape, own):
+            if key in self._known:
+                return self._known[key]
+        recording = Recording(self.model, self.sites, batch.load().inputs, self._outputs)
+        self._known[own if recording.belongs_to_batch else batch.shape] = recording
+        return recording
 
 
 def gates_of(modules: Sequence[nn.Module]) -> Gate:

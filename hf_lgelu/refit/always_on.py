@@ -22,12 +22,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.graph.layers import FedGate
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.processes import own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
-from hf_lgelu.refit.layers import FedGate
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block

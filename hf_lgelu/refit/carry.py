@@ -15,16 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
+from hf_lgelu.graph.aims import LinearMap
+from hf_lgelu.graph.layers import Layer, Layers, find_layers, gates_before
+from hf_lgelu.graph.maps import choose_positions, shape_of
+from hf_lgelu.graph.recording import Gate, Recording, Recordings, gates_of, upstream
+from hf_lgelu.graph.stages import KeptValues, Stage, plan_stages
 from hf_lgelu.networks.masks import DECODER_INPUTS, mask_over
-from hf_lgelu.networks.run import same_randomness
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
-from hf_lgelu.refit.layers import Layer, Layers, find_layers, gates_before
-from hf_lgelu.refit.linear_map import LinearMap, choose_positions
 from hf_lgelu.refit.moments import Moments, Rows, widened
 from hf_lgelu.refit.ridge import held_out_once
-from hf_lgelu.refit.traced import Gate, KeptValues, Stage, TracedNetwork, TracedNetworks, gate_of, plan_stages, upstream
 from hf_lgelu.refit.weights import add_constant, oriented
 
 ROWS_PER_FEATURE = 16
@@ -41,10 +42,10 @@ _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
-class TracedPair(NamedTuple):
+class RecordedPair(NamedTuple):
     """Both networks for inputs of one shape: their program, its layers, and a stage and a mask for each layer."""
 
-    traced: TracedNetwork
+    recording: Recording
     layers: Layers
     stages: list[Stage]
     masks: list[Node | None]
@@ -55,14 +56,13 @@ class TracedPair(NamedTuple):
 class _Network(NamedTuple):
     """The weights of a network by the nodes of a program, and its gates."""
 
-    traced: TracedNetwork
+    recording: Recording
     stored: dict[Node, Any]
     gates: Gate
 
     def run(self, nodes: tuple[Node, ...], values: dict[Node, Any]) -> None:
-        """Execute `nodes`, with results and operands in `values`; both networks draw the same random numbers."""
-        with same_randomness():
-            self.traced.run(nodes, values, (self.stored,), self.gates)
+        """Execute `nodes`, with results and operands in `values`."""
+        self.recording.run(nodes, values, (self.stored,), self.gates)
 
 
 class Values(NamedTuple):
@@ -75,9 +75,9 @@ class Values(NamedTuple):
 class Carrier:
     """Both networks with every batch of the folds; layers are visited in order, and `close` frees all values."""
 
-    def __init__(self, traces: TracedNetworks, converted: nn.Module, folds: Folds) -> None:
-        """`converted` is a copy of the traced model with other gates at its sites. It is refitted meanwhile."""
-        self._traced, self._converted = traces, converted
+    def __init__(self, recordings: Recordings, converted: nn.Module, folds: Folds) -> None:
+        """`converted` is a copy of the recorded model with other gates at its sites. It is refitted meanwhile."""
+        self._recordings, self._converted = recordings, converted
         own = {id(batch) for batch in own_part(folds.fitted)}
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
@@ -85,7 +85,7 @@ class Carrier:
         self._images = sum(map(len, folds.fitted))
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
-        self._pairs: dict[TracedNetwork, TracedPair] = {}
+        self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
         self._next = 0  # the layer that batches come to next
         self.pair = self._pair(folds.first)
@@ -137,13 +137,13 @@ class Carrier:
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
-    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, TracedPair, Values]]:
+    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, RecordedPair, Values]]:
         """Each batch of a fold, with both networks run up to a layer's aim."""
         for place, batch in enumerate(self._batches[fold]):
             pair = self._pair(batch)
             stage = pair.stages[index]
             if index == 0:
-                inputs = pair.traced.bind(batch.load().inputs, self._device)
+                inputs = pair.recording.bind(batch.load().inputs, self._device)
                 values = Values(inputs, dict(inputs))
             else:
                 values = self._kept.take((fold, place))
@@ -161,7 +161,7 @@ class Carrier:
         index: int,
         maps: Sequence[LinearMap],
         batch: FoldBatch,
-        pair: TracedPair,
+        pair: RecordedPair,
         values: Values,
         kinks: Sequence[float],
     ) -> list[Rows]:
@@ -190,13 +190,13 @@ class Carrier:
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
-        before = values.converted[pair.traced.flow.calls[layer.fed.site][0].args[0]]
+        before = values.converted[pair.recording.calls[layer.fed.site][0].args[0]]
         windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
         gate = lambda value: pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
         return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
 
     def _counted(
-        self, index: int, first: LinearMap, pair: TracedPair, values: Values, positions: Tensor | None, rows: int
+        self, index: int, first: LinearMap, pair: RecordedPair, values: Values, positions: Tensor | None, rows: int
     ) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
         node = pair.masks[index]
@@ -206,7 +206,8 @@ class Carrier:
         shape = tuple(values.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
-        counted = mask_over(mask, axes, {given.name: given.meta["val"] for given in pair.traced.inputs})
+        inputs = {name: torch.empty(shape_of(node), device="meta") for node, name in pair.recording.inputs.items()}
+        counted = mask_over(mask, axes, inputs)
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
         if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
@@ -215,17 +216,17 @@ class Carrier:
             self._with_padding.add(index)
         return None
 
-    def _pair(self, batch: FoldBatch) -> TracedPair:
-        """Both networks for the batch's shape, traced on the first call."""
-        traced = self._traced.of(batch)
-        if traced not in self._pairs:
-            model, sites = self._traced.model, self._traced.sites
-            found = find_layers(traced, model, sites)
+    def _pair(self, batch: FoldBatch) -> RecordedPair:
+        """Both networks for the batch, recorded on the first call."""
+        recording = self._recordings.of(batch)
+        if recording not in self._pairs:
+            model, sites = self._recordings.model, self._recordings.sites
+            found = find_layers(recording, model, sites)
             # A gated unit is placed after the later of its two maps, and both maps are run again.
             halves = {}
             for fed in found.fed_gates:
                 if fed.other is not None:
-                    earlier, later = sorted((fed.before.node, fed.other.node), key=traced.operations.index)
+                    earlier, later = sorted((fed.before.node, fed.other.node), key=recording.operations.index)
                     halves[later] = earlier
             stops = []
             for layer in found.layers:
@@ -233,17 +234,17 @@ class Carrier:
                 nodes += [halves[node] for node in nodes if node in halves]
                 nodes += [] if layer.fed is None else [layer.fed.before.node]
                 if layer.is_used_in_turn:
-                    nodes += [gate for use, *_ in layer.uses for gate in gates_before(traced, use)]
+                    nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
                 stops.append((nodes, [use[0].aim.node for use in layer.uses]))
-            masks = [_mask_of(traced, layer) for layer in found.layers]
+            masks = [_mask_of(recording, layer) for layer in found.layers]
             new_gates = [self._converted.get_submodule(site.name) for site in sites]
-            pair = TracedPair(
-                traced,
+            pair = RecordedPair(
+                recording,
                 found,
-                plan_stages(traced, stops, {*filter(None, masks)}),
+                plan_stages(recording, stops, {*filter(None, masks)}),
                 masks,
-                _Network(traced, traced.stored(model), gate_of([site.module for site in sites])),
-                _Network(traced, traced.stored(self._converted), gate_of(new_gates)),
+                _Network(recording, recording.weights(model), gates_of([site.module for site in sites])),
+                _Network(recording, recording.weights(self._converted), gates_of(new_gates)),
             )
             first = next(iter(self._pairs.values()), pair)
             names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, pair))
@@ -252,25 +253,25 @@ class Carrier:
                     f"{type(model).__name__} computes other layers for inputs of another shape; give inputs of one "
                     "shape"
                 )
-            self._pairs[traced] = pair
-        return self._pairs[traced]
+            self._pairs[recording] = pair
+        return self._pairs[recording]
 
 
-def _of_original(pair: TracedPair, use: LinearMap, values: Values) -> Values:
+def _of_original(pair: RecordedPair, use: LinearMap, values: Values) -> Values:
     """The original's values up to the gates before a map, and values with the new gates from there on.
 
     Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the
     earlier uses. That drift is gone once these are refitted, too.
     """
-    traced, converted = pair.traced, dict(values.original)
-    nodes = traced.downstream(gates_before(traced, use), upstream(use.aim.node))
-    pair.converted.run(traced.in_order(nodes), converted)
+    recording, converted = pair.recording, dict(values.original)
+    nodes = recording.downstream(gates_before(recording, use), upstream(use.aim.node))
+    pair.converted.run(recording.in_order(nodes), converted)
     return Values(values.original, converted)
 
 
-def _mask_of(traced: TracedNetwork, layer: Layer) -> Node | None:
+def _mask_of(recording: Recording, layer: Layer) -> Node | None:
     """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
-    inputs = {node.name: node for node in traced.inputs}
+    inputs = {name: node for node, name in recording.inputs.items()}
     sources = upstream(layer.maps[0].aim.node)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")

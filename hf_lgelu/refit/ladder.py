@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.processes import main_decides
 from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
 from hf_lgelu.refit.distill import Distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
-from hf_lgelu.refit.layers import find_layers
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.refusals import can_take_steps
@@ -102,8 +102,8 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     following = next((effort for effort in possible if effort in higher), None)
     if "place" not in possible or task.config.width > 1 or task.config.live:
         return following, False
-    traced = task.traces.of(task.folds.first)
-    return following, can_be_wider(task.model, traced, find_layers(traced, task.model, task.traces.sites))
+    recording = task.recordings.of(task.folds.first)
+    return following, can_be_wider(task.model, recording, find_layers(recording, task.model, task.recordings.sites))
 
 
 class Metric:

@@ -5,16 +5,16 @@ from contextlib import closing
 
 from torch import nn
 
+from hf_lgelu.graph.layers import Layer, Layers, last_biases
+from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.refit.carry import Carrier
-from hf_lgelu.refit.layers import Layer, Layers, last_biases
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.task import Student, Task, WiderOriginal
-from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 
@@ -33,23 +33,25 @@ class Refit:
         changes = [*original.config_changes, *task.exchange.carry_out(student)]
         told = [*map(str, changes), *forget_quantizer(student)]
 
-        traces = task.traces if original.model is task.model else task.exchange.traces(task.read.of(original.model))
-        with closing(Carrier(traces, student, task.folds)) as carrier:  # runs both networks side by side
-            traced, found = carrier.pair.traced, carrier.pair.layers
-            names = [site.name for site in traces.sites]
-            self.prepare(traces, traced, found)
+        recordings = (
+            task.recordings if original.model is task.model else task.exchange.recordings(task.read.of(original.model))
+        )
+        with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
+            recording, found = carrier.pair.recording, carrier.pair.layers
+            names = [site.name for site in recordings.sites]
+            self.prepare(recordings, recording, found)
             self.write_after(student, None)
             done = [*_without_refit(found, names)]
             for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
                 folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
                 fit = _solved(layer, folds)  # the ridge regression between them
-                write_refit(student, traced, layer, fit)
+                write_refit(student, recording, layer, fit)
                 self.write_after(student, index)
                 saves = _saved_weights(student, found, layer)
                 done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
 
         if task.is_detector:
-            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(traced, found.layers))
+            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(recording, found.layers))
         return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:
@@ -60,7 +62,7 @@ class Refit:
         """The original with the student's extra units and biases; here without any."""
         return WiderOriginal(self.task.model)
 
-    def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
+    def prepare(self, recordings: Recordings, recording: Recording, found: Layers) -> None:
         """Prepare what the rung writes into the student in addition to the refits; here nothing."""
 
     def note(self, layer: Layer) -> str | None:

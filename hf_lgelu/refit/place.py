@@ -26,6 +26,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.graph.layers import FedGate, Layer, Layers, find_layers
+from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.channels import one_module_per_site
@@ -45,12 +47,10 @@ from hf_lgelu.refit.kinks import (
     kinks_of_share,
     share_out,
 )
-from hf_lgelu.refit.layers import FedGate, Layer, Layers, find_layers
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.task import Task, WiderOriginal
-from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 from hf_lgelu.refit.weights import add_constant, oriented, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
@@ -75,10 +75,10 @@ class Place(Refit):
     @cached_property
     def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
-        traced = task.traces.of(task.folds.first)
-        found = find_layers(traced, task.model, task.traces.sites)
+        recording = task.recordings.of(task.folds.first)
+        found = find_layers(recording, task.model, task.recordings.sites)
         try:
-            wider = widen_original(task.model, traced, found, width)
+            wider = widen_original(task.model, recording, found, width)
         except UnsupportedConfigError as error:
             keep = task.exchange.keep
             kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
@@ -97,13 +97,15 @@ class Place(Refit):
         is_narrow = any(self.original.extra.values()) and not any(map(self._wide.__contains__, layer.sites))
         return "as many units as before" if is_narrow else None
 
-    def prepare(self, traces: TracedNetworks, traced: TracedNetwork, found: Layers) -> None:
+    def prepare(self, recordings: Recordings, recording: Recording, found: Layers) -> None:
         """Fit the kinks and slopes of all gates, and share out the added units of each block."""
-        original, sites, folds, extra = traces.model, traces.sites, self.task.folds, self.original.extra
+        original, sites, folds, extra = recordings.model, recordings.sites, self.task.folds, self.original.extra
         directions = find_directions(original, found.fed_gates, folds)  # which take the place of biases
         fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
         blocks = {
-            block.fed.site: block for block in find_blocks(traced, found.layers, fed_gates) if extra.get(block.fed.site)
+            block.fed.site: block
+            for block in find_blocks(recording, found.layers, fed_gates)
+            if extra.get(block.fed.site)
         }
         if any(extra.values()) and not blocks:
             raise ConversionRefusedError(

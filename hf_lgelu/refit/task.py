@@ -15,6 +15,8 @@ from transformers.activations import ACT2FN
 
 from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
 from hf_lgelu.formats import counted, significant
+from hf_lgelu.graph.layers import Layer, find_layers
+from hf_lgelu.graph.recording import Recordings
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
@@ -26,10 +28,8 @@ from hf_lgelu.processes import each_has, main_decides, own_part
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
-from hf_lgelu.refit.layers import Layer, find_layers
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
-from hf_lgelu.refit.traced import TracedNetworks
 
 progress_log = logging.getLogger("hf_lgelu.progress")
 """The progress of a conversion where it is not printed: a line per layer, at level INFO."""
@@ -47,9 +47,9 @@ class Exchange:
         """The gates of a model that are exchanged."""
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
-    def traces(self, read: OutputReader) -> TracedNetworks:
+    def recordings(self, read: OutputReader) -> Recordings:
         """Traces of the original or of a wider copy, up to the outputs that count."""
-        return TracedNetworks(read.model, self.sites(read.model), read.counted)
+        return Recordings(read.model, self.sites(read.model), read.counted)
 
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
         """A context in which the gates of `model` are the target; no weight changes."""
@@ -80,8 +80,8 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
     sites = exchange.sites(model)
     if any(site.kind == "softplus" for site in sites):
-        traced = exchange.traces(read).of(folds.first)
-        without_map = set().union(*find_layers(traced, model, sites).unfit.values())
+        recording = exchange.recordings(read).of(folds.first)
+        without_map = set().union(*find_layers(recording, model, sites).unfit.values())
         scales = [site.name for index, site in enumerate(sites) if site.kind == "softplus" and index in without_map]
         exchange = replace(exchange, keep=(*exchange.keep, *scales))
     if not exchange.sites(model):
@@ -170,9 +170,9 @@ class Task:
             progress_log.info(line)
 
     @cached_property
-    def traces(self) -> TracedNetworks:
-        """The original's traces, one for each shape of inputs."""
-        return self.exchange.traces(self.read)
+    def recordings(self) -> Recordings:
+        """The original's recordings, one for each shape of inputs."""
+        return self.exchange.recordings(self.read)
 
     @cached_property
     def is_detector(self) -> bool:

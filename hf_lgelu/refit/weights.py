@@ -7,12 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.networks.dataflow import AffineOperation
-from hf_lgelu.refit.layers import Layer
-from hf_lgelu.refit.linear_map import LinearMap
+from hf_lgelu.graph.aims import LinearMap
+from hf_lgelu.graph.layers import Layer
+from hf_lgelu.graph.maps import AffineOperation
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.ridge import RidgeFit
-from hf_lgelu.refit.traced import TracedNetwork
 
 # A norm or a LayerScale after the map may scale a channel down. Below this share of the largest scale the channel is
 # left alone: correcting it would take weights a thousand times larger, which float16 and int8 cannot hold.
@@ -83,7 +83,7 @@ def forget_quantizer(model: nn.Module) -> Iterator[str]:
 
 
 @torch.no_grad()
-def write_refit(student: nn.Module, traced: TracedNetwork, layer: Layer, fit: RidgeFit) -> None:
+def write_refit(student: nn.Module, recording: Recording, layer: Layer, fit: RidgeFit) -> None:
     """Write a fit into the layer's weights in `student`; a fit of the choice "kept" changes nothing.
 
     The fit is on the scale of the aim. A BatchNorm right after a map gets the mean and variance of the map's new
@@ -110,7 +110,7 @@ def write_refit(student: nn.Module, traced: TracedNetwork, layer: Layer, fit: Ri
             _add(student.get_parameter(consumer.bias.parameter), constant * _inverse(scale))
             constant = torch.where(_reachable(scale), 0.0, constant)
     for consumer, features in places:
-        _recentre(student, traced, consumer, fit.moments, features)
+        _recentre(student, recording, consumer, fit.moments, features)
 
 
 def _reachable(scale: Tensor) -> Tensor:
@@ -126,14 +126,12 @@ def _add(values: Tensor, change: Tensor) -> None:
     values.copy_(values.double() + change.reshape(values.shape).to(values.device))
 
 
-def _recentre(
-    student: nn.Module, traced: TracedNetwork, consumer: LinearMap, moments: Moments, features: slice
-) -> None:
+def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm after a map the mean and variance of the map's new outputs; its function stays the same."""
     norm = consumer.aim.norm
     if norm is None or norm is not consumer.aim.path[0] or any(operand is None for operand in norm.args[1:5]):
         return
-    weight, bias, mean, variance = (attrgetter(traced.name_of(each))(student) for each in norm.args[1:5])
+    weight, bias, mean, variance = (attrgetter(recording.name_of(each))(student) for each in norm.args[1:5])
 
     # Over the rows of `moments`, with the present weights; the variance is unbiased.
     rows = oriented(student, consumer.operation).cpu().double().reshape(consumer.geometry.groups, -1, consumer.width)

@@ -15,15 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from hf_lgelu.graph.aims import LinearMap
+from hf_lgelu.graph.layers import FedGate, Layer, Layers, affine_source, product_behind, views_back
+from hf_lgelu.graph.maps import AffineOperation, read_geometry, shape_of
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, config_entries, plan_width_changes
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
-from hf_lgelu.networks.dataflow import AffineOperation, shape_of, users
 from hf_lgelu.refit.kinks import MOST_KINKS
-from hf_lgelu.refit.layers import FedGate, Layer, Layers, affine_source, product_behind, views_back
-from hf_lgelu.refit.linear_map import LinearMap, read_geometry
 from hf_lgelu.refit.task import WiderOriginal
-from hf_lgelu.refit.traced import TracedNetwork
 from hf_lgelu.refit.weights import oriented, owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
@@ -70,7 +70,7 @@ class Block:
         return shape_of(self.down.operation.data)[self.down.operation.channel_axis or 0]
 
 
-def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> list[Block]:
+def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> list[Block]:
     """The gates with a map of their own right after them, or right after the product of a gated unit."""
     by_site = {fed.site: fed for fed in fed_gates}
     found = []
@@ -79,13 +79,13 @@ def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Seque
         if fed is None:
             continue
         norm, down = fed.before, layer.maps[0].operation
-        before = norm if norm.mixes else affine_source(traced, norm.data, norm.node)
+        before = norm if norm.mixes else affine_source(recording, norm.data, norm.node)
         if before is None:
             continue
-        call = traced.flow.calls[fed.site][0]
+        call = recording.calls[fed.site][0]
         source = product_behind(call) if fed.other is not None else call
         path = [*views_back(down.data, source)]
-        node, alone = path[-1], all(len(users(each)) == 1 for each in path)  # nothing else takes the units
+        node, alone = path[-1], all(len(each.users) == 1 for each in path)  # nothing else takes the units
         # A view may move other units to the axis; the other half may have another input.
         axis = down.channel_axis or 0
         whole = node is source and axis == norm.channel_axis and shape_of(source)[axis] == shape_of(down.data)[axis]
@@ -96,16 +96,16 @@ def find_blocks(traced: TracedNetwork, layers: Sequence[Layer], fed_gates: Seque
             if each is not None
         )
         own = fed.other is None or fed.owns_other
-        own &= before.is_direct and traced.flow.are_used_once(*before.parameters, *down.parameters)
+        own &= before.is_direct and recording.are_used_once(*before.parameters, *down.parameters)
         if whole and alone and plain and own and (fed.other is not None or product_behind(call) is None):
             found.append(Block(fed, before, layer.maps[0]))
     return found
 
 
-def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budget: float) -> WiderOriginal:
+def widen_original(model: nn.Module, recording: Recording, found: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `traced` is the model's trace, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
+    `recording` is the model's trace, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
     width. Where no key of the config adds biases, the copy has no new biases (see always_on.py). Then it gets wider
     only if all blocks are gated units.
 
@@ -113,7 +113,7 @@ def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budge
     """
     blocks = [
         block
-        for block in find_blocks(traced, found.layers, found.fed_gates)
+        for block in find_blocks(recording, found.layers, found.fed_gates)
         if all(_sizes(owner_of(model, operation)) for operation in block.maps)
     ]
     extra: dict[int, int] = {}
@@ -141,12 +141,12 @@ def widen_original(model: nn.Module, traced: TracedNetwork, found: Layers, budge
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
-def can_be_wider(model: nn.Module, traced: TracedNetwork, found: Layers) -> bool:
+def can_be_wider(model: nn.Module, recording: Recording, found: Layers) -> bool:
     """Whether a model has blocks that can have more units, and a config key for them. Only shapes decide this."""
     empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
     shapes = copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
     try:
-        return any(widen_original(shapes, traced, found, 1.25).extra.values())
+        return any(widen_original(shapes, recording, found, 1.25).extra.values())
     except UnsupportedConfigError:
         return False
 

@@ -4,9 +4,9 @@ import small_networks as networks
 import torch
 from small_networks import VOCABULARY
 
+from hf_lgelu.graph.layers import find_layers
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.networks.sites import find_sites
-from hf_lgelu.refit.layers import find_layers
-from hf_lgelu.refit.traced import TracedNetwork
 from hf_lgelu.refit.widen import find_blocks
 
 
@@ -43,6 +43,6 @@ def bert(layers=2):
 def traced(model, inputs):
     """(gates, what a trace of the model computes, layers that read the gates, blocks) by these inputs."""
     sites = find_sites(model)
-    traced = TracedNetwork(model, sites, inputs)
+    traced = Recording(model, sites, inputs)
     found = find_layers(traced, model, sites)
     return sites, traced, found, find_blocks(traced, found.layers, found.fed_gates)

@@ -13,9 +13,9 @@ import torch
 from small_networks import convert_with
 from torch import nn
 
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.networks.sites import find_sites
 from hf_lgelu.refit import distill, layerwise, resume
-from hf_lgelu.refit.traced import TracedNetwork
 
 
 def mlp():
@@ -54,7 +54,7 @@ CASES = {
 def trace_once():
     """The first trace of a process takes three times as long as the next; with one thread it can be inherited."""
     assert torch.get_num_threads() == 1
-    TracedNetwork(mlp(), find_sites(mlp()), rows()[:4])
+    Recording(mlp(), find_sites(mlp()), rows()[:4])
 
 
 def counted(owner, name, at):

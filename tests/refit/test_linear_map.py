@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hf_lgelu.refit.linear_map import Geometry, choose_positions
+from hf_lgelu.graph.maps import Geometry, choose_positions
 
 CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CASES = {

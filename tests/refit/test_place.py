@@ -9,15 +9,15 @@ from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import convert_to_relu
+from hf_lgelu.graph.layers import find_fed_gates
+from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.kinks import Kinks
-from hf_lgelu.refit.layers import find_fed_gates
 from hf_lgelu.refit.place import gather_placements, write_placement
 from hf_lgelu.refit.samples import read_samples
-from hf_lgelu.refit.traced import TracedNetwork, TracedNetworks
 
 
 def random_norms(model):
@@ -50,7 +50,7 @@ def pictures(count, channels=2, side=8):
 def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
-    units = find_fed_gates(TracedNetwork(model, sites, pictures(4)))
+    units = find_fed_gates(Recording(model, sites, pictures(4)))
     assert [(unit.before.weight, unit.before.bias) for unit in units] == [
         ("1.weight", "1.bias"),
         ("4.weight", "4.bias"),
@@ -103,7 +103,7 @@ def test_the_sums_of_a_placement_are_those_of_the_norms_output():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
     folds = deal_folds(read_samples(read_batches(pictures(70))), batch_size=16)
-    units = find_fed_gates(TracedNetwork(model, sites, folds.first.load().inputs))
+    units = find_fed_gates(Recording(model, sites, folds.first.load().inputs))
     sums = gather_placements(model, sites, units, folds)
     with torch.no_grad():
         seen = [model[:2](fold[0].load().inputs).movedim(1, -1).reshape(-1, 6).double() for fold in folds.folds]
@@ -122,7 +122,7 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
         converted[1].weight.mul_(torch.linspace(0.5, 2.0, 6))
         converted[1].bias.add_(1.0)
         seen = [converted[:3](batch.load().inputs) for fold in folds.folds for batch in fold]
-    with closing(Carrier(TracedNetworks(model, sites), converted, folds)) as carrier:
+    with closing(Carrier(Recordings(model, sites), converted, folds)) as carrier:
         sums = carrier.moments(0)
     windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
     assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.networks.dataflow import AffineOperation
+from hf_lgelu.graph.maps import AffineOperation
 from hf_lgelu.refit.weights import add_constant
 
 

@@ -15,22 +15,20 @@ import torch
 from torch import nn
 from torch.fx import Node
 
-from hf_lgelu.networks.dataflow import (
+from hf_lgelu.graph.aims import AimFinder, Bias, LinearMap
+from hf_lgelu.graph.maps import (
     COPIES,
     RESHAPES,
     AffineOperation,
-    DataFlow,
+    Geometry,
     describe,
-    is_site,
-    operation_name,
     read_affine,
+    read_geometry,
     shape_of,
-    sizes_decided_by,
-    users,
 )
+from hf_lgelu.graph.recorder import is_site, operation_name
+from hf_lgelu.graph.recording import Recording, upstream
 from hf_lgelu.networks.sites import ActivationSite
-from hf_lgelu.refit.linear_map import AimFinder, Bias, Geometry, LinearMap, read_geometry
-from hf_lgelu.refit.traced import TracedNetwork, upstream
 
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
 _MIXERS = frozenset(
@@ -52,6 +50,10 @@ _MIXERS = frozenset(
         "rnn_relu",
     )
 )
+
+# Operations that take rows of their first argument, and operations that write into places of it.
+_CHOICES = frozenset(("index", "index_select", "gather", "take_along_dim"))
+_INTO_PLACES = ("index_add", "index_put", "index_copy", "index_reduce", "scatter", "masked_scatter")
 
 Refused = dict[tuple[str, str], set[int]]
 """{(name, reason): gates before it} of each map, or end of a path, that cannot be refitted."""
@@ -110,19 +112,20 @@ class _Map:
     gates: set[int]
 
 
-def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
+def find_layers(recording: Recording, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers that read the outputs of `sites` in a trace of `model`. They name sites by index."""
-    finder = AimFinder(traced.downstream(traced.inputs), traced.constants(model))
-    order = {node: position for position, node in enumerate(traced.operations)}
+    finder = AimFinder(recording.downstream(recording.inputs), recording.constants(model))
+    order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))
-    reached, uncounted = _reached_maps(traced, sites, finder, refused)
+    chosen = _rows_by_choice(recording)
+    reached, uncounted = _reached_maps(recording, sites, finder, refused)
     maps: list[_Map] = []
     for node in sorted(reached, key=order.__getitem__):
         if any(node is use.operation.node for each in maps for use in each.uses):
             continue
-        operation = _as_stored(cast(AffineOperation, read_affine(node, traced.flow)), traced.flow)
-        reason = _why_not(traced, operation)
-        uses = [] if reason else [_map_at(traced, finder, use) for use in _uses(traced, operation)]
+        operation = _as_stored(cast(AffineOperation, read_affine(node, recording)), recording)
+        reason = _why_not(recording, operation, finder.find(operation).node, chosen)
+        uses = [] if reason else [_map_at(recording, finder, use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
             reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
@@ -130,46 +133,45 @@ def find_layers(traced: TracedNetwork, model: nn.Module, sites: Sequence[Activat
             refused[operation.weight or describe(node), reason].update(reached[node])
         else:
             maps.append(_Map(uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
-    maps += [_Map([reader], set()) for reader in _readers(traced, finder, reached)]
+    maps += [_Map([reader], set()) for reader in _readers(recording, finder, reached, chosen)]
 
-    fed_gates = find_fed_gates(traced)
-    layers = [_layer_of(traced, together, fed_gates) for together in _solved_together(maps)]
+    fed_gates = find_fed_gates(recording)
+    layers = [_layer_of(recording, together, fed_gates) for together in _solved_together(maps)]
     layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
     return Layers(layers, refused, uncounted, fed_gates)
 
 
 def _reached_maps(
-    traced: TracedNetwork, sites: Sequence[ActivationSite], finder: AimFinder, refused: Refused
+    recording: Recording, sites: Sequence[ActivationSite], finder: AimFinder, refused: Refused
 ) -> tuple[dict[Node, set[int]], list[int]]:
     """({operation of a map: the gates before it}, the gates that no compared output depends on)."""
-    flow = traced.flow
     # A map whose aim is after a sum can correct the drift of the sum's other term.
     correcting: dict[Node, list[Node]] = defaultdict(list)
-    for node in traced.operations:
-        operation = read_affine(node, flow)
+    for node in recording.operations:
+        operation = read_affine(node, recording)
         if operation is not None and operation.mixes:
             for later in finder.find(operation).path:
                 correcting[later].append(node)
     reached: dict[Node, set[int]] = defaultdict(set)
     uncounted = []
     for index, site in enumerate(sites):
-        calls = flow.calls.get(index, [])
-        if not calls and index in flow.reached:
+        calls = recording.calls.get(index, [])
+        if not calls and index in recording.reached:
             uncounted.append(index)
         elif not calls:
             refused[site.name, "the inputs never reach this gate"].add(index)
         for call in calls:
-            for consumer in _consumers(traced, call, finder, correcting, refused, index, site.name):
+            for consumer in _consumers(recording, call, finder, correcting, refused, index, site.name):
                 reached[consumer].add(index)
     return reached, uncounted
 
 
-def last_biases(traced: TracedNetwork, layers: Sequence[Layer]) -> list[str]:
+def last_biases(recording: Recording, layers: Sequence[Layer]) -> list[str]:
     """The biases of the maps that end the network: no other map and no gate comes after them."""
 
     def is_last(use: LinearMap) -> bool:
-        after = traced.downstream([use.operation.node]) - {use.operation.node}
-        affine = (read_affine(node, traced.flow) for node in after)
+        after = recording.downstream([use.operation.node]) - {use.operation.node}
+        affine = (read_affine(node, recording) for node in after)
         return not any(map(is_site, after)) and not any(each.mixes for each in affine if each is not None)
 
     maps = (use for layer in layers for use in layer.maps)
@@ -187,11 +189,11 @@ def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
     return list(groups.values())
 
 
-def _layer_of(traced: TracedNetwork, together: Sequence[_Map], fed_gates: Sequence["FedGate"]) -> Layer:
+def _layer_of(recording: Recording, together: Sequence[_Map], fed_gates: Sequence["FedGate"]) -> Layer:
     first, *further = together[0].uses  # a map with further uses is alone
     maps = tuple(each.uses[0] for each in together)
-    written = traced.downstream(use.operation.node for use in together[0].uses) if further else ()
-    after = {traced.flow.calls[fed.site][0]: fed for fed in fed_gates}
+    written = recording.downstream(use.operation.node for use in together[0].uses) if further else ()
+    after = {recording.calls[fed.site][0]: fed for fed in fed_gates}
     return Layer(
         sites=tuple(sorted(set().union(*(each.gates for each in together)))),
         uses=(maps, *((use,) for use in further)),
@@ -200,13 +202,13 @@ def _layer_of(traced: TracedNetwork, together: Sequence[_Map], fed_gates: Sequen
     )
 
 
-def gates_before(traced: TracedNetwork, consumer: LinearMap) -> list[Node]:
+def gates_before(recording: Recording, consumer: LinearMap) -> list[Node]:
     """The gates from which a map takes its input, with no other map in between."""
     data = consumer.operation.data
     found, waiting, seen = [], [data], {data}
     while waiting:
         node = waiting.pop()
-        operation = None if is_site(node) else read_affine(node, traced.flow)
+        operation = None if is_site(node) else read_affine(node, recording)
         if is_site(node):
             found.append(node)
         elif operation is None or not operation.mixes:
@@ -215,22 +217,22 @@ def gates_before(traced: TracedNetwork, consumer: LinearMap) -> list[Node]:
     return found
 
 
-def _uses(traced: TracedNetwork, operation: AffineOperation) -> list[AffineOperation]:
+def _uses(recording: Recording, operation: AffineOperation) -> list[AffineOperation]:
     """The operations that take the weight of a map, in their order; all are affine (see `_why_not`)."""
-    takers = set(traced.flow.parameter_users(operation.weight_name))
-    found = (read_affine(node, traced.flow) for node in traced.operations if node in takers)
-    return [_as_stored(each, traced.flow) for each in found if each is not None]
+    takers = set(recording.parameter_users(operation.weight_name))
+    found = (read_affine(node, recording) for node in recording.operations if node in takers)
+    return [_as_stored(each, recording) for each in found if each is not None]
 
 
-def _map_at(traced: TracedNetwork, finder: AimFinder, operation: AffineOperation) -> LinearMap:
+def _map_at(recording: Recording, finder: AimFinder, operation: AffineOperation) -> LinearMap:
     """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
-    flow, aim = traced.flow, finder.find(operation)
-    after = None if aim.norm is None else flow.parameter(aim.norm.args[2])
-    times = len(flow.parameter_users(operation.weight_name))
+    aim = finder.find(operation)
+    after = None if aim.norm is None else recording.parameter(aim.norm.args[2])
+    times = len(recording.parameter_users(operation.weight_name))
     biases = (
         Bias(name, scale)
         for name, scale in ((operation.bias, aim.scale), (after, aim.scale_after_norm))
-        if name is not None and len(flow.parameter_users(name)) == times and name not in flow.tied
+        if name is not None and len(recording.parameter_users(name)) == times and name not in recording.tied
     )
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
@@ -241,14 +243,14 @@ def _fed_gate_before(consumer: LinearMap, fed_gates: Mapping[Node, "FedGate"]) -
         return None
     path = [*views_back(consumer.operation.data)]
     fed = fed_gates.get(path[-1])
-    is_alone = all(len(users(node)) == 1 for node in path) and shape_of(path[-1]) == shape_of(path[0])
+    is_alone = all(len(node.users) == 1 for node in path) and shape_of(path[-1]) == shape_of(path[0])
     if fed is None or fed.other is not None or fed.before.bias is None or not is_alone:
         return None
     return fed if fed.before.channel_axis == consumer.operation.channel_axis else None
 
 
 def _consumers(
-    traced: TracedNetwork,
+    recording: Recording,
     call: Node,
     finder: AimFinder,
     correcting: Mapping[Node, list[Node]],
@@ -260,17 +262,17 @@ def _consumers(
     waiting, seen = [call], {call}
     while waiting:
         node = waiting.pop()
-        for user in users(node):
+        for user in node.users:
             if user in seen:
                 continue
             seen.add(user)
-            operation = read_affine(user, traced.flow)
+            operation = read_affine(user, recording)
             if operation is not None and operation.mixes and operation.data is node:
                 yield user
             elif user.op == "output":
                 reason = "its output is the model's, and no linear map with weights comes after it (`outputs` chooses)"
                 refused[gate, reason].add(site)
-            elif _holds_weights(traced, finder, user):
+            elif _holds_weights(recording, finder, user):
                 reason = f"{describe(user)} takes weights in a form that is no plain linear layer"
                 refused[describe(user), reason].add(site)
             elif operation_name(user) in ("add", "sub") and user in correcting and shape_of(user) == shape_of(node):
@@ -279,24 +281,30 @@ def _consumers(
                 waiting.append(user)
 
 
-def _readers(traced: TracedNetwork, finder: AimFinder, after: Collection[Node]) -> Iterator[LinearMap]:
+def _readers(
+    recording: Recording, finder: AimFinder, after: Collection[Node], chosen: Collection[Node]
+) -> Iterator[LinearMap]:
     """The linear maps that read the outputs of gated units, and of no gate directly.
 
     A gated unit is φ(g)·u, and ReLU(g) is near φ(g) - b with a constant b. The part b·u, which no ReLU carries, is
     linear in the block's input, and so partly linear in the inputs of later maps.
     """
-    calls = [call for site in traced.flow.calls.values() for call in site]
+    calls = [call for site in recording.calls.values() for call in site]
     products = [product for product in map(product_behind, calls) if product is not None]
-    for node in traced.downstream(products):
-        operation = read_affine(node, traced.flow) if node not in after else None
-        if operation is None or not operation.mixes or _why_not(traced, operation) is not None:
+    for node in recording.downstream(products):
+        operation = read_affine(node, recording) if node not in after else None
+        if (
+            operation is None
+            or not operation.mixes
+            or _why_not(recording, operation, finder.find(operation).node, chosen)
+        ):
             continue
-        is_alone = len(traced.flow.parameter_users(operation.weight_name)) == 1
+        is_alone = len(recording.parameter_users(operation.weight_name)) == 1
         if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
-            yield _map_at(traced, finder, operation)
+            yield _map_at(recording, finder, operation)
 
 
-def _holds_weights(traced: TracedNetwork, finder: AimFinder, node: Node) -> bool:
+def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
     """Whether an operation that mixes channels takes a parameter, or a value computed from one (weight norm)."""
     name = operation_name(node)
     # A library's own operation with weights (the experts of transformers) can compute anything.
@@ -306,12 +314,12 @@ def _holds_weights(traced: TracedNetwork, finder: AimFinder, node: Node) -> bool
     sources = (list(views_back(operand))[-1] for operand in node.all_input_nodes)
     chosen = [source.args[0] for source in sources if operation_name(source) == "index"]  # each token's own expert
     fixed = [operand for operand in (*node.all_input_nodes, *chosen) if not finder.varies(operand)]
-    return any(traced.flow.parameter(source) is not None for operand in fixed for source in upstream(operand))
+    return any(recording.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
-def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
+def _as_stored(operation: AffineOperation, recording: Recording) -> AffineOperation:
     """The map with the axes of its stored weight, where the weight is used transposed (Falcon's `x @ weight.T`)."""
-    view = next(each for each in operation.node.all_input_nodes if flow.parameter(each) == operation.weight)
+    view = next(each for each in operation.node.all_input_nodes if recording.parameter(each) == operation.weight)
     if operation.is_direct or operation.input_axis is None or len(shape_of(view)) != 2:
         return operation
     name = operation_name(view)
@@ -320,26 +328,25 @@ def _as_stored(operation: AffineOperation, flow: DataFlow) -> AffineOperation:
         or (name == "permute" and [axis % 2 for axis in view.args[1]] == [1, 0])
         or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
     )
-    if not is_turned or view.args[0] not in flow.stored:
+    if not is_turned or view.args[0] not in recording.stored:
         return operation
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
 
-def _why_not(traced: TracedNetwork, operation: AffineOperation) -> str | None:
-    flow, weight, geometry = traced.flow, operation.weight_name, read_geometry(operation)
-    deciding = sizes_decided_by(operation.node, traced.operations)
-    if any(is_site(source) for node in deciding for source in upstream(node)):
+def _why_not(recording: Recording, operation: AffineOperation, aim: Node, chosen: Collection[Node]) -> str | None:
+    weight, geometry = operation.weight_name, read_geometry(operation)
+    if operation.node in chosen or aim.meta.get("place", 0) > recording.decided_from:
         return (
-            f"{describe(operation.node)} is given as many rows as values after a gate decide (tokens that are routed "
-            "to experts): the two networks may route others"
+            f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
+            "lengths, a branch): the student may decide otherwise"
         )
-    if weight in flow.tied:
+    if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
-    takers = flow.parameter_users(weight)
+    takers = recording.parameter_users(weight)
     own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
     alike = [
         (use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
-        for use in _uses(traced, operation)
+        for use in _uses(recording, operation)
     ]
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
@@ -348,6 +355,20 @@ def _why_not(traced: TracedNetwork, operation: AffineOperation) -> str | None:
     if geometry is None:
         return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
     return None
+
+
+def _rows_by_choice(recording: Recording) -> set[Node]:
+    """The nodes whose rows are chosen by values after a gate: those of original and student are not the same rows."""
+    after_gate = recording.downstream(filter(is_site, recording.operations))
+    chosen: set[Node] = set()
+    for node in recording.operations:
+        data, *others = node.all_input_nodes or [None]
+        is_chosen = operation_name(node) in _CHOICES and not after_gate.isdisjoint(others)
+        is_chosen |= torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and data in after_gate
+        kept_in_place = operation_name(node).startswith(_INTO_PLACES)
+        if is_chosen or any(operand in chosen for operand in ([data] if kept_in_place else node.all_input_nodes)):
+            chosen.add(node)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -365,14 +386,14 @@ class FedGate:
         return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
 
 
-def find_fed_gates(traced: TracedNetwork) -> list[FedGate]:
+def find_fed_gates(recording: Recording) -> list[FedGate]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
-    found, used_once = [], traced.flow.are_used_once
-    for site, calls in sorted(traced.flow.calls.items()):
-        before = affine_source(traced, calls[0].args[0], calls[0]) if len(calls) == 1 else None
+    found, used_once = [], recording.are_used_once
+    for site, calls in sorted(recording.calls.items()):
+        before = affine_source(recording, calls[0].args[0], calls[0]) if len(calls) == 1 else None
         if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
             continue
-        other = _other_half(traced, calls[0])
+        other = _other_half(recording, calls[0])
         # The weight must be that of a module that computes nothing else: hooks then see the values. A block that
         # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
@@ -381,18 +402,16 @@ def find_fed_gates(traced: TracedNetwork) -> list[FedGate]:
     return found
 
 
-def affine_source(traced: TracedNetwork, node: Node, user: Node) -> AffineOperation | None:
+def affine_source(recording: Recording, node: Node, user: Node) -> AffineOperation | None:
     """The affine operation whose output only `user` takes, perhaps through reshapes that keep the last axis."""
     is_reshaped = False
-    while users(node) == [user]:
-        operation = read_affine(node, traced.flow)
+    while list(node.users) == [user]:
+        operation = read_affine(node, recording)
         if operation is not None:
             if operation.channel_axis is not None:
                 return None if is_reshaped and operation.channel_axis != -1 else operation
             # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
-            weights = [
-                each for each in operation.node.all_input_nodes if traced.flow.parameter(each) == operation.weight
-            ]
+            weights = [each for each in operation.node.all_input_nodes if recording.parameter(each) == operation.weight]
             return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
@@ -403,21 +422,21 @@ def affine_source(traced: TracedNetwork, node: Node, user: Node) -> AffineOperat
     return None
 
 
-def _other_half(traced: TracedNetwork, call: Node) -> AffineOperation | None:
+def _other_half(recording: Recording, call: Node) -> AffineOperation | None:
     """The map whose output is multiplied by the gate's output, or None."""
     product = product_behind(call)
     if product is None:
         return None
     node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
-    operation = affine_source(traced, node, product)
+    operation = affine_source(recording, node, product)
     return operation if operation is not None and operation.mixes and operation.is_direct else None
 
 
 def product_behind(call: Node) -> Node | None:
     """The product of a gate's output with another tensor of its shape, if nothing else uses the gate's output."""
     current = call
-    while len(users(current)) == 1:
-        user = users(current)[0]
+    while len(current.users) == 1:
+        user = next(iter(current.users))
         if operation_name(user) == "mul":
             operands = [operand for operand in user.args[:2] if isinstance(operand, Node)]
             alike = len(operands) == 2 and shape_of(operands[0]) == shape_of(operands[1]) == shape_of(user)

@@ -4,17 +4,16 @@ A map's output often passes a BatchNorm, a scale per channel and a residual sum 
 aims at the value after these operations, and so corrects the drift on the skip path, too.
 """
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
 
-from hf_lgelu.networks.dataflow import CONVOLUTIONS, COPIES, RESHAPES, AffineOperation, operation_name, shape_of, users
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, Geometry, shape_of
+from hf_lgelu.graph.recorder import operation_name
 
 _MOVES = RESHAPES | {"permute", "transpose"}
 
@@ -27,7 +26,7 @@ class LinearMap:
     """A linear map after gates: its operation, the geometry of its features, its aim, and the bias that can change."""
 
     operation: AffineOperation
-    geometry: "Geometry"
+    geometry: Geometry
     aim: "Aim"
     bias: "Bias | None"
 
@@ -49,96 +48,6 @@ class Bias:
 
     parameter: str
     scale: Tensor
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """The way a map's weights meet its input: on the last axis, or on windows of (B, C, *S) in a convolution.
-
-    Kernel, stride, padding and dilation are those of `torch.nn.functional.conv2d`, one number for each axis of S.
-    """
-
-    kind: Literal["linear", "convolution"]
-    groups: int = 1
-    kernel: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    padding: tuple[int, ...] | Literal["same", "valid"] = ()
-    dilation: tuple[int, ...] = ()
-
-    def feature_rows(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The input as rows (n, groups, features), so that rows · weight.flatten(1)ᵀ are the outputs without bias.
-
-        `positions` (B, p) are flat indices into the output positions of each image; None takes all. Only the chosen
-        windows of a convolution are ever laid out in memory.
-        """
-        if self.kind == "linear":
-            return x.reshape(-1, 1, x.shape[-1])
-        rows = _chosen(self._windows(x), len(self.kernel), positions)
-        return rows.reshape(-1, self.groups, self.width(x.shape[1]))
-
-    def width(self, channels: int) -> int:
-        """The number of features in a row of a convolution whose input has `channels` channels."""
-        return channels // self.groups * math.prod(self.kernel)
-
-    def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
-        """The outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), in the row order of `feature_rows`."""
-        if self.kind == "linear":
-            return y.reshape(-1, 1, y.shape[-1])
-        rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
-        return rows.reshape(-1, self.groups, y.shape[1] // self.groups)
-
-    def _windows(self, x: Tensor) -> Tensor:
-        """A view (B, *output sizes, C, *kernel) of the padded input."""
-        if self.padding == "same":  # an odd zero goes to the end, as in torch
-            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
-            sides = [(total // 2, total - total // 2) for total in totals]
-        else:
-            sides = [] if self.padding == "valid" else [(zeros, zeros) for zeros in self.padding]
-        around = [zeros for side in reversed(sides) for zeros in side]  # `F.pad` takes the last axis first
-        x = F.pad(x, around) if any(around) else x  # no copy without a need
-        for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
-            reach = dilation * (kernel - 1) + 1
-            x = x.unfold(axis, reach, stride)[..., ::dilation]
-        return x.movedim(1, 1 + len(self.kernel))
-
-
-def read_geometry(operation: AffineOperation) -> Geometry | None:
-    """The geometry of a map; None for a map that is not refitted, such as a transposed convolution."""
-    node = operation.node
-    name = operation_name(node)
-    if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
-        return Geometry("linear")
-    if name not in CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
-        return None
-    kernel = shape_of(node.args[1])[2:]
-    options: dict[str, Any] = {}
-    for position, (option, default) in enumerate((("stride", 1), ("padding", 0), ("dilation", 1)), start=3):
-        value = node.args[position] if len(node.args) > position else default
-        if not isinstance(value, str):
-            values = (value,) if isinstance(value, int) else tuple(value)
-            value = values * len(kernel) if len(values) == 1 else values
-        options[option] = value
-    return Geometry("convolution", operation.groups, kernel, **options)
-
-
-def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
-    """(B, wanted) output positions of images in ascending order, on the CPU; None where `wanted` takes all of them.
-
-    Positions are drawn without replacement from each image's own seed, so they are the same in every batch and process.
-    """
-    if wanted >= available:
-        return None
-    generator = torch.Generator()
-    draws = [torch.randperm(available, generator=generator.manual_seed(seed))[:wanted] for seed in seeds]
-    return torch.stack(draws).sort(dim=1).values
-
-
-def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
-    """x (B, *S, ...) at the flat positions (B, p) of its `spatial` axes S: (B, p, ...); None leaves it as it is."""
-    if positions is None:
-        return x
-    images = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
 
 
 @dataclass(eq=False)
@@ -199,7 +108,7 @@ class AimFinder:
         shape = shape_of(output)
         ones = torch.ones(shape[channel_axis], dtype=torch.float64)
         aim = Aim(output, shape, len(shape) + channel_axis, ones, ones)
-        while len(following := users(aim.node)) == 1 and self._keeps_apart(aim, following[0]):
+        while len(following := list(aim.node.users)) == 1 and self._keeps_apart(aim, following[0]):
             aim.node = following[0]
             aim.path.append(aim.node)
         self._found[output] = aim
@@ -212,7 +121,7 @@ class AimFinder:
             return self._normalizes(aim, user)
         if name in _MOVES:
             aim.undo.append(_back(aim.node, user, name))
-            aim.layout += ((name, tuple(map(str, user.args[1:]))),)
+            aim.layout += ((name, shape_of(user) if name in RESHAPES else tuple(map(str, user.args[1:]))),)
             aim.shape = shape_of(user)
             return True
         if name in COPIES:

@@ -1,0 +1,229 @@
+"""The affine operations of a recording: the maps with weights of the network's own, and their geometry."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+
+from hf_lgelu.graph.recorder import is_site, operation_name
+from hf_lgelu.graph.recording import Recording
+
+COPIES = frozenset(("clone", "contiguous", "alias", "detach", "_to_copy", "to", "dropout"))
+"""In eval mode these operations keep every value in its place, except for rounding to another dtype."""
+
+RESHAPES = frozenset(("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"))
+"""These operations keep the order of the elements."""
+
+CONVOLUTIONS = frozenset(("conv1d", "conv2d", "conv3d"))
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """The shape of the tensor that a node stands for, on the recorded inputs."""
+    return node.meta["shape"]
+
+
+def describe(node: Node) -> str:
+    """An operation and the module that it runs in, for messages."""
+    if node.op == "output":
+        return "the model's output"
+    if node.op == "placeholder":
+        return f"the input {node.name}"
+    name = "an activation" if is_site(node) else operation_name(node) or node.name
+    return f"{name} in {node.meta['module']}" if node.meta.get("module") else name
+
+
+_TRANSPOSED = frozenset(("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"))
+
+
+@dataclass(frozen=True)
+class AffineOperation:
+    """output = weight · data + bias, where the weight is a parameter, and the bias is one or absent.
+
+    Multiplying weight and bias by λ multiplies the output; dividing the weight by λ undoes a factor of the data.
+
+    `weight` and `bias` are names of parameters; a bias alone (`weight` None) is a sum with a parameter. `channel_axis`
+    is the axis of data and output, from the right, along which the layer mixes (linear, convolution) or scales
+    (normalization); None where every axis is scaled (weight aligned at the right). `output_axis` is the weight's axis
+    along the output's channels, and None in the same case. `input_axis` is the weight's axis along the data's channels,
+    and None for an operation that mixes nothing. `is_direct` is False where the weight is used through a view, with
+    other axes.
+    """
+
+    node: Node
+    data: Node
+    weight: str | None
+    bias: str | None = None
+    channel_axis: int | None = None
+    output_axis: int | None = None
+    input_axis: int | None = None
+    groups: int = 1
+    is_direct: bool = True
+
+    @property
+    def weight_name(self) -> str:
+        """`weight`. Raises ValueError for a sum with a bias alone."""
+        if self.weight is None:
+            raise ValueError(f"{self.node.name} is a sum with a bias, and has no weight")
+        return self.weight
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the weight and the bias, if there are any."""
+        return tuple(name for name in (self.weight, self.bias) if name is not None)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether the operation mixes channels by a weight of its own: a layer that can absorb 1/λ."""
+        return self.input_axis is not None
+
+
+def read_affine(node: Node, recording: Recording) -> AffineOperation | None:
+    """`node` as an affine operation with parameters of its own, or None."""
+    name = operation_name(node)
+    if name == "linear":
+        data, weight, bias = _padded(node, 3)
+        return _layer(node, recording, data, weight, bias, channel_axis=-1, output_axis=0, input_axis=1)
+    if name == "addmm" and not node.kwargs:
+        bias, data, weight = node.args
+        return _layer(node, recording, data, weight, bias, channel_axis=-1, output_axis=1, input_axis=0)
+    if name in ("mm", "matmul"):
+        left, right = node.args
+        if recording.parameter(right) is not None and len(shape_of(right)) == 2:
+            return _layer(node, recording, left, right, None, channel_axis=-1, output_axis=1, input_axis=0)
+        if recording.parameter(left) is not None and len(shape_of(left)) == 2 and len(shape_of(right)) > 1:
+            return _layer(node, recording, right, left, None, channel_axis=-2, output_axis=0, input_axis=1)
+        return None
+    if name in CONVOLUTIONS or name in _TRANSPOSED:
+        data, weight, bias = _padded(node, 3)
+        transposed, groups = name in _TRANSPOSED, node.args[6] if len(node.args) > 6 else 1
+        axes = {"output_axis": int(transposed), "input_axis": int(not transposed), "groups": groups}
+        operation = _layer(node, recording, data, weight, bias, channel_axis=1 - len(shape_of(weight)), **axes)
+        # A group of a transposed convolution has no simple order of channels in the weight.
+        return replace(operation, is_direct=False) if operation and transposed and groups > 1 else operation
+    if name in ("mul", "add", "sub"):
+        left, right = node.args[:2]
+        named = [operand for operand in (left, right) if recording.parameter(operand) is not None]
+        if len(named) != 1 or not (isinstance(left, Node) and isinstance(right, Node)):
+            return None
+        data = right if named[0] is left else left
+        if shape_of(node) != shape_of(data):
+            return None
+        weight, bias = (recording.parameter(named[0]), None) if name == "mul" else (None, recording.parameter(named[0]))
+        return AffineOperation(node, data, weight, bias, is_direct=named[0] in recording.stored)
+    if name in ("batch_norm", "group_norm"):
+        data, *parameters = _padded(node, 4)
+        weight, bias = parameters[:2] if name == "batch_norm" else parameters[1:]
+        return _layer(node, recording, data, weight, bias, channel_axis=1 - len(shape_of(data)), output_axis=0)
+    if name in ("layer_norm", "rms_norm"):
+        data, _, weight, bias = _padded(node, 4)
+        return _layer(
+            node, recording, data, weight, None if name == "rms_norm" else bias
+        )  # rms_norm has an epsilon there
+    return None
+
+
+def _padded(node: Node, count: int) -> list[Any]:
+    return [*node.args[:count], *[None] * (count - len(node.args))]
+
+
+def _layer(node: Node, recording: Recording, data: Any, weight: Any, bias: Any, **axes: Any) -> AffineOperation | None:
+    name = recording.parameter(weight)
+    bias_name = recording.parameter(bias)
+    if name is None or recording.parameter(data) is not None or (bias is not None and bias_name is None):
+        return None
+    return AffineOperation(node, data, name, bias_name, is_direct=weight in recording.stored, **axes)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The way a map's weights meet its input: on the last axis, or on windows of (B, C, *S) in a convolution.
+
+    Kernel, stride, padding and dilation are those of `torch.nn.functional.conv2d`, one number for each axis of S.
+    """
+
+    kind: Literal["linear", "convolution"]
+    groups: int = 1
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    padding: tuple[int, ...] | Literal["same", "valid"] = ()
+    dilation: tuple[int, ...] = ()
+
+    def feature_rows(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The input as rows (n, groups, features), so that rows · weight.flatten(1)ᵀ are the outputs without bias.
+
+        `positions` (B, p) are flat indices into the output positions of each image; None takes all. Only the chosen
+        windows of a convolution are ever laid out in memory.
+        """
+        if self.kind == "linear":
+            return x.reshape(-1, 1, x.shape[-1])
+        rows = _chosen(self._windows(x), len(self.kernel), positions)
+        return rows.reshape(-1, self.groups, self.width(x.shape[1]))
+
+    def width(self, channels: int) -> int:
+        """The number of features in a row of a convolution whose input has `channels` channels."""
+        return channels // self.groups * math.prod(self.kernel)
+
+    def output_rows(self, y: Tensor, positions: Tensor | None = None) -> Tensor:
+        """The outputs, (..., m) or (B, M, *S), as (n, groups, M/groups), in the row order of `feature_rows`."""
+        if self.kind == "linear":
+            return y.reshape(-1, 1, y.shape[-1])
+        rows = _chosen(y.movedim(1, -1), len(self.kernel), positions)
+        return rows.reshape(-1, self.groups, y.shape[1] // self.groups)
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """A view (B, *output sizes, C, *kernel) of the padded input."""
+        if self.padding == "same":  # an odd zero goes to the end, as in torch
+            totals = [dilation * (kernel - 1) for kernel, dilation in zip(self.kernel, self.dilation, strict=True)]
+            sides = [(total // 2, total - total // 2) for total in totals]
+        else:
+            sides = [] if self.padding == "valid" else [(zeros, zeros) for zeros in self.padding]
+        around = [zeros for side in reversed(sides) for zeros in side]  # `F.pad` takes the last axis first
+        x = F.pad(x, around) if any(around) else x  # no copy without a need
+        for axis, (kernel, stride, dilation) in enumerate(zip(self.kernel, self.stride, self.dilation, strict=True), 2):
+            reach = dilation * (kernel - 1) + 1
+            x = x.unfold(axis, reach, stride)[..., ::dilation]
+        return x.movedim(1, 1 + len(self.kernel))
+
+
+def read_geometry(operation: AffineOperation) -> Geometry | None:
+    """The geometry of a map; None for a map that is not refitted, such as a transposed convolution."""
+    node = operation.node
+    name = operation_name(node)
+    if name in ("linear", "addmm", "mm", "matmul") and operation.channel_axis == -1:
+        return Geometry("linear")
+    if name not in CONVOLUTIONS or len(shape_of(node)) != len(shape_of(node.args[1])):  # an image without a batch
+        return None
+    kernel = shape_of(node.args[1])[2:]
+    options: dict[str, Any] = {}
+    for position, (option, default) in enumerate((("stride", 1), ("padding", 0), ("dilation", 1)), start=3):
+        value = node.args[position] if len(node.args) > position else default
+        if not isinstance(value, str):
+            values = (value,) if isinstance(value, int) else tuple(value)
+            value = values * len(kernel) if len(values) == 1 else values
+        options[option] = value
+    return Geometry("convolution", operation.groups, kernel, **options)
+
+
+def choose_positions(seeds: Sequence[int], available: int, wanted: int) -> Tensor | None:
+    """(B, wanted) output positions of images in ascending order, on the CPU; None where `wanted` takes all of them.
+
+    Positions are drawn without replacement from each image's own seed, so they are the same in every batch and process.
+    """
+    if wanted >= available:
+        return None
+    generator = torch.Generator()
+    draws = [torch.randperm(available, generator=generator.manual_seed(seed))[:wanted] for seed in seeds]
+    return torch.stack(draws).sort(dim=1).values
+
+
+def _chosen(x: Tensor, spatial: int, positions: Tensor | None) -> Tensor:
+    """x (B, *S, ...) at the flat positions (B, p) of its `spatial` axes S: (B, p, ...); None leaves it as it is."""
+    if positions is None:
+        return x
+    images = torch.arange(x.shape[0], device=x.device)[:, None]
+    return x[images, *torch.unravel_index(positions.to(x.device), x.shape[1 : 1 + spatial])]
