@@ -279,7 +279,7 @@ class Recorder(TorchDispatchMode):
         self._shape(node, tensor)
         place, memory = id(tensor), _memory(tensor)
         base = next((each for each in given if memory and _memory(each) == memory and each is not tensor), None)
-        steps = ()
+        steps: tuple[Node, ...] = ()
         if base is not None and node.op == "call_function":
             steps = (node.args[0], node) if node.target is operator.getitem else (node,)
             if steps[0].args[:1] != (self.node(base),):  # no plain view of its first argument

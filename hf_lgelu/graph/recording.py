@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -74,6 +74,54 @@ class Recording:
         parameters = dict(model.named_parameters())
         self.stored = {node: name for node, name in self._names.items() if name in parameters}
 
+    def numbers_of(self, other: "Recording") -> dict[Node, Any] | None:
+        """The numbers of another recording by the nodes of this one; None where it has other operations.
+
+        A size in which the two differ becomes a node of this graph, with its present value in `values`.
+        """
+        if len(self.operations) != len(other.operations) or self.decided_from != other.decided_from:
+            return None
+        (end,), (other_end,) = (each.graph.find_nodes(op="output") for each in (self, other))
+        twins: dict[Node, Node] = {}  # node of `other` → node of this graph
+        numbers: dict[Node, Any] = {}
+        sizes: list[tuple[Node, int, int]] = []  # the node, the place among its arguments, the number there
+        for mine, theirs in zip((*self.operations, end), (*other.operations, other_end), strict=True):
+            (leaves, form), (others, other_form) = (
+                pytree.tree_flatten((each.args, each.kwargs)) for each in (mine, theirs)
+            )
+            if mine.target != theirs.target or form != other_form:
+                return None
+            for place, (leaf, another) in enumerate(zip(leaves, others, strict=True)):
+                if isinstance(another, Node) and another.op != "placeholder":
+                    is_same = twins.get(another) is leaf
+                elif isinstance(leaf, Node) and leaf in self.values:
+                    numbers[leaf] = other.values.get(another) if isinstance(another, Node) else another
+                    is_same = not isinstance(another, Node) or another in other.values
+                elif isinstance(another, Node):
+                    is_same = isinstance(leaf, Node) and self._name(leaf) == other._name(another)
+                else:
+                    is_same = leaf == another
+                    if (
+                        not is_same
+                        and type(leaf) is type(another) is int
+                        and operation_name(mine) not in _FIXED_NUMBERS
+                    ):
+                        sizes.append((mine, place, another))
+                        is_same = True
+                if not is_same:
+                    return None
+            twins[theirs] = mine
+        for node, place, number in sizes:
+            leaves, form = pytree.tree_flatten((node.args, node.kwargs))
+            with self.graph.inserting_before(next(iter(self.graph.nodes))):
+                size = self.graph.placeholder("size")
+            self.values[size], numbers[size], leaves[place] = leaves[place], number, size
+            node.args, node.kwargs = pytree.tree_unflatten(leaves, form)
+        return numbers
+
+    def _name(self, placeholder: Node) -> str | None:
+        return self._names.get(placeholder, self.inputs.get(placeholder))
+
     def name_of(self, node: Node) -> str:
         """The model's name of the parameter or buffer that a placeholder stands for."""
         return self._names[node]
@@ -135,9 +183,7 @@ class Recording:
 
         return constant
 
-    def run(
-        self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[Mapping[Node, Any]], gate: Gate
-    ) -> None:
+    def run(self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[dict[Node, Any]], gate: Gate) -> None:
         """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
         value = ChainMap(values, *known, self.values).__getitem__
         for node in nodes:
@@ -157,22 +203,38 @@ class Recording:
 
 
 class Recordings:
-    """A model's recordings: one for each shape of inputs, or for each batch where Python read values of the inputs."""
+    """A model's recordings: one for each shape of inputs, or for each batch where Python read values of the inputs.
+
+    Recordings of the same operations are one, with the numbers in which the batches differ (`numbers_of`).
+    """
 
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
         """As for `Recording`; `sites` are those of `model`."""
         self.model, self.sites, self._outputs = model, sites, outputs
-        self._known: dict[Any, Recording] = {}
+        self._known: dict[Any, tuple[Recording, dict[Node, Any]]] = {}
 
     def of(self, batch: Any) -> Recording:
         """The recording for a batch of `Folds`."""
+        return self._at(batch)[0]
+
+    def numbers_of(self, batch: Any) -> dict[Node, Any]:
+        """{node: value} of the batch, for the nodes that have another value in the batch that was recorded first."""
+        return self._at(batch)[1]
+
+    def _at(self, batch: Any) -> tuple[Recording, dict[Node, Any]]:
         own = (batch.shape, batch.numbers)
         for key in (batch.shape, own):
             if key in self._known:
                 return self._known[key]
-        recording = Recording(self.model, self.sites, batch.load().inputs, self._outputs)
-        self._known[own if recording.belongs_to_batch else batch.shape] = recording
-        return recording
+        recording, numbers = Recording(self.model, self.sites, batch.load().inputs, self._outputs), dict[Node, Any]()
+        key = own if recording.belongs_to_batch else batch.shape
+        for earlier in dict.fromkeys(known for known, _ in self._known.values()):
+            found = earlier.numbers_of(recording)
+            if found is not None:
+                recording, numbers = earlier, found
+                break
+        self._known[key] = recording, numbers
+        return recording, numbers
 
 
 def gates_of(modules: Sequence[nn.Module]) -> Gate:

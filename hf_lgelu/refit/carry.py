@@ -20,7 +20,7 @@ from hf_lgelu.graph.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.graph.maps import choose_positions, shape_of
 from hf_lgelu.graph.recording import Gate, Recording, Recordings, gates_of, upstream
 from hf_lgelu.graph.stages import KeptValues, Stage, plan_stages
-from hf_lgelu.networks.masks import DECODER_INPUTS, mask_over
+from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_over
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
@@ -43,14 +43,20 @@ _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
 class RecordedPair(NamedTuple):
-    """Both networks for inputs of one shape: their program, its layers, and a stage and a mask for each layer."""
+    """Both networks by one recording: its layers, and a stage and a mask for each layer."""
 
     recording: Recording
     layers: Layers
     stages: list[Stage]
     masks: list[Node | None]
+    of_sound: bool  # whether the masks are those of sounds
     original: "_Network"
     converted: "_Network"
+
+    def index_of(self, layer: Layer) -> int | None:
+        """The number of a layer of another recording in this one, or None."""
+        keys = [(each.name, each.sites) for each in self.layers.layers]
+        return keys.index((layer.name, layer.sites)) if (layer.name, layer.sites) in keys else None
 
 
 class _Network(NamedTuple):
@@ -60,9 +66,9 @@ class _Network(NamedTuple):
     stored: dict[Node, Any]
     gates: Gate
 
-    def run(self, nodes: tuple[Node, ...], values: dict[Node, Any]) -> None:
-        """Execute `nodes`, with results and operands in `values`."""
-        self.recording.run(nodes, values, (self.stored,), self.gates)
+    def run(self, nodes: tuple[Node, ...], values: dict[Node, Any], numbers: dict[Node, Any]) -> None:
+        """Execute `nodes`, with results and operands in `values`; `numbers` are those of the batch."""
+        self.recording.run(nodes, values, (self.stored, numbers), self.gates)
 
 
 class Values(NamedTuple):
@@ -70,6 +76,7 @@ class Values(NamedTuple):
 
     original: dict[Node, Any]
     converted: dict[Node, Any]
+    numbers: dict[Node, Any]
 
 
 class Carrier:
@@ -88,7 +95,10 @@ class Carrier:
         self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
         self._next = 0  # the layer that batches come to next
-        self.pair = self._pair(folds.first)
+        pairs = [self._pair(folds.first)]
+        if pairs[0].recording.belongs_to_batch:  # others may run more: experts that no token of the first chose
+            pairs += [self._pair(batch) for fold in self._batches for batch in fold]
+        self.pair = max(pairs, key=lambda pair: len(pair.layers.layers))
 
     def close(self) -> None:
         """Forget all values that were carried."""
@@ -113,10 +123,10 @@ class Carrier:
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
-            for batch, pair, values in self._carried(index, fold):
-                for maps in pair.layers.layers[index].uses:
+            for batch, pair, own, values in self._carried(index, fold):
+                for maps in pair.layers.layers[own].uses:
                     given = _of_original(pair, maps[0], values) if layer.is_used_in_turn else values
-                    rows = self._rows(index, maps, batch, pair, given, kinks)
+                    rows = self._rows(index, own, maps, batch, pair, given, kinks)
                     for total, each in zip(totals, rows, strict=True):
                         total.add(*each)
             for total, parts in zip(totals, sums, strict=True):
@@ -137,28 +147,33 @@ class Carrier:
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
-    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, RecordedPair, Values]]:
-        """Each batch of a fold, with both networks run up to a layer's aim."""
+    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, RecordedPair, int, Values]]:
+        """Each batch of a fold that comes to a layer, the layer's number in its recording, and the values up to its aim."""
+        layer = self.pair.layers.layers[index]
         for place, batch in enumerate(self._batches[fold]):
             pair = self._pair(batch)
-            stage = pair.stages[index]
-            if index == 0:
+            own = pair.index_of(layer)
+            if own is None:  # what Python read of this batch led past the layer
+                continue
+            stage, numbers = pair.stages[own], self._recordings.numbers_of(batch)
+            if own == 0:
                 inputs = pair.recording.bind(batch.load().inputs, self._device)
-                values = Values(inputs, dict(inputs))
+                values = Values(inputs, dict(inputs), numbers)
             else:
-                values = self._kept.take((fold, place))
-                pair.converted.run(pair.stages[index - 1].after, values.converted)
-            pair.original.run((*stage.before, *stage.after), values.original)
-            pair.converted.run((*stage.before, *stage.after), values.converted)
-            yield batch, pair, values
-            if index + 1 < len(self.pair.layers.layers):
+                values = self._kept.take((fold, place))._replace(numbers=numbers)
+                pair.converted.run(pair.stages[own - 1].after, values.converted, numbers)
+            pair.original.run((*stage.before, *stage.after), values.original, numbers)
+            pair.converted.run((*stage.before, *stage.after), values.converted, numbers)
+            yield batch, pair, own, values
+            if own + 1 < len(pair.stages):
                 original = {node: value for node, value in values.original.items() if node in stage.original}
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
-                self._kept.put((fold, place), Values(original, converted))
+                self._kept.put((fold, place), Values(original, converted, {}))
 
     def _rows(
         self,
         index: int,
+        own: int,
         maps: Sequence[LinearMap],
         batch: FoldBatch,
         pair: RecordedPair,
@@ -169,7 +184,7 @@ class Carrier:
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """
-        layer = pair.layers.layers[index]
+        layer = pair.layers.layers[own]
         first, aim, positions = maps[0], maps[0].aim.node, None
         sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
@@ -186,7 +201,7 @@ class Carrier:
         inputs = [
             consumer.geometry.feature_rows(values.converted[consumer.operation.data], positions) for consumer in maps
         ]
-        counted = self._counted(index, first, pair, values, positions, len(residuals))
+        counted = self._counted(index, own, first, pair, values, positions, len(residuals))
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
@@ -196,18 +211,24 @@ class Carrier:
         return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
 
     def _counted(
-        self, index: int, first: LinearMap, pair: RecordedPair, values: Values, positions: Tensor | None, rows: int
+        self,
+        index: int,
+        own: int,
+        first: LinearMap,
+        pair: RecordedPair,
+        values: Values,
+        positions: Tensor | None,
+        rows: int,
     ) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
-        node = pair.masks[index]
+        node = pair.masks[own]
         mask = None if node is None else values.original[node]
         if mask is None:
             return None
         shape = tuple(values.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
-        inputs = {name: torch.empty(shape_of(node), device="meta") for node, name in pair.recording.inputs.items()}
-        counted = mask_over(mask, axes, inputs)
+        counted = mask_over(mask, axes, {"input_values": mask} if pair.of_sound else {})
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
         if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
@@ -243,18 +264,17 @@ class Carrier:
                 found,
                 plan_stages(recording, stops, {*filter(None, masks)}),
                 masks,
+                _is_of_sound(recording),
                 _Network(recording, recording.weights(model), gates_of([site.module for site in sites])),
                 _Network(recording, recording.weights(self._converted), gates_of(new_gates)),
             )
-            first = next(iter(self._pairs.values()), pair)
-            names, others = ([(layer.name, layer.sites) for layer in each.layers.layers] for each in (first, pair))
-            if names != others:
-                raise ValueError(
-                    f"{type(model).__name__} computes other layers for inputs of another shape; give inputs of one "
-                    "shape"
-                )
             self._pairs[recording] = pair
         return self._pairs[recording]
+
+
+def _is_of_sound(recording: Recording) -> bool:
+    shapes = {name: torch.empty(shape_of(node), device="meta") for node, name in recording.inputs.items()}
+    return any(is_of_sound(shapes[name], shapes) for name in MASKS if name in shapes)
 
 
 def _of_original(pair: RecordedPair, use: LinearMap, values: Values) -> Values:
@@ -265,8 +285,8 @@ def _of_original(pair: RecordedPair, use: LinearMap, values: Values) -> Values:
     """
     recording, converted = pair.recording, dict(values.original)
     nodes = recording.downstream(gates_before(recording, use), upstream(use.aim.node))
-    pair.converted.run(recording.in_order(nodes), converted)
-    return Values(values.original, converted)
+    pair.converted.run(recording.in_order(nodes), converted, values.numbers)
+    return values._replace(converted=converted)
 
 
 def _mask_of(recording: Recording, layer: Layer) -> Node | None:

@@ -14,12 +14,13 @@ from torch.fx import Node
 
 from hf_lgelu.activation.kernels.cpu.rows import load_loop, run_rows
 from hf_lgelu.activation.kernels.plain import opaque_refusal
+from hf_lgelu.graph.layers import find_fed_gates, product_behind
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, read_affine, shape_of
+from hf_lgelu.graph.recorder import operation_name
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.copies import changeable_module, require_values_here
-from hf_lgelu.networks.dataflow import COPIES, RESHAPES, AffineOperation, operation_name, read_affine, shape_of, users
 from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import find_relu_sites
-from hf_lgelu.refit.layers import find_fed_gates, product_behind
-from hf_lgelu.refit.traced import TracedNetwork
 
 
 class _Map:
@@ -125,10 +126,10 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     if not skip or isinstance(load_loop(), str):
         return []
     sites = [site for site in find_relu_sites(model) if site.kind == "relu"]
-    traced = TracedNetwork(model, sites, getattr(model, "dummy_inputs", None) if inputs is None else inputs)
+    traced = Recording(model, sites, getattr(model, "dummy_inputs", None) if inputs is None else inputs)
     found = []
     for fed in find_fed_gates(traced):
-        (call,) = traced.flow.calls[fed.site]
+        (call,) = traced.calls[fed.site]
         product, other = product_behind(call), fed.other
         after = _map_after(traced, product or call)
         maps = [fed.before, after] if other is None else [fed.before, after, other]
@@ -146,11 +147,11 @@ def skip_zeros(model: nn.Module, skip: bool = True, *, inputs: Inputs | None = N
     return found
 
 
-def _map_after(traced: TracedNetwork, node: Node) -> AffineOperation | None:
+def _map_after(traced: Recording, node: Node) -> AffineOperation | None:
     """The affine operation that alone takes a node's output."""
-    while len(users(node)) == 1:
-        (user,) = users(node)
-        operation = read_affine(user, traced.flow)
+    while len(list(node.users)) == 1:
+        (user,) = list(node.users)
+        operation = read_affine(user, traced)
         if operation is not None:
             return operation if operation.data is node else None
         if operation_name(user) not in COPIES | RESHAPES or shape_of(user)[-1:] != shape_of(node)[-1:]:
@@ -159,12 +160,12 @@ def _map_after(traced: TracedNetwork, node: Node) -> AffineOperation | None:
     return None
 
 
-def _module_of(model: nn.Module, traced: TracedNetwork, operation: AffineOperation | None) -> nn.Module | None:
+def _module_of(model: nn.Module, traced: Recording, operation: AffineOperation | None) -> nn.Module | None:
     """The module that computes a linear map of rows, and nothing more, with parameters of its own."""
     if operation is None or not (operation.mixes and operation.channel_axis == -1 and operation.is_direct):
         return None
     name, _, attribute = operation.weight_name.rpartition(".")
-    if attribute != "weight" or not traced.flow.are_used_once(*operation.parameters):
+    if attribute != "weight" or not traced.are_used_once(*operation.parameters):
         return None
 
     def runs_in(node: Node) -> str:
