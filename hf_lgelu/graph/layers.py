@@ -72,6 +72,7 @@ class Layer:
     uses: tuple[tuple[LinearMap, ...], ...]
     is_used_in_turn: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
+    is_decided: bool  # whether Python read values after a gate before, and the student may run other operations
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:
@@ -124,7 +125,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
         if any(node is use.operation.node for each in maps for use in each.uses):
             continue
         operation = _as_stored(cast(AffineOperation, read_affine(node, recording)), recording)
-        reason = _why_not(recording, operation, finder.find(operation).node, chosen)
+        reason = _why_not(recording, operation, chosen)
         uses = [] if reason else [_map_at(recording, finder, use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
@@ -194,11 +195,13 @@ def _layer_of(recording: Recording, together: Sequence[_Map], fed_gates: Sequenc
     maps = tuple(each.uses[0] for each in together)
     written = recording.downstream(use.operation.node for use in together[0].uses) if further else ()
     after = {recording.calls[fed.site][0]: fed for fed in fed_gates}
+    is_decided = max(use.aim.node.meta.get("place", 0) for use in together[0].uses) > recording.decided_from
     return Layer(
         sites=tuple(sorted(set().union(*(each.gates for each in together)))),
         uses=(maps, *((use,) for use in further)),
         is_used_in_turn=any(use.operation.data in written for use in further),
-        fed=None if further else _fed_gate_before(first, after),
+        fed=None if further or is_decided else _fed_gate_before(first, after),
+        is_decided=is_decided,
     )
 
 
@@ -293,11 +296,7 @@ def _readers(
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in recording.downstream(products):
         operation = read_affine(node, recording) if node not in after else None
-        if (
-            operation is None
-            or not operation.mixes
-            or _why_not(recording, operation, finder.find(operation).node, chosen)
-        ):
+        if operation is None or not operation.mixes or _why_not(recording, operation, chosen):
             continue
         is_alone = len(recording.parameter_users(operation.weight_name)) == 1
         if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
@@ -333,12 +332,12 @@ def _as_stored(operation: AffineOperation, recording: Recording) -> AffineOperat
     return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
 
 
-def _why_not(recording: Recording, operation: AffineOperation, aim: Node, chosen: Collection[Node]) -> str | None:
+def _why_not(recording: Recording, operation: AffineOperation, chosen: Collection[Node]) -> str | None:
     weight, geometry = operation.weight_name, read_geometry(operation)
-    if operation.node in chosen or aim.meta.get("place", 0) > recording.decided_from:
+    if operation.node in chosen:
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
-            "lengths, a branch): the student may decide otherwise"
+            "lengths): the student may decide otherwise"
         )
     if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
@@ -363,8 +362,10 @@ def _rows_by_choice(recording: Recording) -> set[Node]:
     chosen: set[Node] = set()
     for node in recording.operations:
         data, *others = node.all_input_nodes or [None]
-        is_chosen = operation_name(node) in _CHOICES and not after_gate.isdisjoint(others)
-        is_chosen |= torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and data in after_gate
+        if operation_name(node) in _CHOICES:
+            is_chosen = not after_gate.isdisjoint(others)
+        else:  # as many rows as values say
+            is_chosen = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and data in after_gate
         kept_in_place = operation_name(node).startswith(_INTO_PLACES)
         if is_chosen or any(operand in chosen for operand in ([data] if kept_in_place else node.all_input_nodes)):
             chosen.add(node)

@@ -210,7 +210,7 @@ class Recordings:
 
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
         """As for `Recording`; `sites` are those of `model`."""
-        self.model, self.sites, self._outputs = model, sites, outputs
+        self.model, self.sites, self.outputs = model, sites, outputs
         self._known: dict[Any, tuple[Recording, dict[Node, Any]]] = {}
 
     def of(self, batch: Any) -> Recording:
@@ -226,7 +226,7 @@ class Recordings:
         for key in (batch.shape, own):
             if key in self._known:
                 return self._known[key]
-        recording, numbers = Recording(self.model, self.sites, batch.load().inputs, self._outputs), dict[Node, Any]()
+        recording, numbers = Recording(self.model, self.sites, batch.load().inputs, self.outputs), dict[Node, Any]()
         key = own if recording.belongs_to_batch else batch.shape
         for earlier in dict.fromkeys(known for known, _ in self._known.values()):
             found = earlier.numbers_of(recording)

@@ -7,8 +7,10 @@ Both networks stop at every layer and go on from there, so one forward pass of e
 3. The rows of the layer, on which the ridge is fitted, are read off and summed up, fold by fold.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +91,7 @@ class Carrier:
         self._batches = [
             [piece for batch in fold if id(batch) in own for piece in batch.not_square()] for fold in folds.folds
         ]
+        self._new_gates = [converted.get_submodule(site.name) for site in recordings.sites]
         self._images = sum(map(len, folds.fitted))
         self._device = next((parameter.device for parameter in converted.parameters()), torch.device("cpu"))
         self._kept = KeptValues(MEMORY_LIMIT)
@@ -148,7 +151,7 @@ class Carrier:
         return padding if index in self._with_padding else None
 
     def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, RecordedPair, int, Values]]:
-        """Each batch of a fold that comes to a layer, the layer's number in its recording, and the values up to its aim."""
+        """The batches of a fold that come to a layer, each with the layer's own number and the values up to its aim."""
         layer = self.pair.layers.layers[index]
         for place, batch in enumerate(self._batches[fold]):
             pair = self._pair(batch)
@@ -161,14 +164,50 @@ class Carrier:
                 values = Values(inputs, dict(inputs), numbers)
             else:
                 values = self._kept.take((fold, place))._replace(numbers=numbers)
+            if own and not pair.layers.layers[own - 1].is_decided:
                 pair.converted.run(pair.stages[own - 1].after, values.converted, numbers)
             pair.original.run((*stage.before, *stage.after), values.original, numbers)
-            pair.converted.run((*stage.before, *stage.after), values.converted, numbers)
-            yield batch, pair, own, values
+            if not pair.layers.layers[own].is_decided:
+                pair.converted.run((*stage.before, *stage.after), values.converted, numbers)
+                yield batch, pair, own, values
+            elif (converted := self._own_way(batch, pair.layers.layers[own])) is not None:
+                yield batch, pair, own, values._replace(converted=converted)
             if own + 1 < len(pair.stages):
                 original = {node: value for node, value in values.original.items() if node in stage.original}
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
                 self._kept.put((fold, place), Values(original, converted, {}))
+
+    def _own_way(self, batch: FoldBatch, layer: Layer) -> dict[Node, Any] | None:
+        """The student's values at a layer, by the nodes of the original's recording; None if it does not come there.
+
+        Values after a gate decide which operations run before the layer. So the student is recorded itself, with the
+        weights that it has now.
+        """
+        model, sites = self._converted, self._recordings.sites
+        owners = [model.get_submodule(site.name.rpartition(".")[0]) for site in sites]
+        places = zip(sites, owners, self._new_gates, strict=True)
+        sites = [replace(site, parent=owner, function=None, module=gate) for site, owner, gate in places]
+        recording = Recording(model, sites, batch.load().inputs, self._recordings.outputs)
+        layers = find_layers(recording, model, sites).layers
+        same = next((each for each in layers if (each.name, each.sites) == (layer.name, layer.sites)), None)
+        uses = [] if same is None else list(zip(*(itertools.chain(*each.uses) for each in (layer, same)), strict=False))
+        nodes = [
+            pair
+            for use, own in uses
+            for pair in zip(
+                (use.operation.data, use.operation.node, *use.aim.path),
+                (own.operation.data, own.operation.node, *own.aim.path),
+                strict=False,
+            )
+        ]
+        if not nodes or any(shape_of(node) != shape_of(own) for node, own in nodes):
+            return None
+        values = recording.bind(batch.load().inputs, self._device)
+        needed = set().union(*(upstream(own) for _, own in nodes))
+        recording.run(
+            recording.in_order(needed), values, (recording.weights(self._converted),), gates_of(self._new_gates)
+        )
+        return {node: values[own] for node, own in nodes}
 
     def _rows(
         self,
@@ -258,7 +297,6 @@ class Carrier:
                     nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
                 stops.append((nodes, [use[0].aim.node for use in layer.uses]))
             masks = [_mask_of(recording, layer) for layer in found.layers]
-            new_gates = [self._converted.get_submodule(site.name) for site in sites]
             pair = RecordedPair(
                 recording,
                 found,
@@ -266,7 +304,7 @@ class Carrier:
                 masks,
                 _is_of_sound(recording),
                 _Network(recording, recording.weights(model), gates_of([site.module for site in sites])),
-                _Network(recording, recording.weights(self._converted), gates_of(new_gates)),
+                _Network(recording, recording.weights(self._converted), gates_of(self._new_gates)),
             )
             self._pairs[recording] = pair
         return self._pairs[recording]

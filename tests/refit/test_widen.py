@@ -22,7 +22,7 @@ def test_a_block_with_more_inputs_than_rows_is_widened():
     """As the squeeze of an EfficientNet, of which a picture is one row."""
     model = nn.Sequential(nn.Linear(1152, 16), nn.SiLU(), nn.Linear(16, 4)).eval()
     found = convert_to_relu(model, torch.randn(80, 1152) * torch.randn(1152).exp(), width=2).report.held_out
-    assert found.refitted.kl < 0.1 * found.direct.kl
+    assert found.refitted.kl < 0.2 * found.direct.kl
 
 
 @cache
