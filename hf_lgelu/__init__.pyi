@@ -28,7 +28,6 @@ from .networks.smooth_calls import find_smooth_calls as find_smooth_calls
 from .refit.config import ConversionConfig as ConversionConfig
 from .refit.convert import convert_to_relu as convert_to_relu
 from .refit.refusals import ConversionRefusedError as ConversionRefusedError
-from .refit.zeros import skip_zeros as skip_zeros
 from .training.arguments import HardeningConfig as HardeningConfig
 from .training.arguments import LambdaGELUTrainingArguments as LambdaGELUTrainingArguments
 from .training.callbacks import HardeningCallback as HardeningCallback

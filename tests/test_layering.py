@@ -13,13 +13,14 @@ PACKAGE = Path(__file__).parents[1] / "hf_lgelu"
 ALLOWED = {
     "activation": set(),
     "networks": {"activation"},  # looks at a model
+    "graph": {"activation", "networks"},  # what is read off a recording
     "comparing": {"activation", "networks"},
     "models": {"activation", "networks", "comparing"},  # changes a model
     "training": {"activation", "networks", "comparing", "models"},
     "evaluate": {"comparing"},
-    "refit": {"activation", "networks", "comparing", "models"},
-    "export": {"activation", "networks", "comparing", "models", "refit.report", "refit.config"},
-    "cli": {"activation", "networks", "comparing", "models", "training", "refit", "export"},
+    "refit": {"activation", "networks", "graph", "comparing", "models"},
+    "export": {"activation", "networks", "graph", "comparing", "models", "refit.report", "refit.config"},
+    "cli": {"activation", "networks", "graph", "comparing", "models", "training", "refit", "export"},
 }
 ANYWHERE = {"version", "environment", "files", "formats", "processes", "registry"}
 VAGUE = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
@@ -107,10 +108,8 @@ LISTED = {
     "refit.config",  # the efforts that a conversion can be asked for
     "refit.distill",  # with refit.folds: distillation by itself, for its curve
     "refit.folds",
-    "refit.layers",  # with refit.layerwise and refit.traced: a refit behind gates of the laboratory's own
     "refit.layerwise",
     "refit.place",
-    "refit.traced",
     "refit.report",
     "refit.task",
     "refit.samples",

@@ -201,7 +201,6 @@ class ConvertArguments(OutputArguments):
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)
     width: float = _of_config("width")
-    live: float | None = _of_config("live")
     tolerance: float | None = _of_config("tolerance")
     batch_size: int | None = _of_config("batch_size")
     max_seconds: float | None = _of_config("max_seconds")

@@ -74,7 +74,7 @@ class Examined:
         try:
             traced = Recording(network, sites, dict(self.inputs), self.counted)
             return traced, find_layers(traced, network, sites)
-        except ValueError as error:  # torch.export cannot trace it
+        except ValueError as error:
             return f"No: {' '.join(str(error).split())}"
 
 

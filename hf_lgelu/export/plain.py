@@ -221,7 +221,7 @@ def save_plain(
             )
         unreached = tuple(gate.name for gate in gates if id(gate.module) not in ran)
     else:
-        from hf_lgelu.export.absorption.absorb import absorb_hardness  # loads torch.export, which GELU alone needs
+        from hf_lgelu.export.absorption.absorb import absorb_hardness
 
         absorbed = absorb_hardness(plain, inputs)
         config_changes, sites = absorbed.config_changes, absorbed.sites

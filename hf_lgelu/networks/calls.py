@@ -197,7 +197,7 @@ def line_of(frame: FrameType) -> str:
 
 
 def ids_of(modules: Iterable[nn.Module]) -> set[int]:
-    """The ids by which modules are known: torch.export runs them as other objects with the same attributes."""
+    """The ids of the modules' attributes: a module may run as another object with the same ones."""
     return {id(vars(module)) for module in modules}
 
 

@@ -16,7 +16,7 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 class Network:
     """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
 
-    Threads take turns: inside the block a model has other gates, and torch.export changes what all threads share.
+    Threads take turns: inside the block a model has other gates.
     """
 
     _one_at_a_time = RLock()

@@ -114,9 +114,6 @@ class ConversionConfig:
             is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
             Refused where no block can, or where the config has no key of the width. Default: 1.
-        live: The largest share of each layer's units that may be live (not zero) at one token, for example 0.2. Kinks
-            are chosen for this share. Then the maps after the gates are fitted, which makes up for the units that are
-            cut. It implies effort place, and cannot be combined with width. Default: no bound.
         target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope
             (default 0.01). effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
@@ -161,7 +158,6 @@ class ConversionConfig:
 
     effort: str | None = None
     width: float = 1.0
-    live: float | None = None
     target: str = "relu"
     keep: int | Sequence[str] = ()
     tolerance: float | None = None
@@ -186,7 +182,6 @@ class ConversionConfig:
             "tolerance",
             "max_seconds",
             "max_kl",
-            "live",
             "box_channels",
             "max_samples",
             "batch_size",
@@ -195,18 +190,15 @@ class ConversionConfig:
         for name, value in ((name, getattr(self, name)) for name in above_0):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
-        if not 1 <= self.width < math.inf or (self.live and self.width > 1):
-            raise ValueError(
-                "width is a multiple of the present units, finite and at least 1, and 1 together with live, got "
-                f"{self.width!r}"
-            )
+        if not 1 <= self.width < math.inf:
+            raise ValueError(f"width is a multiple of the present units, finite and at least 1, got {self.width!r}")
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(f"`{name}` is for `effort` 'distill', got {self.effort!r}")
-        if not self.gate.can_be_placed and (self.width > 1 or self.live or self.effort == "place"):
+        if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
             raise ValueError(
                 f"kinks are placed and blocks widened for ReLU only, not for {self.gate.name}; leave "
-                "`width` and `live` out, and take `effort` 'refit' or 'distill'"
+                "`width` out, and take `effort` 'refit' or 'distill'"
             )
 
     @property
@@ -219,9 +211,8 @@ class ConversionConfig:
         """The rungs to try in turn, given enough samples. A tolerance or an option of "distill" asks for all."""
         takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
-        highest = "place" if (self.width > 1 or self.live) and highest == "refit" else highest
-        lowest = "place" if self.live else EFFORTS[0]
-        up_to_highest = EFFORTS[EFFORTS.index(lowest) : EFFORTS.index(highest) + 1]
+        highest = "place" if self.width > 1 and highest == "refit" else highest
+        up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:

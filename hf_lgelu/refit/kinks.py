@@ -30,13 +30,12 @@ class PlacementSums:
     sums: Tensor  # (5, channels, bins): Σw, Σwz, Σwz², Σwφ, Σwφz; the outermost bins reach to infinity
     square: Tensor  # (channels,) Σwφ²
     rows: Tensor  # a scalar, the number of rows
-    counts: Tensor  # (channels, bins) rows, without weights
 
     @classmethod
     def zeros(cls, channels: int, device: torch.device | str = "cpu") -> "PlacementSums":
         """The sums over no rows."""
         place = {"dtype": torch.float64, "device": device}
-        shapes = (5, channels, _BINS), (channels,), (), (channels, _BINS)
+        shapes = (5, channels, _BINS), (channels,), ()
         return cls(*(torch.zeros(shape, **place) for shape in shapes))
 
     @torch.no_grad()
@@ -47,15 +46,15 @@ class PlacementSums:
         bins = ((z - _LOWEST) * (_BINS / (_HIGHEST - _LOWEST))).floor().clamp_(0, _BINS - 1).long()
         place = (bins + torch.arange(z.shape[1], device=bins.device) * _BINS).flatten()
         weighted_value = weight * value
-        terms = (weight, weight * z, weight * z * z, weighted_value, weighted_value * z, torch.ones_like(z))
-        for total, term in zip((*self.sums, self.counts), terms, strict=True):
+        terms = (weight, weight * z, weight * z * z, weighted_value, weighted_value * z)
+        for total, term in zip(self.sums, terms, strict=True):
             total.view(-1).index_add_(0, place, term.flatten())
         self.square += (weighted_value * value).sum(0)
         self.rows += len(z)
 
     def reduce_over_processes(self) -> "PlacementSums":
         """The sums over the rows of all processes, the same on each process."""
-        return PlacementSums(*map(summed, (self.sums, self.square, self.rows, self.counts)))
+        return PlacementSums(*map(summed, (self.sums, self.square, self.rows)))
 
 
 def knots() -> Tensor:
@@ -94,34 +93,6 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
                     chosen = torch.cat([above.best_with(chosen[:, :-1], basis), chosen[:, :-1]], 1)
             found[count - 1].append(above.fit(chosen, basis))
     return [Kinks(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))) for parts in found]
-
-
-@torch.no_grad()
-def kinks_of_share(sums: PlacementSums, columns: Tensor, basis: Basis, live: float) -> Kinks:
-    """One ReLU per channel, so that on average at most the share `live` of the channels is above its kink.
-
-    Every channel takes the kink with the least error + μ · its share of rows above. The error is that of the fit times
-    `columns` (channels,), the squares of the channels' columns in the map after the gate. μ is the least number that
-    keeps the share.
-    """
-    above = _Above(sums.sums, sums.square)
-    every = torch.arange(len(above.kinks), device=columns.device).expand(len(columns), 1, -1)
-    solution, error = above.solve(every, basis)
-    possible = above.splits & (solution[..., 0] > 0)
-    cost = torch.where(possible, error * columns[:, None], torch.inf)
-    shares = sums.counts.flip(-1).cumsum(-1).flip(-1)[:, 1:] / sums.rows
-    shares = torch.where(possible.any(1, keepdim=True), shares, shares[:, len(above.kinks) // 2, None])
-
-    def chosen(price: float) -> Tensor:
-        return (cost + price * shares).argmin(-1, keepdim=True)
-
-    low, high = 0.0, float(torch.where(possible, cost, 0.0).max() * sums.rows)
-    if shares.gather(1, chosen(low)).mean() <= live:
-        high = low
-    for _ in range(64):
-        middle = (low + high) / 2
-        low, high = (middle, high) if shares.gather(1, chosen(middle)).mean() > live else (low, middle)
-    return first_of([above.fit(chosen(high), basis)])
 
 
 class _Above:

@@ -100,7 +100,7 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     """(the first possible rung above the last one, or None at the top; whether `width` may still make blocks wider)."""
     possible, higher = possible_rungs(task), EFFORTS[EFFORTS.index(steps[-1].effort) + 1 :]
     following = next((effort for effort in possible if effort in higher), None)
-    if "place" not in possible or task.config.width > 1 or task.config.live:
+    if "place" not in possible or task.config.width > 1:
         return following, False
     recording = task.recordings.of(task.folds.first)
     return following, can_be_wider(task.model, recording, find_layers(recording, task.model, task.recordings.sites))

@@ -44,7 +44,6 @@ from hf_lgelu.refit.kinks import (
     PlacementSums,
     first_of,
     fit_kinks,
-    kinks_of_share,
     share_out,
 )
 from hf_lgelu.refit.layerwise import Refit
@@ -123,11 +122,7 @@ class Place(Refit):
             if block is None:
                 # A refitted map after the gate supplies a constant and a line.
                 basis: Basis = "line" if fed.other is None and fed.site in fitted else "relu"
-                if (live := self.task.config.live) is None:
-                    placement = first_of(fit_kinks(sums[fed.site], basis, 1))
-                else:
-                    placement = kinks_of_share(sums[fed.site], _columns(original, found, fed), basis, live)
-                written = _Written(fed, placement, direction)
+                written = _Written(fed, first_of(fit_kinks(sums[fed.site], basis, 1)), direction)
             else:
                 width = block.width - extra[fed.site]
                 written = _fit_block(original, block, width, sums[fed.site], inputs.get(fed.site), direction)
@@ -173,15 +168,6 @@ def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[in
             if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes):
                 found[fed.site] = index
     return found
-
-
-def _columns(original: nn.Module, found: Layers, fed: FedGate) -> Tensor:
-    """(channels,) the sum of each channel's squared weights in the maps after a gate; ones where they are unknown."""
-    after = [consumer for layer in found.layers if fed.site in layer.sites for consumer in layer.maps]
-    weights = [oriented(original, consumer.operation).double().transpose(0, 1).flatten(1) for consumer in after]
-    channels = len(oriented(original, fed.before))
-    squares = [weight.square().sum(1) for weight in weights if len(weight) == channels]
-    return sum(squares, torch.zeros(channels, dtype=torch.float64)) if squares else torch.ones(channels).double()
 
 
 @torch.no_grad()

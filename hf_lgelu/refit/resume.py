@@ -157,7 +157,7 @@ def _fingerprint(model: nn.Module, folds: Folds, exchange: Exchange, config: Con
     configs = [[*config_entries(root.config)] for _, root in pretrained_roots(model)]
     batches = [[(batch.numbers, sorted(batch.lengths.items())) for batch in fold] for fold in folds.folds]
     counted = config.outputs, config.box_channels
-    arguments = exchange.kinds, exchange.keep, exchange.target, *counted, config.width, config.live
+    arguments = exchange.kinds, exchange.keep, exchange.target, *counted, config.width
     told = (__version__, torch.__version__, PartialState().num_processes, repr(model), configs, batches, arguments)
     return _digest(repr(told).encode() + b"".join(folds.samples.keys), _tensors(model).items())
 

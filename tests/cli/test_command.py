@@ -124,7 +124,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--effort", "place", "--bf16"), "--bf16 is for --effort 'distill'"),
         ((*CONVERT, "--target", "relu:0.1"), "convert: --target must be one of relu, relu6"),
         ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
-        ((*CONVERT, "--live", "0.2", "--width", "1.25"), "and 1 together with live, got 1.25"),
         ((*EXPORT, "--to", "tflite"), "--to: invalid choice: 'tflite'"),
         ((*EXPORT, "--to", "onnx", "--push_to_hub", "a/b"), "--push_to_hub: --to onnx does not take that"),
         ((*EXPORT, "--to", "onnx", "--license", "mit"), "--license: --to onnx does not take that"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hf_lgelu.refit.kinks import Kinks, PlacementSums, first_of, fit_kinks, kinks_of_share, knots, share_out
+from hf_lgelu.refit.kinks import Kinks, PlacementSums, first_of, fit_kinks, knots, share_out
 
 
 def drawn(channels=3, count=500, seed=2):
@@ -54,32 +54,6 @@ def value(fit, channel, x):
         for slope, kink in zip(fit.slopes[channel], fit.kinks[channel], strict=True)
     )
     return relus + float(fit.constant[channel]) + float(fit.line[channel]) * x
-
-
-@pytest.mark.parametrize("live", [0.9, 0.4, 0.15, 0.02])
-def test_kinks_of_a_live_share_leave_the_least_error_that_so_few_units_can(live):
-    """Every pair of kinks of two channels, by hand: none of as few live units leaves less."""
-    z, columns_behind = drawn(2), torch.tensor([1.0, 3.0], dtype=torch.float64)
-    weight = torch.tensor([0.5, 2.0], dtype=torch.float64).expand_as(z)  # weighs the error, and no share
-    sums = PlacementSums.zeros(2)
-    sums.add(z, F.silu(z), weight)
-    found = kinks_of_share(sums, columns_behind, "relu", live)
-    errors, shares = [], []
-    for channel in range(2):
-        x, y = z[:, channel].numpy(), F.silu(z[:, channel]).numpy()
-        kinks = [kink for kink in knots().tolist() if (x < kink).any() and (x > kink).any()]
-        size = float(columns_behind[channel]) * weight[:, channel].numpy()
-        errors.append({round(kink, 6): residual(x, y, [kink], "relu", size) for kink in kinks})
-        shares.append({round(kink, 6): (x > kink).mean() for kink in kinks})
-    chosen = [round(float(kink), 6) for kink in found.kinks[:, 0]]
-    share, error = (sum(part[kink] for part, kink in zip(of, chosen, strict=True)) for of in (shares, errors))
-    assert share / 2 <= live
-    pairs = [[sum(each[kink] for each, kink in zip(of, pair, strict=True)) for of in (shares, errors)]
-             for pair in itertools.product(*errors)]  # fmt: skip
-    assert error <= 1.001 * min(other for others, other in pairs if others <= share)
-    assert share == pytest.approx(max(others for others, _ in pairs if others / 2 <= live), abs=0.1) or live > 0.6
-    least = [min(each, key=each.get) for each in errors]
-    assert (chosen == least) == (live > 0.6)
 
 
 @pytest.mark.parametrize("basis", ["constant", "line"])

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.export.absorption.scaling import plan_scaling, scale_parameters
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.config_keys import (
     ConfigChange,
     UnsupportedConfigError,
@@ -23,7 +24,6 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.copies import require_values_here
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.surgery import plan_configs, write_configs
-from hf_lgelu.networks.dataflow import trace_sites
 from hf_lgelu.networks.outputs import largest_finite
 from hf_lgelu.networks.run import Inputs, in_own_forward
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu, uncompiled
@@ -82,7 +82,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
         rewrite_config: rewrite the config keys that the family uses, so that transformers loads the saved model.
 
     Raises:
-        ValueError: no λ-GELU; the model cannot be traced; sites whose λ cannot be absorbed, each with the reason
+        ValueError: no λ-GELU; sites whose λ cannot be absorbed, each with the reason
             (after a residual sum, feeding several layers, between tied weights); or outputs that would change.
         RuntimeError: (UnsupportedConfigError) no config key says GELU in its erf form at these sites.
 
@@ -103,7 +103,7 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to absorb λ; give the model that contains it")
     hardness = [site.module.hardness.detach().cpu().double() for site in sites]
-    plan = plan_scaling(model, trace_sites(model, sites, inputs), dict(enumerate(hardness)))
+    plan = plan_scaling(model, Recording(model, sites, inputs), dict(enumerate(hardness)))
     if plan.reasons:
         reasons = "".join(f"\n  {sites[index].name}: {plan.reasons[index]}" for index in sorted(plan.reasons))
         raise ValueError(

@@ -1,6 +1,6 @@
 """Scaling of the parameters around gates: each gate gets its input scaled, and the outputs stay.
 
-The layers before and after a gate are found in the data flow. Between them and the gate stand operations that let a
+The layers before and after a gate are found in a recording. Between them and the gate stand operations that let a
 positive factor through, f(c·x) = c·f(x) for c > 0: layout, pooling, products.
 """
 
@@ -12,19 +12,11 @@ from math import prod
 import torch
 from torch import Tensor, nn
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
-from hf_lgelu.networks.dataflow import (
-    COPIES,
-    RESHAPES,
-    AffineOperation,
-    DataFlow,
-    describe,
-    operation_name,
-    read_affine,
-    shape_of,
-    users,
-    uses_once,
-)
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, describe, read_affine, shape_of
+from hf_lgelu.graph.recorder import operation_name
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import ActivationSite
@@ -51,6 +43,11 @@ _ELEMENTWISE = COPIES | _DROPOUT | _CASTS | {"mul", "div", "neg"}
 _SWAPS = frozenset(("transpose", "swapaxes", "swapdims"))
 
 
+def uses_once(user: Node, node: Node) -> bool:
+    """Whether `node` is exactly one of the arguments of `user`."""
+    return sum(leaf is node for leaf in pytree.tree_leaves((user.args, user.kwargs))) == 1
+
+
 class NotAbsorbableError(ValueError):
     """The reason why the layers around a site cannot absorb λ; `absorb_hardness` names all sites in one ValueError."""
 
@@ -70,26 +67,26 @@ class ScalingPlan:
 
 
 @torch.no_grad()
-def plan_scaling(model: nn.Module, flow: DataFlow, scales: Mapping[int, Tensor]) -> ScalingPlan:
+def plan_scaling(model: nn.Module, recording: Recording, scales: Mapping[int, Tensor]) -> ScalingPlan:
     """The factors of all parameters that multiply each site's input by its scale, and divide its output again.
 
     A homogeneous gate, g(c·x) = c·g(x), then leaves all outputs as they are.
 
-    `scales` are positive, float64, by the index of a site of `flow`: one number, or one for each channel, in a shape
-    that broadcasts to the site's input.
+    `scales` are positive, float64, by the index of a site: one number, or one for each channel, in a shape that broadcasts
+    to the site's input.
     """
     reasons: dict[int, str] = {}
     layers: dict[Node, _LayerCall] = {}
     for index, value in scales.items():
         try:
-            _add_neighbours(layers, flow, index, value)
+            _add_neighbours(layers, recording, index, value)
         except NotAbsorbableError as reason:
             reasons[index] = str(reason)
     calls = layers.values()
     factors: dict[str, Tensor] = {}
     for name in dict.fromkeys(name for call in calls for name in call.operation.parameters):
         try:
-            factors[name] = _common_factor(name, model.get_parameter(name), layers, flow, scales)
+            factors[name] = _common_factor(name, model.get_parameter(name), layers, recording, scales)
         except NotAbsorbableError as reason:
             for index, _ in (
                 site for call in calls if name in call.operation.parameters for site in call.before + call.after
@@ -181,8 +178,8 @@ class _LayerCall:
         return factor
 
 
-def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, hardness: Tensor) -> None:
-    calls = flow.calls.get(index)
+def _add_neighbours(layers: dict[Node, _LayerCall], recording: Recording, index: int, hardness: Tensor) -> None:
+    calls = recording.calls.get(index)
     if not calls:
         raise NotAbsorbableError("the example inputs never reach it, or it runs where tracing does not look inside")
     varying = [axis for axis, size in enumerate(hardness.shape) if size > 1]
@@ -194,8 +191,8 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
     found = []  # complete before the first is added: a site is scaled around all of its calls, or not at all
     for call in calls:
         # The axis of the input along which λ runs, from 0.
-        axis = call.meta["val"].dim() - hardness.dim() + varying[0] if varying else None
-        found.append((layers_before(flow, call, call.args[0], axis), layer_after(flow, call, axis)))
+        axis = len(shape_of(call)) - hardness.dim() + varying[0] if varying else None
+        found.append((layers_before(recording, call, call.args[0], axis), layer_after(recording, call, axis)))
     for before, (operation, axis) in found:
         for other, other_axis in before:
             layers.setdefault(other.node, _LayerCall(other)).before.append((index, other_axis))
@@ -203,11 +200,15 @@ def _add_neighbours(layers: dict[Node, _LayerCall], flow: DataFlow, index: int, 
 
 
 def _common_factor(
-    name: str, parameter: Tensor, layers: Mapping[Node, _LayerCall], flow: DataFlow, hardness: Mapping[int, Tensor]
+    name: str,
+    parameter: Tensor,
+    layers: Mapping[Node, _LayerCall],
+    recording: Recording,
+    hardness: Mapping[int, Tensor],
 ) -> Tensor:
     """The factor that every use of the parameter needs. Raises NotAbsorbableError where uses differ or have none."""
     factors, others = [], []
-    for user in flow.parameter_users(name):
+    for user in recording.parameter_users(name):
         call = layers.get(user)
         if call is None or name not in call.operation.parameters:
             others.append(user)
@@ -217,7 +218,7 @@ def _common_factor(
         why = f"is also used by {describe(others[0])}"
     elif any(factor.shape != factors[0].shape or not torch.equal(factor, factors[0]) for factor in factors):
         why = f"is used {len(factors)} times, with another factor each time"
-    elif name in flow.tied:
+    elif name in recording.tied:
         why = "belongs to several modules, or its memory does"
     else:
         return factors[0]
@@ -273,21 +274,23 @@ def _misfit(operation: AffineOperation, hardness: Tensor) -> str:
     return f"its {hardness.numel()} factors are not those of the channels of {describe(operation.node)}"
 
 
-def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> list[tuple[AffineOperation, int | None]]:
+def layers_before(
+    recording: Recording, user: Node, node: Node, axis: int | None
+) -> list[tuple[AffineOperation, int | None]]:
     """The operations from `node`, an input of `user`, back to the layer to multiply by λ; the layer stands last.
 
     Each comes with the axis of its output along which λ runs. `axis` is this axis of `node`, counted from 0; None for
     one λ. Raises NotAbsorbableError with the reason where there is no layer.
     """
-    others = [other for other in users(node) if other is not user]
+    others = [other for other in node.users if other is not user]
     if others or not uses_once(user, node):
         where = describe(others[0]) if others else describe(user)
         raise NotAbsorbableError(f"{describe(node)}, on the way to it, is also used by {where}")
-    operation = read_affine(node, flow)
+    operation = read_affine(node, recording)
     if operation is not None and operation.weight is not None:
         return [(operation, axis)]
     if operation is not None:
-        return [(operation, axis), *layers_before(flow, node, operation.data, axis)]
+        return [(operation, axis), *layers_before(recording, node, operation.data, axis)]
     # One operand for most operations, two for a product.
     sources = [operand for operand in node.all_input_nodes if _is_homogeneous(node, operand)]
     if not sources:
@@ -296,23 +299,23 @@ def layers_before(flow: DataFlow, user: Node, node: Node, axis: int | None) -> l
     reasons = []
     for source in sources:  # either factor of a product can take λ
         try:
-            return layers_before(flow, node, source, _moved(_axis_before, node, source, axis))
+            return layers_before(recording, node, source, _moved(_axis_before, node, source, axis))
         except NotAbsorbableError as reason:
             reasons.append(reason)
     raise reasons[0]
 
 
-def layer_after(flow: DataFlow, node: Node, axis: int | None) -> tuple[AffineOperation, int | None]:
+def layer_after(recording: Recording, node: Node, axis: int | None) -> tuple[AffineOperation, int | None]:
     """(the layer after `node` to divide by λ, the axis of its data along which λ runs); see `layers_before`."""
     while True:
-        following = users(node)
+        following = list(node.users)
         if len(following) != 1:
             named = " and ".join(describe(user) for user in following[:3])
             raise NotAbsorbableError(
                 f"its output goes to {len(following)} places ({named})" if following else "nothing uses its output"
             )
         user = following[0]
-        operation = read_affine(user, flow)
+        operation = read_affine(user, recording)
         if operation is not None and operation.mixes and operation.data is node:
             return operation, axis
         if not _is_homogeneous(user, node):
@@ -340,7 +343,7 @@ def _is_homogeneous(node: Node, source: Node) -> bool:
     if name in _DROPOUT:
         return node.args[2] is False
     if name in _CASTS:
-        return node.meta["val"].is_floating_point()
+        return node.meta["dtype"].is_floating_point
     if name in _PRODUCTS:
         return source in node.args[:2]
     if name == "div":
