@@ -80,7 +80,7 @@ class Recorder(TorchDispatchMode):
     4. `output` ends the graph, without operations that no output needs.
     """
 
-    def __init__(self, model: nn.Module, gates: Sequence[nn.Module]) -> None:
+    def __init__(self, model: nn.Module, sites: Sequence[ActivationSite]) -> None:
         super().__init__()
         self.graph = Graph()
         self.stored: dict[Node, str] = {}
@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         self.belongs_to_batch = False
         self.decided_from = math.inf
         self.reached: set[int] = set()
-        self._gates = gates
+        self._sites = sites
         self._reads: list[tuple[Node, int]] = []  # of values by Python, and the number of operations before
         self._count = 0
         self._known: dict[int, _Known] = {}
@@ -166,8 +166,10 @@ class Recorder(TorchDispatchMode):
 
     def _gate(self, func: Any, x: Tensor, site: int) -> Tensor:
         self.reached.add(site)
-        output = run_gate(self._gates[site], x)
-        self._learn(output, self._made(func, (self.node(x), site), {}), x)
+        output = run_gate(self._sites[site].module, x)
+        node = self._made(func, (self.node(x), site), {})
+        node.meta["module"] = self._sites[site].name
+        self._learn(output, node, x)
         return output
 
     def _draw(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -376,7 +378,7 @@ def record(
     """
 
     def attempt(*contexts: Any) -> Recorder:
-        recorder = Recorder(model, [site.module for site in sites])
+        recorder = Recorder(model, sites)
         given = pytree.tree_map_only(Tensor, torch.clone, (args, kwargs))
         for path, leaf in pytree.tree_flatten_with_path(given)[0]:
             if isinstance(leaf, Tensor):

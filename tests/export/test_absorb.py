@@ -376,8 +376,8 @@ REFUSED = {
         {"act": "layer.weight, which would have to be scaled, is used 2 times, with another factor each time"},
     ),
     "input-used-again": (WithTwoUses, {"act": "linear in first, on the way to it, is also used by sigmoid"}),
-    "in-place-on-a-view": (InPlaceOnAView, {"act": "goes to 2 places"}),
-    "input-changed-through-a-view": (InputChanged, {"act": "linear in first, on the way to it, is also used by view"}),
+    "in-place-on-a-view": (InPlaceOnAView, {"act": "goes into add, which is no layer"}),
+    "input-changed-through-a-view": (InputChanged, {"act": "its input comes from add, which is no layer"}),
     "half-of-a-layer": (HalfOfALayer, {"act": "its input comes from one part of chunk"}),
     "unreached": (Unreached, {"act": "never reach it"}),
 }
@@ -397,7 +397,7 @@ class Branching(WithTwoUses):
 
 def test_a_model_that_branches_on_values_is_refused_and_left_as_it_was():
     model = Branching()
-    with pytest.raises(ValueError, match=r"Branching runs on the example inputs, but torch\.export cannot"):
+    with pytest.raises(ValueError, match="decides by values after a gate"):
         absorb_hardness(model, torch.ones(2, 3))
     assert isinstance(model.act, LambdaGELU)
 
@@ -465,10 +465,10 @@ class HiddenUse(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(3, 4), LambdaGELU(), nn.Linear(4, 4))
-        self.hidden = [self.net[0].weight.detach()]
+        self.hidden = [self.net[0].weight.detach()[1:]]
 
     def forward(self, x):
-        return self.net(x) + x @ self.hidden[0].T
+        return self.net(x) + (x @ self.hidden[0].T).sum(-1, keepdim=True)
 
 
 def test_an_absorption_that_changes_the_function_is_taken_back():

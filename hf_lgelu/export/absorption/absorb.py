@@ -4,6 +4,7 @@ a(x; λ) = gelu(λx)/λ (arXiv:2603.21991). So a λ-GELU between two layers is a
 before is multiplied by λ (weight and bias), and the weight of the layer after is divided by λ.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -103,7 +104,13 @@ def absorb_hardness(model: nn.Module, inputs: Inputs, *, rewrite_config: bool = 
     if not sites:
         raise ValueError("the model is a single λ-GELU with no layer to absorb λ; give the model that contains it")
     hardness = [site.module.hardness.detach().cpu().double() for site in sites]
-    plan = plan_scaling(model, Recording(model, sites, inputs), dict(enumerate(hardness)))
+    recording = Recording(model, sites, inputs)
+    if recording.decided_from < math.inf:
+        raise ValueError(
+            f"{type(model).__name__} decides by values after a gate what it computes (a branch, a number of rows), so "
+            "one forward pass does not show all layers around its gates. Keep λ-GELU (save_pretrained)"
+        )
+    plan = plan_scaling(model, recording, dict(enumerate(hardness)))
     if plan.reasons:
         reasons = "".join(f"\n  {sites[index].name}: {plan.reasons[index]}" for index in sorted(plan.reasons))
         raise ValueError(

@@ -72,8 +72,8 @@ def plan_scaling(model: nn.Module, recording: Recording, scales: Mapping[int, Te
 
     A homogeneous gate, g(c·x) = c·g(x), then leaves all outputs as they are.
 
-    `scales` are positive, float64, by the index of a site: one number, or one for each channel, in a shape that broadcasts
-    to the site's input.
+    `scales` are positive, float64, by the index of a site: one number, or one for each channel, in a shape that
+    broadcasts to the site's input.
     """
     reasons: dict[int, str] = {}
     layers: dict[Node, _LayerCall] = {}
