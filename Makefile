@@ -78,6 +78,7 @@ report: $(VENV)/ready
 
 # A half-made environment has no "ready" and is made anew.
 $(VENV)/ready: pyproject.toml
+	@echo "Installing hf_lgelu and all that its tests need into $(VENV): some 7 GB, minutes by your network."
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --editable '.[dev]'
 	touch $@
