@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.networks.elementwise import FunctionModule
-from hf_lgelu.networks.run import evaluation_mode, same_randomness, structure_kept
+from hf_lgelu.networks.run import buffers_kept, evaluation_mode, same_randomness, structure_kept
 from hf_lgelu.networks.sites import ActivationSite, exchanged
 
 aten = torch.ops.aten
@@ -41,6 +41,17 @@ MARK = "activation_site"
 @library.custom_op(f"hf_lgelu::{MARK}", mutates_args=())
 def _activation_site(x: Tensor, site: int) -> Tensor:
     return x.clone()  # the recorder runs the gate in its place
+
+
+def _differentiated(context: Any, gradient: Tensor) -> Any:
+    # A recording would hold the slope of the old gate.
+    raise ValueError(
+        "the network takes the gradient of its own output inside the forward pass, through a gate, as models of forces "
+        "do; a recording cannot follow it. Convert the module that gives the energy"
+    )
+
+
+library.register_autograd(f"hf_lgelu::{MARK}", _differentiated)
 
 
 def _mark(x: Tensor, site: int) -> Tensor:
@@ -206,6 +217,8 @@ class Recorder(TorchDispatchMode):
         targets = [leaf for name in written for leaf in pytree.tree_leaves(named[name])]
         others = [leaf for leaf in pytree.tree_leaves(named) if isinstance(leaf, Tensor)]
         output = func(*args, **kwargs)
+        if not func._schema.is_mutable:  # torch does not count the writes of a norm, and `buffers_kept` asks for it
+            torch.autograd.graph.increment_version(targets)
         if func is aten.copy_.default:
             values = [self._copied(targets[0], nodes["self"], named["src"], nodes["src"])]
         elif (twin := _twin(func, written)) is not None and len({tensor.dtype for tensor in others}) == 1:
@@ -386,6 +399,7 @@ def record(
         markers = [FunctionModule(_mark, (index,)) for index in range(len(sites))]
         with ExitStack() as block:
             block.enter_context(structure_kept(model))
+            block.enter_context(buffers_kept(model))
             block.enter_context(exchanged(sites, markers))
             for context in (evaluation_mode(model), same_randomness(), recorder.modules_noted(), *contexts):
                 block.enter_context(context)

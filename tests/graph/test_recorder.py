@@ -1,11 +1,12 @@
 """Recordings of forward passes, replayed with other inputs and gates, against the networks themselves."""
 
-import gc
+import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.graph.recorder import operation_name
 from hf_lgelu.graph.recording import Recording, Recordings, all_tensors, gates_of
@@ -64,7 +65,61 @@ def by_weight_data(net, h):
     return h + F.linear(h[:, :4], net.up.weight.data)
 
 
-WRITING = [zero_a_column, through_views, into_a_given_tensor, with_masks, in_another_dtype, by_strides, by_weight_data]
+def by_index(net, h):
+    h[torch.tensor([0, 2])] = 1.5
+    return h.index_add_(0, torch.tensor([0, 0, 1, 2, 2, 3]), h.clone()).scatter_(1, torch.zeros(6, 1).long(), 9.0)
+
+
+def a_diagonal(net, h):
+    h.diagonal().zero_()
+    return h
+
+
+def through_overlapping_views(net, h):
+    first, second = h[:, :5], h[:, 3:]
+    first.add_(1)
+    second.mul_(2)
+    return h + F.pad(first, (0, 3)) + F.pad(second, (3, 0))
+
+
+def before_and_after(net, h):
+    before = h * 1
+    h.relu_()
+    return h + before
+
+
+def several_given_tensors(net, h):
+    values, places = torch.empty(0), torch.empty(0, dtype=torch.long)
+    torch.sort(h, dim=1, out=(values, places))
+    return values + places
+
+
+def a_copy_in_another_dtype(net, h):
+    kept = torch.zeros(h.shape, dtype=torch.float64)
+    kept.copy_(h)
+    return kept.float()
+
+
+def a_row_into_all(net, h):
+    return h.copy_(h[0].clone())
+
+
+def nothing(net, h):
+    return F.dropout(h, 0.5, training=False, inplace=True)
+
+
+def in_a_loop(net, h):
+    out = h.new_zeros(h.shape)
+    for place in range(h.shape[1]):
+        out[:, place] = h[:, : place + 1].sum(1)
+    return out
+
+
+WRITING = [
+    zero_a_column, through_views, into_a_given_tensor, with_masks, in_another_dtype, by_strides, by_weight_data,
+    by_index, a_diagonal, through_overlapping_views, before_and_after, several_given_tensors, a_copy_in_another_dtype,
+    a_row_into_all, nothing, in_a_loop,
+]  # fmt: skip
 
 
 def replay(recording, model, x):
@@ -135,6 +190,61 @@ def test_reads_by_python_are_known(code, of_batch, decided):
     assert (recording.decided_from < float("inf")) is decided
 
 
+def test_buffers_that_a_forward_pass_writes_into_stay():
+    model = Wired(lambda net, h: F.batch_norm(h, net.mean, net.spread, training=True) + net.calls.add_(1)).eval()
+    model.register_buffer("mean", torch.zeros(8))
+    model.register_buffer("spread", torch.ones(8))
+    recording, x = Recording(model, find_sites(model), torch.randn(5, 4)), torch.randn(5, 4)
+    assert torch.equal(model.calls, torch.zeros(1))
+    assert torch.equal(model.mean, torch.zeros(8))
+    assert torch.equal(model.spread, torch.ones(8))
+    found = replay(recording, model, x)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(found, model(x))
+
+
+def test_a_failing_model_raises_its_own_error_and_is_as_before():
+    def fail(net, h):
+        raise KeyError("no such layer")
+
+    model = Wired(fail).train()
+    model.down.eval()
+    with pytest.raises(KeyError, match="no such layer"):
+        Recording(model, find_sites(model), torch.randn(5, 4))
+    assert isinstance(model.act, nn.GELU)
+    assert [module.training for module in (model, model.up, model.down)] == [True, True, False]
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+class Forces(nn.Module):
+    """Reads the gradient of an energy, as a model of atoms gives it."""
+
+    def __init__(self, gate):
+        super().__init__()
+        self.up, self.gate, self.act, self.down = nn.Linear(4, 6), gate, nn.GELU(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            forces = torch.autograd.grad(self.gate(self.up(x)).sum(), x)[0]
+        return self.down(self.act(forces.detach()))
+
+
+def test_gradients_inside_a_forward_pass_are_recorded():
+    torch.manual_seed(0)
+    model = Forces(nn.Softplus(beta=3)).eval()
+    recording = Recording(model, [site for site in find_sites(model) if site.name == "act"], torch.randn(5, 4))
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(recording.outputs(x, model, gates_of([model.act]))[0], model(x))
+
+
+def test_gradients_through_a_gate_are_refused_in_words():
+    model = Forces(nn.GELU())
+    with pytest.raises(ValueError, match="gradient of its own output inside the forward pass"):
+        Recording(model, find_sites(model), torch.randn(5, 4))
+
+
 class Cached(nn.Module):
     """Keeps a tensor of its first call, as rotary embeddings do."""
 
@@ -157,28 +267,29 @@ def test_what_a_network_keeps_of_the_recorded_run_can_be_trained_with():
     assert model.up.weight.grad is not None
 
 
-class Deep(nn.Module):
-    def __init__(self, depth):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(depth))
-        self.most = 0
+class LiveTensors(TorchDispatchMode):
+    """The largest number of large results that live at one time."""
 
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-            self.most = max(
-                self.most, sum(torch.is_tensor(each) and each.shape == x.shape for each in gc.get_objects())
-            )
-        return x
+    def __init__(self):
+        super().__init__()
+        self.live, self.most = weakref.WeakSet(), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if isinstance(output, torch.Tensor) and output.numel() == 17 * 64:
+            self.live.add(output)
+        self.most = max(self.most, len(self.live))
+        return output
 
 
 def test_a_recording_holds_no_more_tensors_where_the_network_is_deeper():
     most = []
     for depth in (3, 12):
-        model = Deep(depth).eval()
-        Recording(model, find_sites(model), torch.randn(17, 64))
-        most.append(model.most)
-    assert most[0] == most[1]
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(depth))).eval()
+        with LiveTensors() as counted:
+            Recording(model, find_sites(model), torch.randn(17, 64))
+        most.append(counted.most)
+    assert 0 < most[0] == most[1]
 
 
 class Batch:
