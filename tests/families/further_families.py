@@ -1,0 +1,124 @@
+"""Families that are only converted: the tests of λ-GELU do not run them.
+
+Two layers with one MLP each, so two gates, unless a comment says more. `keys` is empty: the gate is the family's own.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from family import Family, large_pixels, normal, pixels, pixels_and_tokens, tokens, tokens_with_decoder
+from text_families import BODY, DECODED, SPECIAL, TEXT
+
+_CAUSAL = {**TEXT, "num_key_value_heads": 1}
+_EXPERTS = {**_CAUSAL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
+_IMAGE = {**BODY, "image_size": 16, "patch_size": 8, "num_labels": 3}
+_SOUND = {
+    **{"vocab_size": 32, "conv_dim": [8, 8], "conv_stride": [5, 2], "conv_kernel": [10, 3]},
+    **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, **BODY, **SPECIAL},
+}
+_STATES = {**SPECIAL, "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+_SERIES = {
+    **{"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1, "d_model": 16},
+    **{"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
+}
+_CODEC = {"num_filters": 4, "upsampling_ratios": [4, 2], "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8}
+_TWO_TOWERS = {
+    "text_config": {**TEXT, "projection_dim": 16},
+    "vision_config": {**BODY, "image_size": 16, "patch_size": 8},
+    "projection_dim": 16,
+}
+_DETECTOR = {**BODY, "image_size": [16, 16], "patch_size": 8, "num_detection_tokens": 3}
+
+
+def _series() -> dict[str, torch.Tensor]:
+    return {
+        **{
+            "past_values": normal(2, 10),
+            "past_time_features": normal(2, 10, 1),
+            "past_observed_mask": torch.ones(2, 10),
+        },
+        **{"future_values": normal(2, 4), "future_time_features": normal(2, 4, 1)},
+    }
+
+
+def _sound(*shape: int) -> dict[str, torch.Tensor]:
+    return {"input_values": normal(2, *shape)}
+
+
+def _patches() -> dict[str, torch.Tensor]:
+    return {"past_values": normal(2, 16, 2)}
+
+
+def _row(name: str, prefix: str, head: str, sizes: dict[str, Any], inputs: Any, gates: int) -> Family:
+    return Family(name, prefix, head, sizes, {}, inputs, gates)
+
+
+_text = partial(_row, inputs=tokens, gates=2)
+_image = partial(_row, head="ForImageClassification", inputs=pixels, gates=2)
+
+FURTHER_FAMILIES: tuple[Family, ...] = (
+    # texts
+    _text("qwen3", "Qwen3", "ForCausalLM", {**_CAUSAL, "head_dim": 8}),
+    _text("olmo2", "Olmo2", "ForCausalLM", _CAUSAL),
+    _text("stablelm", "StableLm", "ForCausalLM", _CAUSAL),
+    _text("starcoder2", "Starcoder2", "ForCausalLM", _CAUSAL),
+    _text("phi3", "Phi3", "ForCausalLM", _CAUSAL),
+    _text("cohere", "Cohere", "ForCausalLM", _CAUSAL),
+    _text("granite", "Granite", "ForCausalLM", _CAUSAL),
+    # + the transform of the head
+    _text("mpnet", "MPNet", "ForMaskedLM", TEXT, gates=3),
+    _text("camembert", "Camembert", "ForMaskedLM", TEXT, gates=3),
+    _text("longformer", "Longformer", "ForMaskedLM", {**TEXT, "attention_window": 4}, gates=3),
+    # two layers each in encoder and decoder
+    _text(
+        "led", "LED", "ForConditionalGeneration", DECODED | {"attention_window": 4}, inputs=tokens_with_decoder, gates=4
+    ),
+    _text("mbart", "MBart", "ForConditionalGeneration", DECODED, inputs=tokens_with_decoder, gates=4),
+    # state space
+    _text("mamba", "Mamba", "ForCausalLM", _STATES),
+    _text("falcon-mamba", "FalconMamba", "ForCausalLM", _STATES),
+    _text("mamba2", "Mamba2", "ForCausalLM", {**_STATES, "num_heads": 4, "head_dim": 8, "n_groups": 1}),
+    # experts
+    _text("qwen3-moe", "Qwen3Moe", "ForCausalLM", _EXPERTS),
+    _text("olmoe", "Olmoe", "ForCausalLM", _EXPERTS),
+    _text("granitemoe", "GraniteMoe", "ForCausalLM", {**_CAUSAL, "num_local_experts": 4}),
+    # images
+    _image("ijepa", "IJepa", sizes=_IMAGE),
+    # stages of one block
+    _image(
+        "convnextv2", "ConvNextV2", sizes={"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}
+    ),
+    _image(
+        "poolformer",
+        "PoolFormer",
+        sizes={"hidden_sizes": [8, 8, 16, 16], "depths": [1] * 4},
+        inputs=large_pixels,
+        gates=4,
+    ),
+    # detection: one in each layer; the heads of classes and boxes have ReLU
+    _row("yolos", "Yolos", "ForObjectDetection", _DETECTOR, pixels, 2),
+    # two towers of two layers each; ViLT has one for both
+    _row("owlvit", "OwlViT", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
+    _row("chinese-clip", "ChineseCLIP", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
+    _row("vilt", "Vilt", "Model", {**TEXT, "image_size": 16, "patch_size": 8}, pixels_and_tokens, 2),
+    # speech: + one in each of two convolutions and the positional convolution
+    _row("hubert", "Hubert", "ForCTC", _SOUND, partial(_sound, 200), 5),
+    _row("wavlm", "WavLM", "ForCTC", _SOUND, partial(_sound, 200), 5),
+    # + one behind the upsampling
+    _row("sew", "SEW", "ForCTC", {**_SOUND, "squeeze_factor": 2}, partial(_sound, 200), 6),
+    # time series: one layer each in encoder and decoder
+    _row("time-series-transformer", "TimeSeriesTransformer", "ForPrediction", _SERIES, _series, 2),
+    _row("informer", "Informer", "ForPrediction", _SERIES, _series, 2),
+    _row(
+        *("patchtsmixer", "PatchTSMixer", "ForPrediction"),
+        {
+            **{"context_length": 16, "patch_length": 4, "patch_stride": 4, "d_model": 8, "num_layers": 2},
+            **{"num_input_channels": 2, "prediction_length": 4},
+        },
+        *(_patches, 4),
+    ),
+    # a codec: in each of two towers two stages of a residual block with two ELUs and one behind it, and one at the end
+    _row("encodec", "Encodec", "Model", _CODEC, partial(_sound, 1, 64), 14),
+)

@@ -1,0 +1,56 @@
+"""Families of every kind, from text to codecs: each converts with all of its gates, or is refused in words."""
+
+import pytest
+import torch
+from families import FAMILIES
+from family import Family
+from further_families import FURTHER_FAMILIES
+from small_networks import convert_with
+from test_families_convert import NO_BETTER, called
+
+from hf_lgelu.networks.sites import find_sites
+
+FUNCTION = "where no module can take their place"
+REFUSED = {"mamba": FUNCTION, "falcon-mamba": FUNCTION, "mamba2": FUNCTION}
+# Experts in one tensor, and convolutions whose weight is the product of two parameters.
+NOT_REFITTED = {"mixtral", "qwen3-moe", "olmoe", "granitemoe", "encodec"}
+EVERY = [family for family in FAMILIES + FURTHER_FAMILIES if family.name not in NO_BETTER]
+
+
+def batches(family: Family) -> list[dict[str, torch.Tensor]]:
+    """Eight batches of 16 in the form of the family's inputs; what is the same for both samples there stays."""
+    found = []
+    for seed in range(8):
+        generator, batch = torch.Generator().manual_seed(seed), {}
+        for name, value in family.inputs().items():
+            shape = (16, *value.shape[1:])
+            drawn = torch.randn(shape, generator=generator)
+            if not value.is_floating_point():
+                drawn = torch.randint(3, 31, shape, generator=generator)
+            batch[name] = torch.where((value == value[:1]).all(0), value[:1], drawn)
+        found.append(batch)
+    return found
+
+
+def test_there_are_sixty():
+    assert len({family.name for family in EVERY}) >= 60
+
+
+@pytest.mark.parametrize("family", [each for each in EVERY if each.name not in REFUSED], ids=lambda each: each.name)
+def test_a_family_converts(family):
+    model, report = convert_with(family.build(), batches(family))
+    assert len(report.gates) == family.sites + called(family)
+    assert find_sites(model) == []
+    assert {site for layer in report.layers for site in layer.sites} == set(report.gates)
+    direct, refitted = report.held_out.direct.relative_error, report.held_out.refitted.relative_error
+    if family.name in NOT_REFITTED:
+        assert all(layer.note.startswith("not refitted") for layer in report.layers if layer.sites)
+        assert refitted <= 1.001 * direct  # maps further on may be
+    else:
+        assert refitted < direct
+
+
+@pytest.mark.parametrize("family", [each for each in EVERY if each.name in REFUSED], ids=lambda each: each.name)
+def test_a_family_is_refused_in_words(family):
+    with pytest.raises(ValueError, match=REFUSED[family.name]):
+        convert_with(family.build(), batches(family))
