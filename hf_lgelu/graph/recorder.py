@@ -218,7 +218,8 @@ class Recorder(TorchDispatchMode):
         others = [leaf for leaf in pytree.tree_leaves(named) if isinstance(leaf, Tensor)]
         output = func(*args, **kwargs)
         if not func._schema.is_mutable:  # torch does not count the writes of a norm, and `buffers_kept` asks for it
-            torch.autograd.graph.increment_version(targets)
+            for target in targets:
+                torch.autograd.graph.increment_version(target)
         if func is aten.copy_.default:
             values = [self._copied(targets[0], nodes["self"], named["src"], nodes["src"])]
         elif (twin := _twin(func, written)) is not None and len({tensor.dtype for tensor in others}) == 1:
