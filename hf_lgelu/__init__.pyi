@@ -4,14 +4,13 @@ from .activation.functional import lambda_gelu as lambda_gelu
 from .activation.functional import lambda_silu as lambda_silu
 from .activation.module import LambdaGELU as LambdaGELU
 from .activation.module import LambdaSiLU as LambdaSiLU
-from .export.absorption.absorb import absorb_hardness as absorb_hardness
 from .export.comparison import compare_networks as compare_networks
+from .export.gelu import export_gelu as export_gelu
 from .export.hub.push import push_to_hub as push_to_hub
 from .export.int8.judged import Int8RefusedError as Int8RefusedError
 from .export.int8.judged import export_int8 as export_int8
 from .export.int8.quantize import quantize_onnx as quantize_onnx
 from .export.onnx.onnx_export import export_onnx as export_onnx
-from .export.plain import export_gelu as export_gelu
 from .export.plain import export_relu as export_relu
 from .models.config_keys import UnsupportedConfigError as UnsupportedConfigError
 from .models.hardening import anneal_hardness as anneal_hardness

@@ -23,7 +23,7 @@ _AMOUNT = "8,192 rows of features, 1,024 images, or sequences with 32,768 tokens
 
 EXPORT_FORMS = {
     "relu": "ReLU instead of hard gates",
-    "gelu": "GELU, whose weights absorb λ exactly",
+    "gelu": "GELU of the same function; λ goes into the maps around each gate",
     "onnx": "the model with its own gates, for onnxruntime",
     "int8": "the ONNX file and an int8 file, which is judged on a part of --data",
 }

@@ -3,6 +3,7 @@
 import inspect
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from hf_lgelu.cli.compare import print_table, was_fitted_to
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.rows import tokenizer_of
+from hf_lgelu.export.gelu import save_gelu
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.int8.judged import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
 from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
-from hf_lgelu.export.plain import save_plain
+from hf_lgelu.export.plain import save_relu
 from hf_lgelu.files import whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
 
@@ -50,14 +52,8 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
         # The report names the final folder, not the hidden one that is written first.
         report: Any
         if is_checkpoint:
-            report = save_plain(
-                given.model,
-                place,
-                form=arguments.to,
-                source=given.processors,
-                inputs=inputs,
-                allow_soft=arguments.allow_soft,
-            )
+            save = partial(save_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else save_gelu
+            report = save(given.model, place, source=given.processors, inputs=inputs)
             report = replace(report, folder=str(folder))
         else:  # a sentence encoder goes with its pooling
             inputs = _example_inputs(given) if inputs is None else inputs

@@ -223,16 +223,8 @@ def substitute_relu(
       config hidden_act: 'lambda_gelu' → 'relu'
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
-    model = changeable_module(model)
-    gates = {site.name: site.module for site in find_sites(model, kinds) if site.kind in LEARNED_KINDS}
-    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
-    are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
-    smallest = smallest_by_site(model) if are_known else {}
-    hardness = {name: value for name, value in smallest.items() if name in gates}
-    swap_error = swap_errors(model, hardness)
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
-    report = replace(report, hardness=hardness, swap_error=swap_error)
-    for warning in saved_without_gates(model):
+    for warning in saved_without_gates(changeable_module(model)):
         logger.warning(warning)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # NaN counts as soft
     if soft:
@@ -245,7 +237,7 @@ def substitute_relu(
 
 
 def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_config: bool = True) -> SurgeryReport:
-    """`substitute_relu` without reading λ, for callers that judge soft gates themselves. Changes `model` in place."""
+    """`substitute_relu` without warnings, for callers that judge soft gates themselves. Changes `model` in place."""
 
     def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
         try:
@@ -257,7 +249,14 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
 
     model = changeable_module(model)
     sites = found_sites(model, kinds, swap=True)
-    return exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
+    gates = {site.name: site.module for site in sites if site.kind in LEARNED_KINDS}
+    on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
+    are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
+    smallest = smallest_by_site(model) if are_known else {}
+    hardness = {name: value for name, value in smallest.items() if name in gates}
+    swap_error = swap_errors(model, hardness)
+    report = exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
+    return replace(report, hardness=hardness, swap_error=swap_error)
 
 
 def relu_for(site: ActivationSite) -> nn.ReLU:

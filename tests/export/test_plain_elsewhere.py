@@ -47,8 +47,8 @@ def mlp_with_the_code_of_its_card(folder):
     return {name: tensor.double() for name, tensor in load_file(folder / "model.safetensors").items()}
 
 
-# their configs say it as those of gpt2 and timm-convnext do, or, t5-gated's, as in tests/models/test_config_keys.py
-SLOW = ("albert", "bert", "vit", "deit", "timm-deit", "gemma", "t5-gated")
+# their configs say it as those of gpt2 and timm-convnext do
+SLOW = ("albert", "bert", "vit", "deit", "timm-deit")
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
 )
@@ -74,7 +74,6 @@ def test_the_gelu_model_computes_the_same_in_a_process_without_hf_lgelu(name, el
     assert change <= 1e-5 * largest
     assert export.change.largest_output == pytest.approx(largest)
     assert export.change.max_change == pytest.approx(change, rel=0.5, abs=1e-6 * largest)
-    assert export.relative_change == export.change.max_change / export.change.largest_output
 
 
 @every_model
@@ -91,9 +90,7 @@ def test_the_config_says_gelu_and_nothing_of_lambda_gelu_is_left(name, elsewhere
     assert "lambda_gelu" not in text
     assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".pt", ".md"}
     assert not any("hardness" in key or "temperature" in key for key in load_file(folder / "model.safetensors"))
-    assert len(export.sites) == MODELS[name].sites
-    expected = [(1.5,), (3.0,), (20.0,), (1.5,)][: MODELS[name].sites]
-    assert [site.hardness for site in export.sites] == expected
+    assert [*export.hardness.values()] == [1.5, 3.0, 20.0, 1.5][: MODELS[name].sites]
 
 
 def test_gpt2_with_its_tokenizer(elsewhere, tmp_path):

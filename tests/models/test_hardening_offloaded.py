@@ -8,7 +8,6 @@ from torch import nn
 from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
-    absorb_hardness,
     anneal_hardness,
     export_gelu,
     export_relu,
@@ -68,7 +67,6 @@ def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp
 CHANGES = {
     "export_relu": lambda model, folder: export_relu(model, folder / "out", inputs=ROWS),
     "export_gelu": lambda model, folder: export_gelu(model, folder / "out", inputs=ROWS),
-    "absorb_hardness": lambda model, folder: absorb_hardness(model, ROWS),
     "anneal_hardness": lambda model, folder: anneal_hardness(model, 0.5),
     "initialize_hardness": lambda model, folder: initialize_hardness(model, "increasing"),
     "release_hardness": lambda model, folder: release_hardness(model),

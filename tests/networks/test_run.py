@@ -12,7 +12,6 @@ import hf_lgelu
 from hf_lgelu import (
     MLPConfig,
     MLPForClassification,
-    absorb_hardness,
     anneal_hardness,
     convert_to_relu,
     export_gelu,
@@ -183,11 +182,8 @@ def test_a_model_trained_with_bfloat16_leaves_as_one_that_was_not(tmp_path):
     report = export_relu(prepared(network()), tmp_path / "relu", inputs=INPUTS)
     expected = export_relu(model, tmp_path / "exact", inputs=INPUTS)
     assert report.change == expected.change
-    soft = network(1.7)
-    assert export_gelu(prepared(network(1.7)), tmp_path / "gelu", inputs=INPUTS).relative_change < 1e-5
-    absorb_hardness(plain := prepared(network(1.7)), INPUTS)
-    with own_forward(plain):
-        torch.testing.assert_close(plain(**INPUTS).logits, soft(**INPUTS).logits, rtol=1e-5, atol=1e-6)
+    change = export_gelu(prepared(network(1.7)), tmp_path / "gelu", inputs=INPUTS).change
+    assert change.max_change < 1e-5 * change.largest_output
     substitute_relu(relu := network())
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hf_lgelu.export.comparison import NetworkComparison
 
 FORMS = ("relu", "gelu", "lambda_gelu")
-"""What a card's network is: with ReLU in the place of its λ-gates, with λ absorbed by the weights, or as trained."""
+"""What a card's network is: with ReLU in the place of its λ-gates, with λ in the weights, or as trained."""
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
 _CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
@@ -126,7 +126,7 @@ def write_card(
     Args:
         model: with λ-GELU, as it was trained.
         folder: of `model`, or of what an export made of it.
-        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ absorbed by the weights).
+        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ in the weights).
         change: what an export did to the outputs on example inputs.
         compared: `compare_networks` of `model` and what is in the folder, for the table on top.
         license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.

@@ -126,7 +126,7 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
 def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
     """Python that loads a checkpoint without this package; "" for an MLP whose gates torch does not have.
 
-    `activation` is a name of TARGETS, or "gelu" with λ absorbed by the weights; of the latter `gate` is the row of
+    `activation` is a name of TARGETS, or "gelu" with λ in the weights; of the latter `gate` is the row of
     GATES whose plain form stands there.
     """
     if checkpoint.model_class == _MLP_CLASS:
