@@ -11,7 +11,6 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.command import main
 from hf_lgelu.cli.sentence_transformer import read_sentence_folder
-from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -46,7 +45,7 @@ def pushed(monkeypatch):
     found = []
 
     def push(folder, repo_id, *, private):
-        found.append((files_to_push(folder), repo_id, private))
+        found.append((sorted(path.name for path in folder.iterdir()), repo_id, private))
         return SimpleNamespace(commit_url="http://hub/commit/1")
 
     monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)

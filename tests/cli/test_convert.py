@@ -22,7 +22,6 @@ import hf_lgelu
 from hf_lgelu.cli import checkpoint
 from hf_lgelu.cli import convert as module
 from hf_lgelu.cli.command import main
-from hf_lgelu.export.hub.push import files_to_push
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit import layerwise, task
@@ -45,7 +44,6 @@ def report_of(folder):
 
 def test_the_folder_has_a_relu_model_with_report_figure_and_card(converted, place):
     assert {path.name for path in converted.iterdir()} == FILES
-    assert set(files_to_push(converted)) == FILES
     assert [path.name for path in converted.parent.iterdir()] == ["relu"]
     model = load_checkpoint(converted)
     assert model.config.hidden_act == "relu"
@@ -453,7 +451,8 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert cosine.min() > 0.99
     assert said.startswith("SentenceTransformer: 2 gates (GELUActivation) became ReLU\n  On the inputs held out of the")
     assert said.count("cosine to the original") == 1  # of the embeddings
-    assert {"1_Pooling/config.json", "modules.json", "model.safetensors"} <= set(files_to_push(tmp_path / "relu"))
+    for name in ("1_Pooling/config.json", "modules.json", "model.safetensors"):
+        assert (tmp_path / "relu" / name).is_file()
     card = ModelCard.load(tmp_path / "relu" / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
     assert "from sentence_transformers import SentenceTransformer" in card.text
