@@ -33,7 +33,8 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     AutoPeftModel, SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or without one.
     Threads take turns, because methods of transformers are extended while a load runs.
 
-    Raises ValueError for a model without a place for the checkpoint's gates, and for a checkpoint without their λ.
+    Raises ValueError for a model without a place for the checkpoint's gates, for a checkpoint without their λ, and for
+    a damaged record.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
@@ -45,7 +46,13 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """
     with _OPEN, _gates_put_in():
         load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer loads in its constructor
-        return load(pretrained_model_name_or_path, **kwargs)
+        try:
+            return load(pretrained_model_name_or_path, **kwargs)
+        except RecursionError as error:  # raised by transformers' reader of configs, or by our walk through one
+            raise ValueError(
+                f"loading {pretrained_model_name_or_path} went deeper than Python's recursion limit; a config that is "
+                "nested hundreds of levels deep is damaged"
+            ) from error
 
 
 @contextmanager

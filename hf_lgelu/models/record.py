@@ -39,8 +39,8 @@ from hf_lgelu.models.config_keys import (
     without_guard,
 )
 from hf_lgelu.networks.calls import recorded_calls
-from hf_lgelu.networks.elementwise import FunctionModule, form_at
-from hf_lgelu.networks.rewrite import GATES, Call, called_in, method_of, put_gates
+from hf_lgelu.networks.elementwise import form_at
+from hf_lgelu.networks.rewrite import GATES, Call, method_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -244,9 +244,7 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
 
     Raises ValueError for a damaged record, and for a record whose gates have no place in the model.
     """
-    if not isinstance(record, list) or not all(
-        isinstance(entry, Mapping) and isinstance(entry.get("site"), str) for entry in record
-    ):  # anybody can write a config
+    if not isinstance(record, list) or not all(map(_is_entry, record)):  # anybody can write a config
         raise ValueError(f"the config's {RECORD_KEY!r} is no record of λ-GELU sites: {str(record)[:80]}")
     calls = {entry["site"]: entry["call"] for entry in record if "call" in entry}
     restore_calls(model, calls, lambda name: _names(model, name))
@@ -285,6 +283,14 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
     _replace_record(model, record, describe_sites(model, plain=_plain_sites(record)))
 
 
+def _is_entry(entry: Any) -> bool:
+    """Whether a value of a config has the form of a record's entry: a site, and sizes if it has a shape."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("site"), str):
+        return False
+    shape = entry.get("raw_shape", [1])
+    return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+
+
 def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) -> None:
     for part in model.modules():  # in some models each part has a copy of the config
         if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
@@ -297,24 +303,22 @@ def restore_calls(
     """Put gates, for now ReLU, in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
     `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
-    skipped. Raises ValueError for a call of no activation, and for a call that the code does not have.
+    skipped. Raises ValueError for a call that the code does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
         _, _, place = name.rpartition(f"{GATES}.")
         try:
             number, call = int(place), Call(**said)
+            if [type(each) for each in call] != [str, int, str, str, str]:
+                raise TypeError("a field of another type")
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the config's record has no readable call at {name}: {said}") from error
+            raise ValueError(f"the config's record has no readable call at {name}: {str(said)[:80]}") from error
         modules = dict(model.named_modules(remove_duplicate=False))
         names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
             owner = next((each for each in owners if method_of(type(each), call)), owners[0])
-            method = method_of(type(owner), call)
-            held = None if method is None else called_in(method, call)
-            if held is not None and form_at(FunctionModule(*held)) is None:
-                raise ValueError(f"the config's record makes a gate of {call.where}, which is no activation")
             found[owner][number] = call
     for owner, calls in found.items():
         put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

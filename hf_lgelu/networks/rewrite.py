@@ -31,9 +31,9 @@ _CALLS = "_hf_lgelu_calls"
 class Call(NamedTuple):
     """A call in the text of a method.
 
-    `number` counts the calls of the method in the order in which they end. `digest` is the digest of the method's text
-    without comments and white space. `where`, "net.py:12 (Net.forward)", and `function`, the name of the called
-    function, are for a reader.
+    `number` counts the calls of the method in the order in which they end. `digest` is the digest of this number and of
+    the method's text, without comments and blanks but with its lines and blocks. `where`, "net.py:12 (Net.forward)",
+    and `function`, the name of the called function, are for a reader.
     """
 
     method: str
@@ -49,7 +49,11 @@ class _Text(NamedTuple):
     file: bytes
     definition: ast.FunctionDef
     calls: list[ast.Call]
-    digest: str
+    bare: str
+
+    def digest(self, number: int) -> str:
+        """The digest of a call: a record whose number names another call of the same text has another digest."""
+        return hashlib.sha256(f"{number} {self.bare}".encode()).hexdigest()[:16]
 
 
 def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] | None:
@@ -73,7 +77,7 @@ def call_in(name: str, method: FunctionType, frame: FrameType, where: str, funct
     for number, call in enumerate(text.calls):
         if (call.end_lineno, call.end_col_offset) == (line, column):
             _argument(call)
-            return Call(name, number, text.digest, where, function)
+            return Call(name, number, text.digest(number), where, function)
     raise ValueError(f"no call is known at {where}")
 
 
@@ -120,20 +124,6 @@ def own_class(module: nn.Module) -> Any:
     return next(each for each in type(module).__mro__ if _CALLS not in vars(each))
 
 
-def called_in(method: FunctionType, call: Call) -> tuple[Any, list[Any], dict[str, Any]] | None:
-    """(function, other arguments, other named ones) of a call if the text alone tells them: `F.elu(self.a(x), 0.5)`."""
-    called = _text(method).calls[call.number]
-    x = _argument(called)
-    first, *steps = ast.unparse(called.func).split(".")
-    try:
-        function = functools.reduce(getattr, steps, method.__globals__[first])
-        arguments = [ast.literal_eval(node) for node in called.args if node is not x]
-        named = {str(each.arg): ast.literal_eval(each.value) for each in called.keywords if each.value is not x}
-        return function, arguments, named
-    except (KeyError, AttributeError, ValueError):
-        return None
-
-
 @functools.lru_cache(128)
 def _text(method: FunctionType) -> _Text:
     code = method.__code__  # equal codes may come from several files
@@ -153,10 +143,12 @@ def _text(method: FunctionType) -> _Text:
         and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
     )
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
-    bare = "".join("".join(word.string.split()) for word in words if word.type != tokenize.COMMENT)
+    # A statement that moves into a loop changes white space alone, and is another network.
+    marks = {tokenize.COMMENT: "", tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: "\n"}
+    bare = "".join(marks.get(word.type, "".join(word.string.split())) for word in words)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.end_lineno, call.end_col_offset))
-    return _Text(file.encode(), definition, calls, hashlib.sha256(bare.encode()).hexdigest()[:16])
+    return _Text(file.encode(), definition, calls, bare)
 
 
 def _argument(call: ast.Call) -> ast.expr:
@@ -169,11 +161,11 @@ def _argument(call: ast.Call) -> ast.expr:
 
 
 def method_of(cls: type, call: Call) -> FunctionType | None:
-    """The method of a class that has a call; None where its text has changed."""
+    """The method of a class that has a call; None where its text or the call's number has changed."""
     for function in functions_in(inspect.getattr_static(cls, call.method, None)):
         with contextlib.suppress(ValueError):  # a decorator's text may not be known
             text = _text(function)
-            if text.digest == call.digest and call.number < len(text.calls):
+            if call.number in range(len(text.calls)) and text.digest(call.number) == call.digest:
                 return function
     return None
 
@@ -186,8 +178,8 @@ def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
         if method is None:
             raise ValueError(
                 f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
-                f"{call.where} became a gate, and which call that is now is not known. Use the code of then, or "
-                "convert anew; code that calls ReLU itself loads by its own from_pretrained"
+                f"{call.where} became a gate, or the record of this call is damaged. Use the code of then, or convert "
+                "anew; code that calls ReLU itself loads by its own from_pretrained"
             )
         if call.method not in body:
             places = {each.number: place for place, each in enumerate(calls) if each.method == call.method}

@@ -172,6 +172,12 @@ def test_a_family_without_a_key_is_warned_of(caplog):
             r"bert\.encoder\.layer\.0\.output\.dense.* which is no activation here",
         ),
         (lambda record: record[1].pop("site"), "is no record of λ-GELU sites"),
+        (lambda record: record[0].update(raw_shape=[-1]), "is no record of λ-GELU sites"),
+        (lambda record: record[0].update(raw_shape="24"), "is no record of λ-GELU sites"),
+        (lambda record: record[0].update(gate="no gate"), "no gate"),
+        (lambda record: record[0].update(call=-1), "no readable call"),
+        (lambda record: record[0].update(call=json.loads("[" * 900 + "]" * 900)), "recursion limit|no readable call"),
+        (lambda record: record.append("text"), "is no record of λ-GELU sites"),
     ],
 )
 def test_a_damaged_record_is_refused(edit, told, tmp_path):

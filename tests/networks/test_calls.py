@@ -353,9 +353,22 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
             load()
     config = tmp_path / "saved" / "config.json"
     # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
-    config.write_text(config.read_text().replace('"number": 1', '"number": 7'), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"makes a gate of of_the_hub.py:20 .*, which is no activation"):
-        hf_lgelu.from_pretrained(module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own, tmp_path / "saved")
+    told, code = config.read_text(encoding="utf-8"), module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own
+    for number, match in (("0", "damaged"), ("7", "damaged"), ("-1", "damaged"), ('"1"', "no readable call")):
+        config.write_text(told.replace('"number": 1', f'"number": {number}'), encoding="utf-8")
+        with pytest.raises(ValueError, match=match):
+            hf_lgelu.from_pretrained(code, tmp_path / "saved")
+
+
+def test_a_statement_that_moves_into_a_loop_is_another_text(x, tmp_path):
+    loop = "        for _ in range(2):\n            x = x + 1\n"
+    text = OF_THE_HUB.replace("        x = F.gelu", loop + "        x = x * 2\n        x = F.gelu")
+    own = module_of(text, tmp_path, "of_the_hub")
+    converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}).model
+    converted.save_pretrained(tmp_path / "saved")
+    moved = text.replace("        x = x * 2", "            x = x * 2")  # white space alone
+    with pytest.raises(ValueError, match="has another text"):
+        hf_lgelu.from_pretrained(module_of(moved, tmp_path, "of_the_hub").Own, tmp_path / "saved")
 
 
 def test_a_call_on_a_parameter_is_no_gate(x):
