@@ -189,6 +189,11 @@ class ConversionReport:
                 lines.append(f"More hidden units usually help most: {more}.")
         lines += [f"warning: {warning}" for warning in self.warnings]
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
+        if not self.config_changes:  # a bare module has no config that says its gates
+            lines.append(
+                f"To load the state dict elsewhere, first put {self.target} into the fresh network at each name in "
+                "`report.gates` (`network.set_submodule(name, gate)`); other code computes another network"
+            )
         return "\n  ".join([f"{self.model}: {gates_in_words(self)} became {self.target}", *lines])
 
     def as_dict(self) -> dict[str, Any]:
