@@ -44,6 +44,10 @@ class Refit:
             done = [*_without_refit(found, names)]
             for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
                 folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
+                if not any(fold.count for fold in folds):
+                    gates, note = tuple(names[site] for site in layer.sites), "not refitted: no batch leads to it"
+                    done.append(LayerRefit((layer.name,), gates, "kept", note=note, is_unfit=True))
+                    continue
                 fit = _solved(layer, folds)  # the ridge regression between them
                 write_refit(student, recording, layer, fit)
                 self.write_after(student, index)
