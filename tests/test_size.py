@@ -21,15 +21,15 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_583, 18_000),
-    "package: modules": (115, 105),
-    "refit: lines": (5_899, 5_300),
-    "refit: modules": (28, 28),
-    "package: raise statements": (300, 300),
-    "package: public names": (35, 34),
+    "package: lines": (20_125, 18_000),
+    "package: modules": (113, 105),
+    "refit: lines": (5_557, 5_300),
+    "refit: modules": (26, 28),
+    "package: raise statements": (275, 300),
+    "package: public names": (33, 34),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (9_043, 9_000),
-    "tests: lines": (30_300, 28_000),
+    "tests: lines": (29_382, 28_000),
     "pages without api and changelog: words": (13_580, 12_500),
     "README: words": (1_199, 1_200),
 }

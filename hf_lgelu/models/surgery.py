@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known, swap_error_bound
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
     ConfigChange,
@@ -28,7 +28,7 @@ from hf_lgelu.models.config_keys import (
     write_config_changes,
 )
 from hf_lgelu.models.copies import changeable_module, require_values_here
-from hf_lgelu.models.hardening import MAX_SWAP_ERROR, smallest_by_site, softest_gate, swap_errors
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, known_hardness, softest_gate
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
 from hf_lgelu.networks.channels import site_input_shapes
 from hf_lgelu.networks.outputs import agree, outputs_of
@@ -223,8 +223,9 @@ def substitute_relu(
       config hidden_act: 'lambda_gelu' → 'relu'
       softest gate layers.0.activation: λ = 159.577, at most 0.00107 a unit
     """
+    model = changeable_module(model)
     report = put_relu(model, kinds=kinds, rewrite_config=rewrite_config)
-    for warning in saved_without_gates(changeable_module(model)):
+    for warning in saved_without_gates(model):
         logger.warning(warning)
     soft = sum(not error <= MAX_SWAP_ERROR for error in report.swap_error.values())  # NaN counts as soft
     if soft:
@@ -247,14 +248,12 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
                 f"{error}. A saved model would come back with others; pass rewrite_config=False to substitute in memory"
             ) from error
 
-    model = changeable_module(model)
     sites = found_sites(model, kinds, swap=True)
     gates = {site.name: site.module for site in sites if site.kind in LEARNED_KINDS}
     on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
     are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
-    smallest = smallest_by_site(model) if are_known else {}
-    hardness = {name: value for name, value in smallest.items() if name in gates}
-    swap_error = swap_errors(model, hardness)
+    hardness = {name: known_hardness(gate).min().item() for name, gate in gates.items()} if are_known else {}
+    swap_error = {name: swap_error_bound(value, gates[name].gate) for name, value in hardness.items()}
     report = exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
     return replace(report, hardness=hardness, swap_error=swap_error)
 

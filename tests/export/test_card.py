@@ -16,7 +16,6 @@ from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "hf_" + "abcdefghijklmnopqrstuvwxyzABCDEFGH"
 MLP = CheckpointFacts("MLPForClassification", layers=2)
 CHANGE = OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64)
 
@@ -125,16 +124,13 @@ def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"training": TOKEN}, "access token"),
-        ({"input_note": f"Log in with {TOKEN}."}, "access token"),
         ({"repo_id": 'x")\nimport os  # '}, "Repo id"),
         ({"form": "onnx"}, "unknown form 'onnx'; accepted: relu, gelu, lambda_gelu"),
     ],
 )
 def test_what_no_card_is_made_of(changes, told):
-    with pytest.raises(ValueError, match=told) as refusal:
+    with pytest.raises(ValueError, match=told):
         card_of(**changes)
-    assert "abcdef" not in str(refusal.value)
 
 
 def test_texts_of_others_are_text_on_the_card():
