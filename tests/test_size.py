@@ -21,20 +21,20 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_125, 18_000),
-    "package: modules": (113, 105),
-    "refit: lines": (5_557, 5_300),
-    "refit: modules": (26, 28),
-    "package: raise statements": (275, 300),
-    "package: public names": (33, 34),
+    "package: lines": (20_596, 19_000),
+    "package: modules": (116, 100),
+    "refit: lines": (4_653, 4_800),
+    "refit: modules": (23, 20),
+    "package: raise statements": (275, 290),
+    "package: public names": (33, 32),
     "convert_to_relu: parameters": (10, 10),
     "scripts: lines": (9_043, 9_000),
-    "tests: lines": (29_382, 28_000),
-    "pages without api and changelog: words": (13_580, 12_500),
+    "tests: lines": (29_953, 28_000),
+    "pages without api and changelog: words": (13_432, 12_000),
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (40, 28),
+    "convert_to_relu": (41, 28),
     "hf-lgelu convert": (57, 42),
     "a training of four hardened epochs": (25, 20),
     "export_relu": (27, 16),
