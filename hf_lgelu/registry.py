@@ -2,13 +2,10 @@
 
 import sys
 from collections.abc import Callable, MutableMapping
-from typing import TypeAlias
 
 from torch import nn
 
 from hf_lgelu.activation.module import GATE_MODULES, NEEDS_THE_PACKAGE, GuardedGate, LambdaGate
-
-Table: TypeAlias = MutableMapping[str, Callable[..., nn.Module]]
 
 _NAMES: dict[str, Callable[..., LambdaGate]] = {**GATE_MODULES, NEEDS_THE_PACKAGE: GuardedGate}
 
@@ -30,7 +27,7 @@ def register_activation() -> None:
             "to 1.0.31, or uninstall timm"
         )
     # ACT2FN is a copy of ACT2CLS made at import, and some models read the one, some the other.
-    tables: dict[str, Table | None] = {
+    tables: dict[str, MutableMapping[str, Callable[..., nn.Module]] | None] = {
         **{f"transformers.activations.{name}": getattr(activations, name, None) for name in ("ACT2CLS", "ACT2FN")},
         TIMM: getattr(create_act, TIMM_TABLE, None),
     }

@@ -24,6 +24,7 @@ from transformers.utils import CHAT_TEMPLATE_DIR, logging
 from hf_lgelu.files import local, require_inside, require_there
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.mlp import MLPForClassification
+from hf_lgelu.models.record import VARIANT, loads_elsewhere
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
 
@@ -134,10 +135,11 @@ def save_checkpoint(
 ) -> None:
     """Save a model with its tokenizer or image processor: `processor`, or the files of the folder or Hub id `source`.
 
-    Raises OSError if the disk is full.
+    If no config key can refuse a load without this package, the name of the weights' file does. Raises OSError if the
+    disk is full.
     """
     try:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, variant=VARIANT if loads_elsewhere(model.config) else None)
     except SafetensorError as error:  # safetensors' error for a system error
         raise OSError(f"{folder} could not be written, and is not complete: {error}") from error
     if processor is not None:

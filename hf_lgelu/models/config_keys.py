@@ -391,10 +391,8 @@ def gate_names(config: str) -> set[str]:
     return {name for name in re.findall(r':\s*"(?:gated-)?(\w+)"', config) if name in GATES}
 
 
-_LEFT_OPEN = (
-    "inner",
-    "intermediate",
-)  # in the names of keys that may be None: in GPT-2, this is four times the hidden size
+# In the names of keys that may be None: in GPT-2, this is four times the hidden size.
+_LEFT_OPEN = ("inner", "intermediate")
 
 
 def plan_width_changes(

@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME
 import hf_lgelu.models.mlp  # noqa: F401 which the Auto classes then know
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.config_keys import gate_names, without_guard, write_changes
-from hf_lgelu.models.record import has_record, rebuild_gates, recorded_models
+from hf_lgelu.models.record import VARIANT, has_record, rebuild_gates, recorded_models
 
 _OPEN = threading.RLock()  # the methods are those of the whole process
 
@@ -85,7 +85,15 @@ def _extended(held: Any, extension: Callable[..., Any]) -> Any:
 
 def _require_hardness(original: Any, cls: Any, /, source: Any, *args: Any, **kwargs: Any) -> Any:
     wants_info = kwargs.pop("output_loading_info", False)
-    model, info = original(cls, source, *args, output_loading_info=True, **kwargs)
+    load = functools.partial(original, cls, source, *args, **kwargs, output_loading_info=True)
+    try:
+        model, info = load()
+    except OSError:  # no weights of the usual name
+        if kwargs.get("variant") is not None:
+            raise
+        with suppress(OSError):
+            return cls.from_pretrained(source, *args, **kwargs, variant=VARIANT, output_loading_info=wants_info)
+        raise
     lost = sorted(key for key in info["missing_keys"] if key.endswith(".raw_hardness"))
     if lost and has_record(model.config):
         raise ValueError(f"{source} does not hold λ of the gates in its config: {', '.join(lost)}")

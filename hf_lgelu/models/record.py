@@ -46,6 +46,9 @@ from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled
 RECORD_KEY = "lambda_gelu"
 """The key of the record, in a config that alone cannot rebuild its network."""
 
+VARIANT = "needs_hf_lgelu"
+"""The variant, a part of the file's name, of weights whose config has a record and no key for a guard."""
+
 SiteRecord = list[dict[str, Any]]
 """One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
 
@@ -186,10 +189,6 @@ def _arguments(kind: Any) -> list[str]:
     return [name for name in kind.__constants__ if name != "inplace"]
 
 
-def _plain_sites(record: SiteRecord) -> list[str]:
-    return [entry["site"] for entry in record if "activation" in entry]
-
-
 def _names(model: nn.Module, name: str) -> tuple[str, ...]:
     """The names that a recorded site may have in `model`: with and without the prefix of the model below the head."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -280,7 +279,10 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             f"{'these places' if len(absent) > 1 else 'this place'}; load the model class that was saved, and change "
             "layers before surgery or conversion"
         )
-    _replace_record(model, record, describe_sites(model, plain=_plain_sites(record)))
+    new = describe_sites(model, plain=[entry["site"] for entry in record if "activation" in entry])
+    for part in model.modules():  # in some models each part has a copy of the config
+        if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == record:
+            setattr(part.config, RECORD_KEY, new)
 
 
 def _is_entry(entry: Any) -> bool:
@@ -289,12 +291,6 @@ def _is_entry(entry: Any) -> bool:
         return False
     shape = entry.get("raw_shape", [1])
     return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
-
-
-def _replace_record(model: PreTrainedModel, old: SiteRecord, new: SiteRecord) -> None:
-    for part in model.modules():  # in some models each part has a copy of the config
-        if isinstance(part, PreTrainedModel) and getattr(part.config, RECORD_KEY, None) == old:
-            setattr(part.config, RECORD_KEY, new)
 
 
 def restore_calls(
