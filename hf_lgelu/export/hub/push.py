@@ -37,6 +37,10 @@ def push_to_hub(
         ValueError: a private push would go to a public repository.
         NotADirectoryError: `folder` is no folder.
         ConnectionError: the Hub cannot be reached, or does not take the token; the message says how to push later.
+
+    Example:
+        >>> from hf_lgelu import push_to_hub
+        >>> push_to_hub("out/relu", "you/model-relu", private=True)  # doctest: +SKIP
     """
     if not Path(folder).is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that an export or save_pretrained wrote")
