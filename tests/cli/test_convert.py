@@ -151,7 +151,7 @@ def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_
     assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
     assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
     loaded = hf_lgelu.from_pretrained(transformers.AutoModel, tmp_path / "relu", trust_remote_code=True).eval()
-    state, x = load_file(tmp_path / "relu" / "model.safetensors"), torch.linspace(-2, 2, 40).view(8, 5)
+    state, x = load_file(tmp_path / "relu" / "model.needs_hf_lgelu.safetensors"), torch.linspace(-2, 2, 40).view(8, 5)
     given = x
     for number, name in enumerate(("first", "second", "last")):
         x = nn.functional.linear(x.relu() if number else x, state[f"{name}.weight"], state[f"{name}.bias"])
