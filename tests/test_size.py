@@ -34,7 +34,7 @@ LIMITS = {  # limit, goal
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (41, 28),
+    "convert_to_relu": (42, 28),
     "hf-lgelu convert": (57, 42),
     "a training of four hardened epochs": (25, 20),
     "export_relu": (27, 16),
