@@ -34,7 +34,7 @@ test-kernels: $(VENV)/ready
 	$(PYTEST) -m "kernels and not slow and not gpu"
 
 # torch's own kernels, oneDNN's and MKL's, as on processors with AVX2, and without any vector extension that can be chosen.
-NUMERIC := tests/activation tests/refit tests/export/test_absorb.py
+NUMERIC := tests/activation tests/graph tests/refit tests/export/test_plain_gelu.py
 test-processors: $(VENV)/ready
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 $(PYTEST) $(NUMERIC)
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 $(PYTEST) $(NUMERIC)
