@@ -340,7 +340,9 @@ class ProfileArguments(CheckpointArguments):
     """Print the hardness λ of every gate of a λ-GELU checkpoint."""
 
     command = "profile"
-    examples = ("hf-lgelu profile runs/tabular", "hf-lgelu profile you/your-soft-bert")
+    examples = ("hf-lgelu profile you/your-soft-bert", "hf-lgelu profile runs/checkpoint-104 --plot hardness.png")
+
+    plot: str | None = _output("Picture to write of λ over the epochs, from the checkpoint's trainer_state.json.", None)
 
 
 @dataclass(kw_only=True)

@@ -64,6 +64,16 @@ def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
 
 
 @torch.no_grad()
+def learned_hardness(model: nn.Module) -> dict[str, float]:
+    """{module name: 1 + softplus(s/t)} of every λ-gate's site: λ as it was learned, also after hardening.
+
+    Hardening leaves s as it is, so any checkpoint of a hardened model still has the learned λ. For a site with several
+    λ it is their mean.
+    """
+    return {name: known_hardness(gate, learned=True).mean().item() for name, gate in _gates_by_site(model).items()}
+
+
+@torch.no_grad()
 def smallest_by_site(model: nn.Module) -> dict[str, float]:
     """{module name: its smallest λ} of every λ-gate's site, in registration order."""
     return {name: known_hardness(gate).min().item() for name, gate in _gates_by_site(model).items()}
@@ -162,14 +172,17 @@ def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
     return owners
 
 
-def known_hardness(gate: LambdaGate) -> Tensor:
-    """Every λ of a gate, also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere."""
+def known_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:
+    """Every λ of a gate, also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere.
+
+    With `learned`, λ follows from s alone, as if hardening had not begun.
+    """
     require_unflattened([("", gate)])
     with align_module_device(gate):
         # Each by itself: under FSDP2, s is a distributed tensor, and the override is not.
         override = whole_tensor(gate.hardness_override)
         s, temperature = (whole_tensor(value).to(override.device) for value in (gate.raw_hardness, gate.temperature))
-        return effective_hardness(s, temperature, override)
+        return hardness_from_raw(s, temperature) if learned else effective_hardness(s, temperature, override)
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:

@@ -38,6 +38,8 @@ class HardeningCallback(TrainerCallback):
     With T epochs and e_s = ⌊switch_fraction·T⌋, epoch e > e_s trains and is evaluated with
     λ(e) = λ(e_s) + (e − e_s)/(T − e_s)·(target − λ(e_s)), so the whole last epoch has the target.
 
+    At the end of each epoch, λ of every gate goes into `trainer.state.log_history`, whatever `logging_steps` is.
+
     Args:
         config: the options of hardening; by default the paper's.
 
@@ -140,6 +142,10 @@ class HardeningCallback(TrainerCallback):
             require_gradient(model)
             self._has_learned = True
 
+    def on_epoch_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
+        # Whatever `logging_steps` is, the history has λ of each epoch. Trainer saves it with the next checkpoint.
+        state.log_history.append({**_named_hardness(model), "epoch": state.epoch, "step": state.global_step})
+
     def on_train_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
         self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback later
         soft = smallest_soft_hardness(model, self.config.targets) if lambda_gelu_modules(model) else None
@@ -168,6 +174,13 @@ class HardeningCallback(TrainerCallback):
 
 def _epoch_in(state: TrainerState) -> int:
     return int(state.epoch or 0) + 1  # with a fraction in the middle of an epoch, as after a resume
+
+
+def _named_hardness(model: nn.Module) -> dict[str, float]:
+    """λ under the names that logs have: `hardness/<gate>` and `hardness/mean`."""
+    profile = hardness_profile(model)
+    mean = sum(profile.values()) / len(profile)
+    return {**{f"hardness/{name}": hardness for name, hardness in profile.items()}, "hardness/mean": mean}
 
 
 class HardnessLogCallback(TrainerCallback):
@@ -224,9 +237,7 @@ class HardnessLogCallback(TrainerCallback):
             return
         if not lambda_gelu_modules(model):  # ReLU was substituted after the trainer was made
             return
-        profile = hardness_profile(model)
-        added = {f"hardness/{name}": hardness for name, hardness in profile.items()}
-        added["hardness/mean"] = sum(profile.values()) / len(profile)
+        added = _named_hardness(model)
         if self._learning_rate is not None:
             added["hardness_learning_rate"] = float(self._learning_rate)
         if state.log_history:

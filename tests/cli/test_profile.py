@@ -36,7 +36,7 @@ def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, cal
     assert (soft, hard) == (pytest.approx(0.16997, abs=1e-5), pytest.approx(0.0016997, abs=1e-6))
     _, said, _ = call("profile", tmp_path / "soft")
     title, *lines = said.splitlines()[:3]
-    assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ"]
+    assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ", "learned", "λ"]
     assert [line.split()[1:4] for line in lines] == [["300.2", "1", "0.17"], ["100", "100", "0.0017"]]
     write_card(load_checkpoint(tmp_path / "soft"), tmp_path / "soft")
     words = ("export", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")

@@ -10,6 +10,8 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from hf_lgelu import HardeningCallback, HardnessLogCallback, replace_activations
+from hf_lgelu.cli.profile import plot_hardness
+from hf_lgelu.models.hardening import learned_hardness
 
 NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
 # 12 steps, a log after each; e_s = 1, so that λ learns in the first 3 and hardens after.
@@ -159,3 +161,26 @@ def test_passed_to_a_plain_trainer_it_refuses_to_run_too_late(tmp_path):
     trainer = tiny_trainer(tmp_path, plain=True, callbacks=[HardnessLogCallback()])
     with pytest.raises(RuntimeError, match=r"runs after the reporters.*HardnessLogCallback.add_to\(trainer\)"):
         trainer.train()
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_learned_hardness_survives_a_run_that_logs_nothing(tmp_path, plain):
+    learned = []
+
+    class AtSwitch(TrainerCallback):
+        def on_epoch_end(self, args, state, control, model, **kwargs):
+            learned.append(hardness_values(model))
+
+    model = tiny_model()
+    options = {"callbacks": [AtSwitch(), HardeningCallback()]} if plain else {"callbacks": [AtSwitch()], "harden": True}
+    quiet = {"num_train_epochs": 4, "logging_strategy": "no", "save_strategy": "epoch", "learning_rate": 0.01}
+    tiny_trainer(tmp_path, model, plain=plain, **quiet, **options).train()
+    for saved in tmp_path.glob("checkpoint-*"):
+        rows = json.loads((saved / "trainer_state.json").read_text())["log_history"]
+        rows = [[row[name] for name in NAMES[:2]] for row in rows if "hardness/mean" in row]
+        assert rows == [pytest.approx(each, rel=1e-6) for each in learned[: len(rows)]]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == len(learned) == 4
+    assert list(learned_hardness(model).values()) == pytest.approx(learned[0], rel=1e-6)  # e_s = 1
+    assert learned[0] != pytest.approx(learned[-1])
+    plot_hardness(saved / "trainer_state.json", tmp_path / "hardness.png")
+    assert (tmp_path / "hardness.png").read_bytes().startswith(b"\x89PNG")

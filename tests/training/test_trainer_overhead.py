@@ -41,14 +41,15 @@ def synchronizations(folder, monkeypatch, plain=False, **options):
 
 
 @pytest.mark.parametrize(("hardening", "every"), [("learning", 4), ("epoch", 4), ("step", None)])
-def test_the_device_is_waited_for_once_a_log_and_in_no_other_step(tmp_path, monkeypatch, hardening, every):
+def test_the_device_is_waited_for_once_a_log_and_once_an_epoch_of_hardening(tmp_path, monkeypatch, hardening, every):
     log = {"logging_strategy": "steps", "logging_steps": every} if every else {}
     plain = synchronizations(tmp_path, monkeypatch, plain=True, **log)
     ours = synchronizations(tmp_path, monkeypatch, **log, **HARDENING[hardening])
     assert ours.numbers - plain.numbers == 1  # λ is looked at before the first step
     assert plain.numbers > 0
     at_the_end = 2 if HARDENING[hardening] else 0  # whether every λ is hard
-    assert ours.lists - plain.lists == (12 // every if every else 0) + at_the_end
+    epochs = 4 if HARDENING[hardening] else 0  # the history has λ of each epoch
+    assert ours.lists - plain.lists == (12 // every if every else 0) + epochs + at_the_end
 
 
 # Evaluation
