@@ -342,7 +342,9 @@ class ProfileArguments(CheckpointArguments):
     command = "profile"
     examples = ("hf-lgelu profile you/your-soft-bert", "hf-lgelu profile runs/checkpoint-104 --plot hardness.png")
 
-    plot: str | None = _output("Picture to write of λ over the epochs, from the checkpoint's trainer_state.json.", None)
+    plot: str | None = _output(
+        "Picture to write of λ over the epochs, from the checkpoint's trainer_state.json. Default: none is written.", None
+    )
 
 
 @dataclass(kw_only=True)
