@@ -7,9 +7,7 @@ paragraphs of WikiText, with those of the docstrings of installed packages, or w
 file as they are measured, and a rerun measures only what is not there.
 """
 
-import ast
 import copy
-import importlib.metadata
 import re
 import sys
 import time
@@ -22,6 +20,7 @@ from random import Random
 from typing import Literal
 
 import torch
+from lgelu_lab.benchmarks.docstrings import docstring_paragraphs
 from lgelu_lab.benchmarks.real_inputs import Inputs, cut_samples, in_batches, paragraphs
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
@@ -37,7 +36,6 @@ from hf_lgelu.refit.distill import distill, moved_names
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.samples import read_samples
 
-_PROSE = ("scipy", "sympy", "torch", "transformers")
 _JUDGED = ("score", "kl", "agreement", "cosine", "least_cosine")
 _KEY = ("network", "tokens", "unique_tokens", "text", "moved", "seed")
 _COLUMNS = (
@@ -114,7 +112,7 @@ def _measure(arguments: CurveArguments) -> None:
 
 def _more(measured: Measured, tokens: int) -> Iterator[Inputs]:
     """Sequences of docstrings beside those of the network's own data, until there are so many tokens."""
-    texts, left = _prose(), tokens - sum(sample["input_ids"].numel() for sample in measured.fitted)
+    texts, left = docstring_paragraphs(), tokens - sum(sample["input_ids"].numel() for sample in measured.fitted)
     while left > 0 and (some := list(islice(texts, 512))):
         found = cut_samples(measured.network, some, None, measured.tokenizer)
         yield from found
@@ -131,32 +129,6 @@ def _named(measured: Measured, arguments: CurveArguments) -> list[Inputs]:
     samples = cut_samples(network, texts, None, measured.tokenizer)
     Random(arguments.seed).shuffle(samples)
     return samples
-
-
-def _prose() -> Iterator[str]:
-    """Paragraphs of English in the docstrings of installed packages, each once, in a seeded order."""
-    found = set()
-    for package in _PROSE:
-        for file in importlib.metadata.files(package) or ():
-            if file.suffix == ".py":
-                found |= set(_paragraphs(file.locate().read_text(encoding="utf-8", errors="ignore")))
-    ordered = sorted(found)
-    Random(0).shuffle(ordered)
-    yield from ordered
-
-
-def _paragraphs(source: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            for part in (ast.get_docstring(node) or "").split("\n\n"):
-                text = " ".join(part.split())
-                letters = sum(letter.isalpha() or letter == " " for letter in text)
-                if len(text.split()) >= 12 and ">>>" not in text and letters > 0.88 * len(text):
-                    yield text
 
 
 if __name__ == "__main__":
