@@ -3,7 +3,6 @@
 import ctypes
 import os
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,11 +13,6 @@ from typing import TYPE_CHECKING
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -184,36 +178,9 @@ def _folder_beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def own_folder(path: Path) -> None:
-    """Make a folder that only this user can write to. Raise PermissionError for a link, or another user's folder."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.is_symlink() or not _is_own(path):
-        raise PermissionError(f"{path} is a link or another user's folder; give another one, or remove it")
-    if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        path.chmod(stat.S_IRWXU)
-
-
 def _is_own(path: Path) -> bool:
     """Whether a folder, or a link itself, is this user's, as far as the system tells."""
     return not hasattr(os, "getuid") or path.lstat().st_uid == os.getuid()
-
-
-def hold(path: Path) -> int | None:
-    """The descriptor of a file, locked until it is closed or the process ends; None on a system without locks.
-
-    Raises BlockingIOError where another process holds it.
-    """
-    if fcntl is None:
-        return None
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise BlockingIOError(error.errno, f"another process works in {path.parent}") from error
-        return None
-    return descriptor
 
 
 def require_inside(file: Path, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env, reduce
+from accelerate.utils import gather_object, parse_flag_from_env, reduce
 from torch import Tensor
 
 Decided = TypeVar("Decided")
@@ -49,11 +49,6 @@ def each_has(value: Decided) -> list[Decided]:
     return [value] if known_processes().num_processes == 1 else _together(gather_object, [value])
 
 
-def main_decides(value: Decided) -> Decided:
-    """The value of the main process; clocks and scores differ between processes."""
-    return value if known_processes().num_processes == 1 else _together(broadcast_object_list, [value])[0]
-
-
 def _together(call: Callable[[Any], Any], value: Any) -> Any:
     """The result of a call that all processes make. If a process is gone, an error says what to do."""
     try:
@@ -61,5 +56,5 @@ def _together(call: Callable[[Any], Any], value: Any) -> Any:
     except RuntimeError as error:
         raise RuntimeError(
             f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "
-            f"which says why itself unless it was killed. Started again, as many go on from `checkpoint_dir` ({error})"
+            f"which says why itself unless it was killed ({error})"
         ) from error

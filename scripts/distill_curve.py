@@ -27,7 +27,7 @@ from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
 
-from hf_lgelu import ConversionConfig, convert_to_relu
+from hf_lgelu import convert_to_relu
 from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.batches import read_batches
@@ -59,7 +59,6 @@ class CurveArguments:
     text: Literal["docstrings", "named"] = field(
         default="docstrings", metadata={"help": "More than the sentences of WikiText without <unk>."}
     )
-    checkpoint_dir: str | None = field(default=None, metadata={"help": "Folder of a refit that goes on if killed."})
     bf16: bool = field(default=False, metadata={"help": "Steps in bfloat16."})
     seed: int = field(default=0, metadata={"help": "Of the draws."})
 
@@ -82,8 +81,7 @@ def _measure(arguments: CurveArguments) -> None:
     text = "none" if measured.network.corpus.label else arguments.text
     own = _named(measured, arguments) if text == "named" else measured.fitted
     fitted = in_batches(own[: arguments.samples], measured.pad, 16, labelled=False)
-    options = ConversionConfig(checkpoint_dir=arguments.checkpoint_dir)
-    refitted = convert_to_relu(measured.model, fitted, options=options).model
+    refitted = convert_to_relu(measured.model, fitted).model
     samples = [*own, *_more(measured, arguments.unique_tokens)] if text == "docstrings" else own
     data = read_batches(in_batches(samples, measured.pad, 64, labelled=False), model=measured.model)
     folds = deal_folds(read_samples(data, model=measured.model), OutputReader(measured.model))

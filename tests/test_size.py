@@ -21,16 +21,16 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_596, 19_000),
-    "package: modules": (116, 100),
-    "refit: lines": (4_653, 4_800),
-    "refit: modules": (23, 20),
-    "package: raise statements": (275, 290),
+    "package: lines": (20_233, 19_000),
+    "package: modules": (115, 100),
+    "refit: lines": (4_296, 4_800),
+    "refit: modules": (22, 20),
+    "package: raise statements": (266, 290),
     "package: public names": (33, 32),
-    "convert_to_relu: parameters": (10, 10),
+    "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (9_043, 9_000),
-    "tests: lines": (29_953, 28_000),
-    "pages without api and changelog: words": (13_432, 12_000),
+    "tests: lines": (29_489, 28_000),
+    "pages without api and changelog: words": (13_374, 12_000),
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal

@@ -201,9 +201,7 @@ class ConvertArguments(OutputArguments):
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)
     width: float = _of_config("width")
-    tolerance: float | None = _of_config("tolerance")
     batch_size: int | None = _of_config("batch_size")
-    max_seconds: float | None = _of_config("max_seconds")
     distill_steps: int | None = _of_config("distill_steps")
     bf16: bool = _of_config("bf16")
     keep: str = _method(
@@ -223,12 +221,6 @@ class ConvertArguments(OutputArguments):
     )
     int8: bool = _output("With --compare: add both networks in int8, by ONNX. Default: float32 alone.", False)
     onnx_dir: str | None = _onnx_dir()
-    resume: bool = _output(
-        "Keep finished layers in a hidden folder next to --output_dir, and go on from there after an interruption. A "
-        "killed process also leaves a folder .NAME-….hf_lgelu there: delete it. Default: nothing is kept.",
-        False,
-        argument="checkpoint_dir",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -236,17 +228,11 @@ class ConvertArguments(OutputArguments):
         _require(self, "int8", self.compare or not self.int8, "left out without --compare")
         self.config()  # raises for options that do not go together
 
-    def config(self, checkpoint_dir: Path | None = None, max_samples: int | None = None) -> ConversionConfig:
+    def config(self, max_samples: int | None = None) -> ConversionConfig:
         """The options for `convert_to_relu`. `max_samples` says how many of more samples the command has chosen."""
         own = {field.name: getattr(self, field.name) for field in fields(ConversionConfig) if hasattr(self, field.name)}
         keep = int(self.keep) if self.keep.isdecimal() else named(self.keep) or 0
-        own |= {
-            "keep": keep,
-            "outputs": named(self.outputs),
-            "max_samples": max_samples,
-            "checkpoint_dir": checkpoint_dir,
-        }
-        return ConversionConfig(**own)
+        return ConversionConfig(**own | {"keep": keep, "outputs": named(self.outputs), "max_samples": max_samples})
 
     def _of_a_set(self) -> Sequence[str]:
         if self.data is None:
@@ -343,7 +329,8 @@ class ProfileArguments(CheckpointArguments):
     examples = ("hf-lgelu profile you/your-soft-bert", "hf-lgelu profile runs/checkpoint-104 --plot hardness.png")
 
     plot: str | None = _output(
-        "Picture to write of λ over the epochs, from the checkpoint's trainer_state.json. Default: none is written.", None
+        "Picture to write of λ over the epochs, from the checkpoint's trainer_state.json. Default: none is written.",
+        None,
     )
 
 

@@ -30,7 +30,6 @@ from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
-from hf_lgelu.refit.resume import forget_work
 from hf_lgelu.refit.task import progress_log
 from hf_lgelu.refit.verdict import own_text_warning
 
@@ -55,12 +54,11 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
         )
     if arguments.int8:
         require("onnxruntime", "onnx")
-    work = folder.parent / f".{folder.name}.conversion" if arguments.resume else None
     tell: Callable[[str], None] = say if state.is_main_process else lambda _: None
     progress = arguments.progress and state.is_main_process
     # Entered before the work, which would be lost if the folder could not be written.
     place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
-    with _saying_what_is_kept(work), place as new:
+    with place as new:
         with state.main_process_first():
             given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
             require_gates(given)
@@ -81,7 +79,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                     given.network,
                     inputs.batches("inputs", progress=progress),
                     evaluation_data=None if second is None else second.batches("second set", progress=progress),
-                    options=arguments.config(work, None if inputs.whole else len(inputs)),
+                    options=arguments.config(None if inputs.whole else len(inputs)),
                     progress=progress,
                 )
         except ConversionRefusedError as error:
@@ -105,8 +103,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 hardware=hardware(state.num_processes),
             )
             _write(new, arguments, given, converted, report, provenance, inputs)
-    if work is not None and state.is_main_process:
-        forget_work(work)
     tell(f"Saved in {folder}, with the model card README.md")
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
@@ -151,19 +147,6 @@ def _a_line_a_minute() -> Iterator[None]:
     finally:
         progress_log.setLevel(level)
         progress_log.removeHandler(handler)
-
-
-@contextmanager
-def _saying_what_is_kept(work: Path | None) -> Iterator[None]:
-    """A block in which an interrupt says where finished layers are kept (--resume)."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if work is None or not work.is_dir():
-            raise
-        raise KeyboardInterrupt(
-            f"no model was written; {work} keeps the finished layers, and the same call goes on from there"
-        ) from interrupt
 
 
 def _require_one_key_says_it(arguments: ConvertArguments) -> None:

@@ -4,7 +4,6 @@ Nothing here imports torch: the command reads it before any library loads.
 """
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -109,7 +108,7 @@ class ConversionConfig:
     Args:
         effort: The last rung that is tried. refit fits the maps after the gates, place also each ReLU's kink and
             slope, distill the whole network. Lower rungs come first; each is kept only if it is nearer on held-out
-            samples. Default: refit; with a tolerance, as far as needed.
+            samples. Default: refit.
         width: How many times the hidden units each block gets; it implies effort place. New units carry the part that
             is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
@@ -120,11 +119,6 @@ class ConversionConfig:
             alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
             Default: none.
-        tolerance: The mean KL to the original in nats (or the relative error) that held-out samples must reach. Rungs
-            are climbed until they do, up to the effort; else the conversion is refused. Default: no bound.
-        metric: Your own score of a model in eval mode; higher is better. It decides which rung is kept (the KL where
-            scores are equal). The tolerance is then the share of the original's score that may be lost. Default: the
-            KL alone.
         max_kl: The mean KL to the original in nats (else relative error) above which the report warns that the result
             is far from the original. Default: 0.1.
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
@@ -140,14 +134,10 @@ class ConversionConfig:
         batch_size: Samples computed at once. Default: 1,024 rows of features, 2,048 tokens or 32 images.
         data_collator: Makes a batch of a list of the dataset's items. Default: numbers, tensors and lists of equal
             length become tensors.
-        max_seconds: Seconds that the call may take. Above refit, nothing begins that would not end by then; the nearest
-            network so far is taken. Default: no bound.
         distill_steps: Steps of effort distill, which it implies, of one batch each. With enough samples, more steps
             bring the network nearer. Default: 200, and 600 if the first quarter takes a tenth of the distance away.
         bf16: Compute the steps of effort distill, which it implies, in bfloat16: quicker if the processor or GPU has
             it. The result is judged and saved in the model's own precision. Default: that precision throughout.
-        checkpoint_dir: A folder that keeps finished layers and rungs: the same call goes on from there to the same
-            result. Every process must see the folder; delete it when the model is saved. Default: nothing is kept.
 
     Raises ValueError for impossible values, and for options that do not go together.
 
@@ -160,8 +150,6 @@ class ConversionConfig:
     width: float = 1.0
     target: str = "relu"
     keep: int | Sequence[str] = ()
-    tolerance: float | None = None
-    metric: Callable[[Any], float] | None = None
     max_kl: float | None = FAR_KL
     strict: bool = False
     kinds: Sequence[str] | None = None
@@ -170,23 +158,13 @@ class ConversionConfig:
     max_samples: int | None = None
     batch_size: int | None = None
     data_collator: Callable[[Any], Any] | None = None
-    max_seconds: float | None = None
     distill_steps: int | None = None
     bf16: bool = False
-    checkpoint_dir: str | os.PathLike | None = None
 
     def __post_init__(self) -> None:
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
-        above_0 = (
-            "tolerance",
-            "max_seconds",
-            "max_kl",
-            "box_channels",
-            "max_samples",
-            "batch_size",
-            "distill_steps",
-        )
+        above_0 = ("max_kl", "box_channels", "max_samples", "batch_size", "distill_steps")
         for name, value in ((name, getattr(self, name)) for name in above_0):
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be a number above 0, or None, got {value!r}")
@@ -208,16 +186,16 @@ class ConversionConfig:
 
     @property
     def rungs(self) -> tuple[str, ...]:
-        """The rungs to try in turn, given enough samples. A tolerance or an option of "distill" asks for all."""
-        takes_steps = self.tolerance is not None or self.distill_steps is not None or self.bf16
+        """The rungs to try in turn, given enough samples. An option of "distill" asks for all."""
+        takes_steps = self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
         highest = "place" if self.width > 1 and highest == "refit" else highest
         up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
         return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
 
     def to_dict(self) -> dict[str, Any]:
-        """The options as JSON values: functions by name, without `checkpoint_dir`, a folder on this machine."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "checkpoint_dir"}
+        """The options as JSON values, a function by its name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: getattr(value, "__qualname__", None) or _plain(value) for name, value in values.items()}
 
 

@@ -7,10 +7,8 @@ the original.
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,9 +23,8 @@ from hf_lgelu.refit.folds import SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.refusals import require_comparable, require_gates, require_refittable
 from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
-from hf_lgelu.refit.resume import work_in
 from hf_lgelu.refit.samples import TEXTS, read_samples, sampled_text
-from hf_lgelu.refit.task import Student, Task, Work, choose_exchange
+from hf_lgelu.refit.task import Student, Task, choose_exchange
 from hf_lgelu.refit.verdict import (
     config_warnings,
     conversion_warnings,
@@ -52,7 +49,6 @@ def convert_to_relu(
     width: float | None = None,
     target: str | None = None,
     keep: int | Sequence[str] | None = None,
-    tolerance: float | None = None,
     evaluation_data: Any = None,
     options: ConversionConfig | None = None,
     progress: bool | None = None,
@@ -80,7 +76,6 @@ def convert_to_relu(
         width: how many times the hidden units every block gets; a larger width brings the network nearer. 1 by default.
         target: the new gate, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
         keep: names of gates that stay smooth, or how many. None by default.
-        tolerance: the distance to the original to reach: rungs are climbed until it is reached.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             A warning counts the samples that are also in `data`.
         options: the other options, and defaults of the options above.
@@ -92,9 +87,9 @@ def convert_to_relu(
             different lengths whose padding changes the model's outputs, or no output of a name in `outputs`.
         TypeError: a model that is no module, or data of another kind.
         ConversionRefusedError: weights are quantized, numbers are not finite, or a gate works in place on an input that
-            is used again. It is also raised if the refit is no nearer to the original than the plain swap, if the
-            distance is above `max_kl` with `strict`, or if `tolerance` is not reached. In these cases `report` holds
-            the measurements, and `model` is the best network.
+            is used again. It is also raised if the refit is no nearer to the original than the plain swap, or if
+            the distance is above `max_kl` with `strict`. In these cases `report` holds the measurements, and `model` is
+            the best network.
         RuntimeError: wrapped or scripted model, adapters of PEFT that are not merged, or a config without a key that
             says ReLU at these sites.
 
@@ -107,14 +102,14 @@ def convert_to_relu(
     >>> report.held_out.refitted.kl < report.held_out.direct.kl
     True
     """
-    given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep, tolerance=tolerance)
+    given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
     model = changeable_module(model)
     require_refittable(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
     reading: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
-    with Network(model, config.kinds, config.outputs, config.box_channels) as network, ExitStack() as stack:
+    with Network(model, config.kinds, config.outputs, config.box_channels) as network:
         started, made = time.perf_counter(), list[str]()
         if data is None:
             texts = config.max_samples or TEXTS
@@ -135,11 +130,8 @@ def convert_to_relu(
             warnings += require_comparable(network.read, second.first, "evaluation_data")[1]
         exchange = choose_exchange(network.read, folds, config)
 
-        work: Callable[[str], Work] = Work
-        if config.checkpoint_dir is not None:
-            work = stack.enter_context(work_in(Path(config.checkpoint_dir), model, folds, exchange, config))
-        task = Task(network.read, folds, exchange, config, work, shown)
-        best, steps = climb(build_rungs(task), config, model, started)
+        task = Task(network.read, folds, exchange, config, shown)
+        best, steps = climb(build_rungs(task))
 
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)

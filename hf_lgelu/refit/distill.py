@@ -13,8 +13,7 @@ up. So the steps equal those of a single process, up to rounding.
 """
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, cast
@@ -28,11 +27,11 @@ from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared, OutputReader
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
-from hf_lgelu.processes import main_decides, sum_gradients, summed
+from hf_lgelu.processes import sum_gradients, summed
 from hf_lgelu.refit.folds import Folds, evenly
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.output_loss import Share, column_variances, learning, output_loss
-from hf_lgelu.refit.task import OutOfTimeError, Student, Task, progress_log
+from hf_lgelu.refit.task import Student, Task, progress_log
 
 _STEPS = 200
 _LOOKS = 8  # number of comparisons on the held-out inputs
@@ -54,34 +53,15 @@ class Distill:
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def make(self, best: Student | None, deadline: float) -> Student:
-        """A copy of the nearest student, moved until `deadline` (of time.perf_counter()) at the latest."""
+    def make(self, best: Student | None) -> Student:
+        """A moved copy of the nearest student."""
         best = cast(Student, best)  # the refit comes before
         task, config = self.task, self.task.config
         student = independent_copy(best.model)
         if not (names := moved_names(student)):
             return best
-        # The best rung and the number of steps may differ from call to call.
-        work = task.work(f"distill-{best.effort}-{config.distill_steps or 'default'}{'-bf16' * config.bf16}")
-        if work.done:
-            work.restore(0, student)
-        else:
-            left = task.seconds_until(deadline)
-            if left <= 0:
-                raise OutOfTimeError
-            work.begin(student)
-            task.tell(f"{self.effort}: steps on the whole network")
-            distill(
-                task.read,
-                student,
-                task.folds,
-                names=names,
-                steps=config.distill_steps,
-                bf16=config.bf16,
-                max_seconds=None if left == math.inf else left,
-            )
-            if task.seconds_until(deadline) > 0:  # else the time ran out, and another call may have more time
-                work.save(0, student, None)
+        task.tell(f"{self.effort}: steps on the whole network")
+        distill(task.read, student, task.folds, names=names, steps=config.distill_steps, bf16=config.bf16)
         held_out, gaps = task.compare(student)
         return replace(best, model=student, held_out=held_out, gaps=gaps)
 
@@ -101,12 +81,10 @@ def distill(
     names: Sequence[str],
     steps: int | None = None,
     bf16: bool = False,
-    max_seconds: float | None = None,
 ) -> tuple[float, float]:
     """(the mean loss before, the least mean loss) of Adam on parameters of `converted`, on the samples that choose.
 
-    Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps, unless
-    the time runs out.
+    Changes `converted` in place, if that brings it nearer to the original. The same inputs give the same steps.
 
     Args:
         original: reads the network whose outputs are the aim.
@@ -117,13 +95,7 @@ def distill(
             tenth of the loss away.
         bf16: run the steps under autocast, with products in bfloat16, and judge without autocast. A bfloat16 network is
             both moved and judged under autocast.
-        max_seconds: a limit on the time.
     """
-    started = time.perf_counter()
-
-    def time_share() -> float:
-        return 0.0 if max_seconds is None else main_decides((time.perf_counter() - started) / max_seconds)
-
     # A step of a thousandth of a weight is below the precision of bfloat16: it is taken on a copy in float32.
     is_narrow = any(converted.get_parameter(name).dtype.itemsize < 4 for name in names)
     moved = independent_copy(converted).float() if is_narrow else converted
@@ -133,7 +105,7 @@ def distill(
         try:
             for rate in _RATES:
                 if best is run.start:
-                    best = run.nearest(rate, steps, time_share)
+                    best = run.nearest(rate, steps)
         finally:
             run.put(best)
             with torch.no_grad():
@@ -188,19 +160,17 @@ class _Descent:
         for parameter, value in zip(self._parameters, seen.values, strict=True):
             parameter.copy_(value)
 
-    def nearest(self, rate: float, steps: int | None, time_share: Callable[[], float]) -> _Seen:
+    def nearest(self, rate: float, steps: int | None) -> _Seen:
         """The best state on the way of `steps` (as in `distill`) from the start, the start included.
 
-        The steps end early where a quarter of them led to nothing nearer, or where `time_share`, the passed share of
-        the time limit, is 1.
+        The steps end early where a quarter of them led to nothing nearer.
         """
         self.put(self.start)
         optimizer, best = CentredAdam(self._parameters, rate, self._centred), self.start
-        count, begun = steps or _STEPS, time_share()
+        count = steps or _STEPS
         every = max(1, count // _LOOKS)
         for step, number in enumerate(_order(len(self._batches))):
-            share = time_share()
-            is_over = share >= 1 or step == count
+            is_over = step == count
             if step and (is_over or step % every == 0):
                 best = min(best, self._seen(), key=lambda seen: seen.loss)
                 progress_log.info(f"distill: {step} of {count} steps, loss {self.start.loss:.4g} → {best.loss:.4g}")
@@ -215,7 +185,7 @@ class _Descent:
             loss.backward()
             sum_gradients(self._parameters)
             torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-            optimizer.step(step, progress=max(step / count, (share - begun) / (1 - begun)))
+            optimizer.step(step, progress=step / count)
         return best
 
     @torch.no_grad()

@@ -8,23 +8,21 @@ errors are required.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import nn
 
 from hf_lgelu.graph.layers import find_layers
-from hf_lgelu.processes import main_decides
-from hf_lgelu.refit.config import EFFORTS, RUNGS, ConversionConfig
+from hf_lgelu.refit.config import EFFORTS, RUNGS
 from hf_lgelu.refit.distill import Distill
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT
 from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.refusals import can_take_steps
 from hf_lgelu.refit.report import StepTaken
-from hf_lgelu.refit.task import OutOfTimeError, Student, Task
+from hf_lgelu.refit.task import Student, Task
 from hf_lgelu.refit.widen import can_be_wider
 
 RUNG_CLASSES: dict[str, type[Refit] | type[Distill]] = {cls.effort: cls for cls in (Refit, Place, Distill)}
@@ -50,50 +48,22 @@ def build_rungs(task: Task) -> list[Any]:
     return [RUNG_CLASSES[effort](task) for effort in asked]
 
 
-def climb(
-    rungs: Sequence[Any], config: ConversionConfig, original: nn.Module, started: float | None = None
-) -> tuple[Student, tuple[StepTaken, ...]]:
+def climb(rungs: Sequence[Any]) -> tuple[Student, tuple[StepTaken, ...]]:
     """(the nearest student, a record of each rung).
 
-    A rung has an `effort`, a key of RUNGS, and a method `make(best, deadline)`. `make` gives a new student, or raises
-    OutOfTimeError; `best` is the nearest student so far, None on the first rung. Rungs are tried in turn until the
-    tolerance is reached or the time is up. No rung begins later than `max_seconds` after `started`. A rung that makes
-    all layers anew is skipped if less time is left than the first rung took. The first rung has no limit.
+    A rung has an `effort`, a key of RUNGS, and a method `make(best)`. `make` gives a new student; `best` is the nearest
+    student so far, None on the first rung.
     """
-    metric = None if config.metric is None else Metric(config.metric, original)
-    started = time.perf_counter() if started is None else started
-    deadline = math.inf if config.max_seconds is None else started + config.max_seconds
     best: Student | None = None
-    kept: StepTaken | None = None
     steps: list[StepTaken] = []
     for rung in rungs:
         begun = time.perf_counter()
-        if steps and config.max_seconds is not None:
-            left, first = main_decides((deadline - begun, steps[0].seconds))
-            if left <= 0:
-                break
-            if first > left and not RUNGS[rung.effort].takes_steps:
-                continue
-        try:
-            student = rung.make(best, deadline if steps else math.inf)
-        except OutOfTimeError:
-            steps.append(StepTaken(rung.effort, None, False, time.perf_counter() - begun))
-            break
+        student = rung.make(best)
+        is_better = best is None or is_nearer(student.gaps, best.gaps, RUNGS[rung.effort].standard_errors)
+        best = student if is_better else best
         distance = None if student.held_out is None else student.held_out.refitted.distance
-        lost = None if metric is None else metric.lost(student.model)
-        step = StepTaken(rung.effort, distance, True, time.perf_counter() - begun, lost)
-        if best is None or kept is None:
-            is_better = True
-        elif step.lost != kept.lost and step.lost is not None and kept.lost is not None:
-            is_better = step.lost < kept.lost
-        else:
-            is_better = is_nearer(student.gaps, best.gaps, RUNGS[rung.effort].standard_errors)
-        if is_better:
-            best, kept = student, step
-        steps.append(replace(step, is_kept=is_better))
-        if config.tolerance is not None and kept is not None and kept.gap is not None and kept.gap <= config.tolerance:
-            break
-    return cast(Student, best), tuple(steps)  # there is one: the lowest rung has no deadline
+        steps.append(StepTaken(rung.effort, distance, is_better, time.perf_counter() - begun))
+    return cast(Student, best), tuple(steps)
 
 
 def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bool]:
@@ -104,25 +74,6 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
         return following, False
     recording = task.recordings.of(task.folds.first)
     return following, can_be_wider(task.model, recording, find_layers(recording, task.model, task.recordings.sites))
-
-
-class Metric:
-    """The caller's measure of a model, as a share of the original's score that is lost."""
-
-    def __init__(self, measure: Callable[[nn.Module], float], original: nn.Module) -> None:
-        """Higher scores are better. Raises ValueError where the original's score is not finite."""
-        self._measure = measure
-        self._original = self._score(original)
-        if not math.isfinite(self._original):
-            raise ValueError(f"metric must give a finite number, and gives {self._original} of the original model")
-
-    def lost(self, model: nn.Module) -> float:
-        """(original - score) / |original|: below 0 for a better score, infinite for a score that is not finite."""
-        score = self._score(model)
-        return (self._original - score) / (abs(self._original) or 1.0) if math.isfinite(score) else math.inf
-
-    def _score(self, model: nn.Module) -> float:
-        return main_decides(float(self._measure(model)))
 
 
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:

@@ -1,10 +1,12 @@
 """The rung "refit", which goes through a network layer by layer; the rung "place" builds on it."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from torch import nn
 
+from hf_lgelu.formats import counted
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import independent_copy
@@ -19,44 +21,20 @@ from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
 
 
 class Refit:
-    """The rung that fits the maps after the gates, layer by layer."""
+    """The rung that fits the maps after the gates, layer by layer.
+
+    Its life, in `make`:
+
+    1. The student is a copy of the original (of a wider one, with `width`) whose gates are the target.
+    2. `prepare` computes what a rung above writes in addition; `write_after(student, None)` writes what waits for no
+       layer.
+    3. A `Carrier` brings both networks to each layer in turn. There the ridge regression is fitted and written into the
+       student, then `write_after(student, index)` writes what waited for this layer.
+    4. The biases of a detector's last maps are fitted on its loss.
+    5. The student is compared with the original on the samples that choose.
+    """
 
     effort = "refit"
-
-    def make(self, best: Student | None, deadline: float) -> Student:
-        """A new student, made from the original; `best` is the nearest one so far.
-
-        Raises OutOfTimeError if the next layer would not end by `deadline`, with the time of the longest layer so far.
-        """
-        task, original = self.task, self.original
-        student = independent_copy(original.model)
-        changes = [*original.config_changes, *task.exchange.carry_out(student)]
-        told = [*map(str, changes), *forget_quantizer(student)]
-
-        recordings = (
-            task.recordings if original.model is task.model else task.exchange.recordings(task.read.of(original.model))
-        )
-        with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
-            recording, found = carrier.pair.recording, carrier.pair.layers
-            names = [site.name for site in recordings.sites]
-            self.prepare(recordings, recording, found)
-            self.write_after(student, None)
-            done = [*_without_refit(found, names)]
-            for index, layer in task.unfinished(self.effort, found.layers, student, done, deadline):
-                folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
-                if not any(fold.count for fold in folds):
-                    gates, note = tuple(names[site] for site in layer.sites), "not refitted: no batch leads to it"
-                    done.append(LayerRefit((layer.name,), gates, "kept", note=note, is_unfit=True))
-                    continue
-                fit = _solved(layer, folds)  # the ridge regression between them
-                write_refit(student, recording, layer, fit)
-                self.write_after(student, index)
-                saves = _saved_weights(student, found, layer)
-                done.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
-
-        if task.is_detector:
-            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(recording, found.layers))
-        return Student(self.effort, student, tuple(done), *task.compare(student), tuple(told), original.share)
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -69,11 +47,47 @@ class Refit:
     def prepare(self, recordings: Recordings, recording: Recording, found: Layers) -> None:
         """Prepare what the rung writes into the student in addition to the refits; here nothing."""
 
+    def write_after(self, student: nn.Module, index: int | None) -> None:
+        """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
+
     def note(self, layer: Layer) -> str | None:
         """A further remark on a layer for the report, or None."""
 
-    def write_after(self, student: nn.Module, index: int | None) -> None:
-        """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
+    def make(self, best: Student | None) -> Student:
+        """A new student, made from the original; `best` is the nearest one so far."""
+        task, original = self.task, self.original
+        student = independent_copy(original.model)
+        changes = [*original.config_changes, *task.exchange.carry_out(student)]
+        told = [*map(str, changes), *forget_quantizer(student)]
+
+        is_wider = original.model is not task.model
+        recordings = task.exchange.recordings(task.read.of(original.model)) if is_wider else task.recordings
+        with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
+            recording, found = carrier.pair.recording, carrier.pair.layers
+            names = [site.name for site in recordings.sites]
+            self.prepare(recordings, recording, found)
+            self.write_after(student, None)
+            rows = [*_without_refit(found, names)]
+            begun = time.perf_counter()
+            task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
+            for index, layer in enumerate(found.layers):
+                folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
+                if any(fold.count for fold in folds):
+                    fit = _solved(layer, folds)  # the ridge regression between them
+                    write_refit(student, recording, layer, fit)
+                    self.write_after(student, index)
+                    saves = _saved_weights(student, found, layer)
+                    row = _described(layer, fit, names, saves, carrier.note(index), self.note(layer))
+                else:
+                    gates = tuple(names[site] for site in layer.sites)
+                    note = "not refitted: no batch leads to it"
+                    row = LayerRefit((layer.name,), gates, "kept", note=note, is_unfit=True)
+                rows.append(row)
+                task.tell_layer(row, index + 1, len(found.layers), time.perf_counter() - begun)
+
+        if task.is_detector:
+            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(recording, found.layers))
+        return Student(student, tuple(rows), *task.compare(student), tuple(told), original.share)
 
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:

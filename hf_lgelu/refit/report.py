@@ -103,12 +103,6 @@ class StepTaken:
     distance: float | None  # from the original on the held-out inputs, if any: KL in nats or relative error
     is_kept: bool  # whether its network was the best so far (`climb`)
     seconds: float
-    lost: float | None = None  # share of the original's score by the caller's metric; below 0 for a better score
-
-    @property
-    def gap(self) -> float | None:
-        """The number that `tolerance` bounds: the share lost, or without a metric the distance."""
-        return self.distance if self.lost is None else self.lost
 
 
 @dataclass(frozen=True)
@@ -262,14 +256,13 @@ def gates_in_words(report: ConversionReport) -> str:
 
 def rungs_in_words(report: ConversionReport) -> str:
     """ "refit 0.21, place 0.13, distill 0.14 (not kept)"."""
-    kept = [step.gap for step in report.steps if step.is_kept and step.gap is not None]
+    kept = [step.distance for step in report.steps if step.is_kept and step.distance is not None]
     words = []
     for step in report.steps:
-        lost = "" if step.lost is None else f" with {max(step.lost, 0.0):.2%} of the score lost".replace("%", " %")
         why = ""
         if not step.is_kept:
             # Compared with all kept rungs: a later one is nearer than an earlier one.
-            is_nearer = step.gap is not None and all(step.gap < gap for gap in kept)
-            why = " (out of time)" if step.gap is None else f" (not kept{': nearer on too few' * is_nearer})"
-        words.append(f"{step.effort} {significant(step.distance)}{lost}{why}")
+            is_nearer = step.distance is not None and all(step.distance < distance for distance in kept)
+            why = f" (not kept{': nearer on too few' * is_nearer})"
+        words.append(f"{step.effort} {significant(step.distance)}{why}")
     return ", ".join(words)

@@ -1,11 +1,10 @@
-"""The gates to exchange, the common task of all rungs, their finished work, and the result of a rung."""
+"""The gates to exchange, the common task of all rungs, and the result of a rung."""
 
 import logging
 import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,8 +13,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
-from hf_lgelu.formats import counted, significant
-from hf_lgelu.graph.layers import Layer, find_layers
+from hf_lgelu.formats import significant
+from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recordings
 from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
@@ -24,7 +23,7 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared, OutputReader
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
-from hf_lgelu.processes import each_has, main_decides, own_part
+from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.gate_costs import swap_costs
@@ -102,31 +101,10 @@ def make_gate(target: TargetGate) -> nn.Module:
     return ACT2FN[target.name] if target.slope is None else nn.LeakyReLU(target.slope)
 
 
-class OutOfTimeError(Exception):
-    """The end of a rung for lack of time; an earlier rung has given a network."""
-
-
-class Work:
-    """A null object: nothing is saved or resumed. `KeptWork` (resume.py) saves a rung's finished layers to disk."""
-
-    def __init__(self, effort: str) -> None:
-        self.effort, self.done = effort, 0
-
-    def begin(self, converted: nn.Module) -> None:
-        """Note the state of the network before the first layer."""
-
-    def save(self, index: int, converted: nn.Module, layer: LayerRefit | None) -> None:
-        """Save the tensors that the layer has changed, and the layer's row of the report."""
-
-    def restore(self, index: int, converted: nn.Module) -> LayerRefit | None:
-        """The row of one of the `done` layers, whose tensors are written into `converted` in place."""
-
-
 @dataclass(frozen=True)
 class Student:
     """The converted network of one rung and its report; `gaps` are its distances on the held-out samples."""
 
-    effort: str
     model: nn.Module
     layers: tuple[LayerRefit, ...]
     held_out: Evaluation | None
@@ -147,15 +125,13 @@ class WiderOriginal:
 
 @dataclass(frozen=True)
 class Task:
-    """The common inputs of all rungs: the original that `read` reads, the samples, the options, the finished work."""
+    """The common inputs of all rungs: the original that `read` reads, the samples, the gates, the options."""
 
     read: OutputReader
     folds: Folds
     exchange: Exchange
     config: ConversionConfig
-    work: Callable[[str], Work]
     progress: bool = False
-    _compared: list[float] = field(default_factory=list)  # seconds of each comparison
 
     @property
     def model(self) -> nn.Module:
@@ -180,42 +156,16 @@ class Task:
         few = self.read(self.folds.samples.few.inputs)
         return not few.are_logits and few.certainty() is not None
 
-    def unfinished(
-        self, effort: str, layers: Sequence[Layer], student: nn.Module, done: list[LayerRefit], deadline: float
-    ) -> Iterator[tuple[int, Layer]]:
-        """The layers of a rung that an earlier call has not finished, each with its number, in their order.
-
-        The rows of finished layers are added to `done`, and their tensors are written into `student`. The caller fits
-        each layer and adds its row. The row is saved and told before the next layer comes. Raises OutOfTimeError if the
-        next layer would not end by `deadline`, with the time of the longest layer so far.
-        """
-        self.tell(f"{effort}: {counted(len(layers), 'layer')}")
-        work, longest = self.work(effort), 0.0
-        work.begin(student)
-        begun = last = time.perf_counter()
-        for index, layer in enumerate(layers):
-            if self.seconds_until(deadline - longest) < 0:
-                raise OutOfTimeError
-            if index < work.done:
-                done += filter(None, [work.restore(index, student)])
-                continue
-            yield index, layer
-            row = done[-1]
-            work.save(index, student, row)
-            before, last = last, time.perf_counter()
-            longest = max(longest, last - before)
-            left = (last - begun) / (index + 1 - work.done) * (len(layers) - index - 1)
-            self.tell(
-                f"{index + 1}/{len(layers)} {row.layers[0]}  error {significant(row.error_before)} → "
-                f"{significant(row.error_after)}  {last - before:.1f} s  {left:.0f} s left"
-            )
+    def tell_layer(self, row: LayerRefit, done: int, layers: int, seconds: float) -> None:
+        """Tell that `done` of the `layers` are refitted, the last one as in `row`, and took `seconds` together."""
+        self.tell(
+            f"{done}/{layers} {row.layers[0]}  error {significant(row.error_before)} → "
+            f"{significant(row.error_after)}  {seconds / done * (layers - done):.0f} s left"
+        )
 
     def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
         """(the evaluation on the samples that choose, the student's distance on each of them)."""
-        begun = time.perf_counter()
-        found = self.evaluate(student, self.folds.choosing)
-        self._compared.append(time.perf_counter() - begun)
-        return found
+        return self.evaluate(student, self.folds.choosing)
 
     def evaluate(self, student: nn.Module, batches: Sequence[FoldBatch]) -> tuple[Evaluation | None, tuple[float, ...]]:
         """The same on batches of the folds; each process runs a part of the batches."""
@@ -224,12 +174,6 @@ class Task:
     def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
         """`evaluate_conversion` of original, plain swap and student."""
         return evaluate_conversion(self.read, student, self.exchange.plain_swap(self.model), batches)
-
-    def seconds_until(self, deadline: float) -> float:
-        """The seconds that a rung may take: its last look and two comparisons after it have to end by `deadline`."""
-        if deadline == math.inf:
-            return math.inf
-        return main_decides(deadline - time.perf_counter() - 3 * max(self._compared, default=0.0))
 
 
 def evaluate_conversion(

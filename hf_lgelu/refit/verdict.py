@@ -20,9 +20,7 @@ from hf_lgelu.refit.report import (
     ConversionReport,
     Evaluation,
     LayerRefit,
-    StepTaken,
     evaluations,
-    rungs_in_words,
 )
 
 _ENOUGH_TO_SPLIT = 2 * 8 * LEAST_SAMPLES_TO_HOLD_OUT
@@ -33,17 +31,13 @@ _ENOUGH_PREDICTIONS = 16  # with fewer, one changed prediction moves the agreeme
 def require_good(report: ConversionReport, model: nn.Module, config: ConversionConfig) -> None:
     """Raise ConversionRefusedError, with `report` and `model`, for a network that the options do not accept.
 
-    The error gives the first reason of: outputs not finite, no nearer than the plain swap, `tolerance` not reached,
-    beyond `max_kl`.
+    The error gives the first reason of: outputs not finite, no nearer than the plain swap, beyond `max_kl`.
     """
     reason = None
-    best = next(step for step in reversed(report.steps) if step.is_kept)  # the first step is always kept
     distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
-    elif config.tolerance is not None and (best.gap is None or not best.gap <= config.tolerance):
-        reason = _not_reached(report, best, config)
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
         far = "nothing was held out, no second set was given, and no distance was measured"
         for title, evaluation in evaluations(report):
@@ -67,25 +61,6 @@ def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: st
     return (
         f"the converted network is no nearer to the original ({refitted.in_words}) than the plain swap "
         f"({direct.in_words}); {advice}"
-    )
-
-
-def _not_reached(report: ConversionReport, best: StepTaken, config: ConversionConfig) -> str:
-    """The refusal of a tolerance that was not reached: the nearest distance, and what the options still allow."""
-    what = "be within {:g} of the original on the inputs held out"
-    if best.lost is not None:
-        what = "lose at most {:g} of the original's score"
-    untried = set(config.rungs) - {step.effort for step in report.steps}
-    is_out_of_time = any(step.gap is None for step in report.steps) or (config.max_seconds is not None and untried)
-    advice = ["more inputs"]
-    advice += ["a larger width"] if report.width_share != 1 else ["a width above 1"] * report.can_be_wider
-    if is_out_of_time or report.next_step is not None:
-        advice.append("more seconds" if is_out_of_time else f"`effort` {report.next_step!r}")
-    keep = "keep some gates, " if len(report.gates) > 1 else ""
-    nearest = f"{significant(best.gap)} ({rungs_in_words(report)})"
-    return (
-        f"the network was to {what.format(config.tolerance)}; the nearest was {nearest}. Give {' or '.join(advice)}, "
-        f"{keep}or train the model with hardening"
     )
 
 

@@ -205,7 +205,6 @@ def test_what_failed_is_said_in_one_line(fake_command, call):
     [
         ("stop at `effort` 'place', or `width` 1.25.", "stop at --effort 'place', or --width 1.25."),
         ("(`evaluation_data`) or (`keep`)", "(--evaluation) or (--keep)"),
-        ("checkpoint_dir: work holds something else", "--resume: work holds something else"),
         ("keep must be a number; `model`", "--keep must be a number; `model`"),
         ("DataLoader(data, batch_size=None), `logits`", "DataLoader(data, batch_size=None), `logits`"),
     ],

@@ -24,7 +24,7 @@ from hf_lgelu.cli import convert as module
 from hf_lgelu.cli.command import main
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
-from hf_lgelu.refit import layerwise, task
+from hf_lgelu.refit import task
 
 FILES = {"config.json", "model.safetensors", "README.md", "report.json", "refit.png"}
 
@@ -198,40 +198,13 @@ def stop(*given):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("resume", [(), ("--resume",)])
-def test_an_interrupt_says_what_is_kept(resume, place, tmp_path, monkeypatch, call):
+def test_an_interrupt_leaves_nothing(place, tmp_path, monkeypatch, call):
     monkeypatch.setattr(module, "_write", stop)
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", *resume)
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
     status, _, errors = call(*words, "--disable_tqdm")
     assert status == 130
-    kept = tmp_path / ".relu.conversion"
-    if resume:
-        assert f"interrupted; no model was written; {kept} keeps the finished layers, and the same call" in errors
-        assert (kept / "refit-00001.safetensors").is_file()
-    else:
-        assert errors.endswith("interrupted; nothing was written\n")
-        assert list(tmp_path.iterdir()) == []
-
-
-def test_a_call_that_failed_goes_on_where_it_was(place, tmp_path, monkeypatch, call):
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu", "--resume")
-    write = module._write
-
-    def full(*given):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(module, "_write", full)
-    assert call(*words, "--disable_tqdm")[0] == 1
-    done = sorted(path.name for path in (tmp_path / ".relu.conversion").iterdir())
-    assert done == ["conversion.txt", "lock", "refit-00000.safetensors", "refit-00001.safetensors"]
-    assert [path.name for path in tmp_path.iterdir()] == [".relu.conversion"]
-    status, _, errors = call(*words, "--disable_tqdm", "--target", "relu6")
-    assert status == 1
-    assert "another model, on other inputs or with other arguments" in errors
-    monkeypatch.setattr(module, "_write", write)
-    monkeypatch.setattr(layerwise, "fit_ridge", None)  # nothing is left to fit
-    assert call(*words, "--disable_tqdm")[0] == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["relu"]
+    assert errors.endswith("interrupted; nothing was written\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place, tmp_path, call):

@@ -94,11 +94,9 @@ def test_of_diffusers_it_is_said_that_no_gates_are_saved(convert, tmp_path, monk
     said = []
     monkeypatch.setattr("hf_lgelu.models.surgery.logger.warning", said.append)
     model, inputs = unet()
-    options = ConversionConfig(checkpoint_dir=str(tmp_path / "work"))
     if convert:
-        first, again = (hf_lgelu.convert_to_relu(model.eval(), inputs, options=options) for _ in range(2))
-        assert all(map(torch.equal, first.model.state_dict().values(), again.model.state_dict().values()))
-        model, said = first.model, first.report.warnings
+        model, report = hf_lgelu.convert_to_relu(model.eval(), inputs)
+        said = report.warnings
     else:
         hf_lgelu.replace_activations(model.eval())
     assert sum("UNet2DModel.from_pretrained builds the gates of its code and config" in each for each in said) == 1

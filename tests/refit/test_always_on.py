@@ -81,7 +81,7 @@ def mean_kl(model, network) -> float:
 
 def test_wider_blocks_are_nearer_without_a_bias(widened):
     model, network, report = widened
-    assert mean_kl(model, network) < 0.2 * report.steps[0].gap  # of the refit, in the shape there was
+    assert mean_kl(model, network) < 0.2 * report.steps[0].distance  # of the refit, in the shape there was
     assert network.config.intermediate_size == 48
     assert not [name for name, _ in network.named_parameters() if name.endswith("bias")]
 

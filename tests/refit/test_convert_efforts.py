@@ -1,7 +1,6 @@
 """The rungs above the refit, the ladder that they are, other targets and kept gates."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -10,11 +9,10 @@ from small_networks import convert_with
 from torch import nn
 from transformers import GPT2LMHeadModel
 
-from hf_lgelu import ConversionRefusedError, convert_to_relu
+from hf_lgelu import convert_to_relu
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.refit.config import TARGETS, ConversionConfig
 from hf_lgelu.refit.folds import deal_folds
-from hf_lgelu.refit.ladder import Metric
 from hf_lgelu.refit.samples import read_samples
 from hf_lgelu.refit.widen import widen_original
 
@@ -84,23 +82,6 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
 
 
-def test_a_tolerance_is_reached_or_refused_with_what_was_tried():
-    torch.manual_seed(7)
-    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
-    _, report = convert_to_relu(model, rows, tolerance=1e3)
-    assert [step.effort for step in report.steps] == ["refit"]
-    assert "rungs, " not in str(report)
-    with pytest.raises(ConversionRefusedError, match=r"refit .* place .* or `effort` 'distill', or train") as caught:
-        convert_to_relu(model, rows, tolerance=1e-12, effort="place")
-    report, best = caught.value.report, caught.value.model
-    with torch.no_grad():
-        wanted, given = (network(rows).log_softmax(-1) for network in (model, best))
-    assert (wanted.exp() * (wanted - given)).sum(-1).mean().item() < 0.1
-    assert [type(module).__name__ for module in best] == ["Linear", "ReLU", "Linear"]
-    assert [step.effort for step in report.steps] == ["refit", "place"]
-    assert f"refit {report.steps[0].distance:.3g}, place {report.steps[1].distance:.3g}" in str(report)
-
-
 def test_wider_blocks_bring_a_gated_network_nearer(monkeypatch):
     inputs, widened = tokens(120), []
     make = lambda *given: widened.append(widen_original(*given)) or widened[-1]  # noqa: E731
@@ -130,34 +111,3 @@ def test_options_of_distill_are_taken_with_the_effort_as_an_argument():
         assert [step.effort for step in report.steps] == ["refit", "place", "distill"]
     with pytest.raises(ValueError, match="`distill_steps` is for `effort` 'distill', got 'refit'"):
         convert_to_relu(model, rows, effort="refit", options=options)
-
-
-def test_a_metric_of_the_caller_says_how_much_may_be_lost():
-    torch.manual_seed(7)
-    model, rows = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)), torch.randn(400, 6)
-    seen = []
-
-    def score(network):  # lower error is higher
-        assert not any(module.training for module in network.modules())
-        with torch.no_grad():
-            seen.append(10 - (network(rows) - model(rows)).square().mean().item() * 100)
-        return seen[-1]
-
-    model.train()
-    converted, report = convert_with(model, rows, metric=score, tolerance=0.9, effort="place")
-    assert all(module.training for module in model.modules())
-    assert not any(module.training for module in converted.modules())
-    assert seen[0] == 10.0
-    assert [step.lost for step in report.steps] == [pytest.approx((10 - value) / 10) for value in seen[1:]]
-    assert report.steps[-1].gap <= 0.9
-    assert all(step.gap > 0.9 for step in report.steps[:-1])
-    assert len(report.steps) == 1  # the refit is within the tolerance: nothing else is tried, and none is compared
-    assert "% of the score lost" not in str(report)
-    with pytest.raises(ConversionRefusedError, match="lose at most 1e-09 of the original's score") as caught:
-        convert_with(model, rows, metric=score, tolerance=1e-9, effort="place")
-    assert isinstance(caught.value.model, nn.Module)
-    with pytest.raises(ValueError, match="metric"):
-        convert_with(model, rows, metric=lambda network: float("nan"), tolerance=0.1)
-    for broken in (float("nan"), float("inf")):  # of a network that gives NaN, say
-        assert Metric(lambda network, broken=broken: 1.0 if network is model else broken, model).lost(rows) == math.inf
-    assert Metric(lambda network: 0.8 if network is model else 0.84, model).lost(rows) == pytest.approx(-0.05)

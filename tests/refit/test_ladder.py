@@ -13,9 +13,7 @@ from hf_lgelu.comparing import output_comparison
 from hf_lgelu.comparing.net_comparison import NetComparison
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Compared
-from hf_lgelu.refit.config import EFFORTS, ConversionConfig
 from hf_lgelu.refit.ladder import climb, is_nearer
-from hf_lgelu.refit.task import OutOfTimeError
 
 
 @pytest.mark.parametrize("samples", [10, 19, 400])
@@ -84,50 +82,23 @@ def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monke
 
 @dataclass
 class Rung:
-    """A rung whose student is so far from the original on three samples, and has a score."""
+    """A rung whose student is so far from the original on three samples."""
 
     effort: str
-    kl: float = 0.5
-    score: float = 1.0
+    kl: float
     given: list = field(default_factory=list)
 
-    def make(self, best, deadline):
+    def make(self, best):
         self.given.append(None if best is None else best.effort)
-        if self.kl == math.inf:
-            raise OutOfTimeError
         held_out = SimpleNamespace(refitted=SimpleNamespace(distance=self.kl))
-        gaps = [2 * self.kl, self.kl / 2, self.kl / 2]
-        return SimpleNamespace(effort=self.effort, held_out=held_out, gaps=gaps, model=self.score)
+        return SimpleNamespace(effort=self.effort, held_out=held_out, gaps=[2 * self.kl, self.kl / 2, self.kl / 2])
 
 
 def test_each_rung_is_kept_only_where_it_is_nearer():
     rungs = [Rung("refit", 0.5), Rung("place", 0.3), Rung("distill", 0.4)]
-    best, steps = climb(rungs, ConversionConfig(), 1.0)
+    best, steps = climb(rungs)
     assert (best.effort, [rung.given for rung in rungs]) == ("place", [[None], ["refit"], ["place"]])
     assert [step.is_kept for step in steps] == [True, True, False]
-    assert [step.effort for step in climb(rungs, ConversionConfig(tolerance=0.4), 1.0)[1]] == ["refit", "place"]
-    assert len(climb(rungs, ConversionConfig(max_seconds=1e-9), 1.0)[1]) == 1
-    # What is nearer by its mean alone is not kept, nor is a tolerance reached by it.
-    best, steps = climb([Rung("refit", 0.5), Rung("distill", 0.4)], ConversionConfig(tolerance=0.45), 1.0)
+    # After steps, the mean alone does not decide.
+    best, steps = climb([Rung("refit", 0.5), Rung("distill", 0.4)])
     assert ([step.is_kept for step in steps], best.effort) == ([True, False], "refit")
-
-
-def kept(rungs, **options):
-    return [step.is_kept for step in climb(rungs, ConversionConfig(**options), 1.0)[1]]
-
-
-def test_a_better_score_is_kept_and_of_equal_scores_the_kl_decides():
-    better = [Rung("refit", 0.5, 0.8), Rung("distill", 0.7, 0.9)]
-    assert kept([*better, Rung("place", 0.65, 0.9)], metric=float) == [True, True, True]
-    assert kept([*better, Rung("place", 0.75, 0.9)], metric=float) == [True, True, False]
-
-
-def test_a_rung_ends_when_the_time_is_up(monkeypatch):
-    _, steps = climb([Rung("refit"), Rung("place", math.inf), Rung("distill")], ConversionConfig(max_seconds=100), 1.0)
-    assert [(step.effort, step.distance, step.is_kept) for step in steps] == [
-        ("refit", 0.5, True), ("place", None, False),
-    ]  # fmt: skip
-    clock = iter([0.0, 0.0, 5.0, 5.0, 5.0, 6.0])  # the refit took 5 of 8 seconds: what is as long does not fit
-    monkeypatch.setattr("hf_lgelu.refit.ladder.time.perf_counter", lambda: next(clock))
-    _, steps = climb([Rung(effort) for effort in EFFORTS], ConversionConfig(max_seconds=8), 1.0)
-    assert [step.effort for step in steps] == ["refit", "distill"]

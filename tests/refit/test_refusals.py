@@ -166,8 +166,7 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "no steps": (PLAIN, rows(), TO_DISTILL | {"distill_steps": 0}, ValueError, "distill_steps"),
     "steps in float16": (copy.deepcopy(PLAIN).half(), rows().half(), TO_DISTILL, ValueError, r"model\.float\(\)"),
 } | {
-    f"{name} of {value}": (PLAIN, rows(), {name: value}, ValueError, f"{name} must be a number above 0, or None")
-    for name in ("tolerance", "max_seconds", "max_kl")
+    f"max_kl of {value}": (PLAIN, rows(), {"max_kl": value}, ValueError, "max_kl must be a number above 0, or None")
     for value in (0, -1.0, float("nan"))
 }
 

@@ -5,6 +5,7 @@ import json
 import torch
 from small_networks import convert_with
 from torch import nn
+from torch.utils.data import TensorDataset, default_collate
 
 
 class Joint(nn.Module):
@@ -29,12 +30,10 @@ def test_maps_are_counted_and_no_gates():
 
 
 def test_the_report_has_the_options_as_plain_values():
-    def score(model):
-        return 1.0
-
     net = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 3))
-    report = convert_with(net, torch.randn(200, 4), keep=["1"], metric=score, max_samples=150).report
+    report = convert_with(
+        net, TensorDataset(torch.randn(200, 4)), keep=["1"], data_collator=default_collate, max_samples=150
+    ).report
     told = json.loads(json.dumps(report.as_dict()))["config"]
     assert (told["keep"], told["max_samples"], told["width"], told["effort"]) == (["1"], 150, 1.0, None)
-    assert told["metric"].endswith("score")
-    assert "checkpoint_dir" not in told
+    assert told["data_collator"] == "default_collate"

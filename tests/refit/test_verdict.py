@@ -252,31 +252,10 @@ def test_weights_that_share_memory_count_as_tied():
     assert any("2.weight is tied: several modules hold it or its memory" in warning for warning in report.warnings)
 
 
-@pytest.mark.parametrize(
-    ("blocks", "options", "said", "unsaid"),
-    [
-        (2, {"effort": "place"}, ["more inputs or a width above 1", "`effort` 'distill'"], []),
-        (2, {"effort": "place", "width": 2.0}, ["a larger width"], ["above 1"]),
-        (2, {"target": "hardswish", "effort": "refit"}, ["`effort` 'distill'"], ["width", "`effort` 'place'"]),
-        (1, {"effort": "refit"}, ["more inputs"], ["keep some gates"]),  # of one gate
-        (2, {"effort": "place", "max_seconds": 1e-9}, ["a width above 1 or more seconds"], ["`effort` 'place'"]),
-    ],
-)
-def test_what_is_advised_is_not_refused(blocks, options, said, unsaid):
-    parts = (nn.Sequential(nn.Linear(4, 9), nn.GELU(), nn.Linear(9, 4)) for _ in range(blocks))
-    net = nn.Sequential(*parts, nn.Linear(4, 3)).eval()
-    with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
-        convert_with(net, torch.randn(200, 4), tolerance=1e-12, max_kl=None, **options)
-    assert all(text in str(caught.value) for text in said)
-    assert not any(text in str(caught.value) for text in unsaid)
-
-
-def test_more_units_are_not_advised_where_they_would_be_refused():
+def test_no_wider_block_where_none_can_be():
     grouped = nn.Conv1d(12, 6, 3, padding=1, groups=2)
     model, x = loud(nn.Conv1d(4, 12, 3), nn.GELU(), grouped).eval(), torch.randn(200, 4, 6)
-    with pytest.raises(ConversionRefusedError, match=r"the network was to be within 1e-12") as caught:
-        convert_with(model, x, tolerance=1e-12, max_kl=None, effort="refit")
-    assert "width" not in str(caught.value)
+    assert not convert_with(model, x, max_kl=None).report.can_be_wider
     with pytest.raises(ConversionRefusedError, match=r"Use `width` 1"):
         convert_with(model, x, width=2.0)
 
@@ -299,5 +278,5 @@ def test_progress_is_a_line_a_layer_where_stderr_is_a_terminal(progress, is_term
     assert said[0] == "refit: 2 layers"
     for number, (line, layer) in enumerate(zip(said[1:], report.layers, strict=True), start=1):
         error = f"{layer.error_before:.3g} → {layer.error_after:.3g}"
-        assert re.fullmatch(rf"{number}/2 {layer.layers[0]}  error {error}  \d+\.\d s  \d+ s left", line)
+        assert re.fullmatch(rf"{number}/2 {layer.layers[0]}  error {error}  \d+ s left", line)
     assert said[-1].endswith(" 0 s left")

@@ -118,7 +118,7 @@ def test_a_larger_budget_is_a_dial_that_comes_as_near_as_one_likes(build):
         with torch.no_grad():
             expected, found = (network(**others).logits.log_softmax(-1) for network in (model, converted))
         gaps.append(float(F.kl_div(found, expected, log_target=True, reduction="sum")) / found[..., 0].numel())
-    assert gaps[0] < 0.4 * report.steps[0].gap  # of the refit, in the shape there was
+    assert gaps[0] < 0.4 * report.steps[0].distance  # of the refit, in the shape there was
     assert gaps[1] < 0.4 * gaps[0]
 
 
@@ -193,4 +193,4 @@ def test_blocks_of_convolutions_are_widened_and_the_rest_is_named():
     assert wider[3].weight.shape == (8, 36, 1, 1)
     assert {layer.layers: layer.note for layer in report.layers} == {("3",): None, ("5",): "as many units as before"}
     refit, place = report.steps
-    assert place.gap < 0.5 * refit.gap
+    assert place.distance < 0.5 * refit.distance
