@@ -1,10 +1,6 @@
 """The original and the converted network, carried side by side from layer to layer, batch by batch.
 
-Both networks stop at every layer and go on from there, so one forward pass of each serves all layers. At each layer:
-
-1. The converted network runs the maps of the layer before again, with their refitted weights, up to that layer's aim.
-2. Both networks run up to the layer's aim, and the values that later layers use are kept.
-3. The rows of the layer, on which the ridge is fitted, are read off and summed up, fold by fold.
+Both networks stop at every layer and go on from there, so one forward pass of each serves all layers.
 """
 
 import itertools
@@ -81,8 +77,30 @@ class Values(NamedTuple):
     numbers: dict[Node, Any]
 
 
+class _Arrival(NamedTuple):
+    """A batch that has come to a layer, with the values of both networks up to the layer's aim."""
+
+    number: int  # the layer's, in `Carrier.pair`
+    batch: FoldBatch
+    pair: RecordedPair  # by the batch's own recording
+    layer: Layer  # as in this recording, which may be that of another shape
+    mask: Node | None
+    values: Values
+
+
 class Carrier:
-    """Both networks with every batch of the folds; layers are visited in order, and `close` frees all values."""
+    """Both networks with every batch of the folds.
+
+    Its life:
+
+    1. Both networks are recorded on the first batch; `pair` has the layers. Batches of other shapes are recorded when
+       they first come to a layer.
+    2. `moments(index)` is called for each layer in turn. For each batch, the converted network runs the maps of the
+       layer before again, with their refitted weights, up to that layer's aim. Then both networks run up to the new
+       layer's aim. The layer's rows are read off and summed up, and the values that later layers use are kept.
+    3. The caller writes refitted weights into the converted network.
+    4. `close` frees all values.
+    """
 
     def __init__(self, recordings: Recordings, converted: nn.Module, folds: Folds) -> None:
         """`converted` is a copy of the recorded model with other gates at its sites. It is refitted meanwhile."""
@@ -116,7 +134,7 @@ class Carrier:
         """
         for passed in range(self._next, index):
             for fold in range(len(self._batches)):
-                for _ in self._carried(passed, fold):
+                for _ in self._arrivals(passed, fold):
                     pass
         self._next = index + 1
         layer = self.pair.layers.layers[index]
@@ -126,11 +144,10 @@ class Carrier:
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
-            for batch, pair, own, values in self._carried(index, fold):
-                for maps in pair.layers.layers[own].uses:
-                    given = _of_original(pair, maps[0], values) if layer.is_used_in_turn else values
-                    rows = self._rows(index, own, maps, batch, pair, given, kinks)
-                    for total, each in zip(totals, rows, strict=True):
+            for arrival in self._arrivals(index, fold):
+                for maps in arrival.layer.uses:
+                    here = _with_original(arrival, maps[0]) if layer.is_used_in_turn else arrival
+                    for total, each in zip(totals, self._rows(here, maps, kinks), strict=True):
                         total.add(*each)
             for total, parts in zip(totals, sums, strict=True):
                 found = total.reduce_over_processes()
@@ -150,8 +167,8 @@ class Carrier:
         padding = "padding may count: its rows are not those of the attention mask"
         return padding if index in self._with_padding else None
 
-    def _carried(self, index: int, fold: int) -> Iterator[tuple[FoldBatch, RecordedPair, int, Values]]:
-        """The batches of a fold that come to a layer, each with the layer's own number and the values up to its aim."""
+    def _arrivals(self, index: int, fold: int) -> Iterator[_Arrival]:
+        """The batches of a fold that come to a layer, with their values up to its aim."""
         layer = self.pair.layers.layers[index]
         for place, batch in enumerate(self._batches[fold]):
             pair = self._pair(batch)
@@ -167,11 +184,12 @@ class Carrier:
             if own and not pair.layers.layers[own - 1].is_decided:
                 pair.converted.run(pair.stages[own - 1].after, values.converted, numbers)
             pair.original.run((*stage.before, *stage.after), values.original, numbers)
-            if not pair.layers.layers[own].is_decided:
+            arrival = _Arrival(index, batch, pair, pair.layers.layers[own], pair.masks[own], values)
+            if not arrival.layer.is_decided:
                 pair.converted.run((*stage.before, *stage.after), values.converted, numbers)
-                yield batch, pair, own, values
-            elif (converted := self._own_way(batch, pair.layers.layers[own])) is not None:
-                yield batch, pair, own, values._replace(converted=converted)
+                yield arrival
+            elif (converted := self._own_way(batch, arrival.layer)) is not None:
+                yield arrival._replace(values=values._replace(converted=converted))
             if own + 1 < len(pair.stages):
                 original = {node: value for node, value in values.original.items() if node in stage.original}
                 converted = {node: value for node, value in values.converted.items() if node in stage.converted}
@@ -209,29 +227,19 @@ class Carrier:
         )
         return {node: values[own] for node, own in nodes}
 
-    def _rows(
-        self,
-        index: int,
-        own: int,
-        maps: Sequence[LinearMap],
-        batch: FoldBatch,
-        pair: RecordedPair,
-        values: Values,
-        kinks: Sequence[float],
-    ) -> list[Rows]:
+    def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[Rows]:
         """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the converted's.
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """
-        layer = pair.layers.layers[own]
-        first, aim, positions = maps[0], maps[0].aim.node, None
+        layer, values, first, positions = arrival.layer, arrival.values, maps[0], None
         sizes = lambda node: values.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, LEAST_POSITIONS) / self._images)
             available = math.prod(values.converted[first.operation.node].shape[2:])
-            chosen = choose_positions([seed ^ index for seed in batch.seeds], available, wanted)
+            chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = widened(values.original[aim]), widened(values.converted[aim])
+        original, converted = (widened(each[first.aim.node]) for each in (values.original, values.converted))
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         residuals, targets = (
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
@@ -240,40 +248,30 @@ class Carrier:
         inputs = [
             consumer.geometry.feature_rows(values.converted[consumer.operation.data], positions) for consumer in maps
         ]
-        counted = self._counted(index, own, first, pair, values, positions, len(residuals))
+        counted = self._counted(arrival, first, positions, len(residuals))
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
-        before = values.converted[pair.recording.calls[layer.fed.site][0].args[0]]
+        before = values.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]
         windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
-        gate = lambda value: pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
+        gate = lambda value: arrival.pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
         return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
 
-    def _counted(
-        self,
-        index: int,
-        own: int,
-        first: LinearMap,
-        pair: RecordedPair,
-        values: Values,
-        positions: Tensor | None,
-        rows: int,
-    ) -> Tensor | None:
+    def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
-        node = pair.masks[own]
-        mask = None if node is None else values.original[node]
+        mask = None if arrival.mask is None else arrival.values.original[arrival.mask]
         if mask is None:
             return None
-        shape = tuple(values.converted[first.operation.node].shape)
+        shape = tuple(arrival.values.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
-        counted = mask_over(mask, axes, {"input_values": mask} if pair.of_sound else {})
+        counted = mask_over(mask, axes, {"input_values": mask} if arrival.pair.of_sound else {})
         if counted is not None:
             return (counted if positions is None else counted.flatten(1).gather(1, positions)).reshape(-1)
         if mask.numel() == rows:  # time first, as in XLNet and torch's encoder layers, or a single axis
             return (mask.mT if mask.shape == axes[::-1] else mask).reshape(-1)
         if rows != len(mask) and not bool(mask.all()):  # the rows are not tokens, frames of sound or samples
-            self._with_padding.add(index)
+            self._with_padding.add(arrival.number)
         return None
 
     def _pair(self, batch: FoldBatch) -> RecordedPair:
@@ -315,16 +313,17 @@ def _is_of_sound(recording: Recording) -> bool:
     return any(is_of_sound(shapes[name], shapes) for name in MASKS if name in shapes)
 
 
-def _of_original(pair: RecordedPair, use: LinearMap, values: Values) -> Values:
+def _with_original(arrival: _Arrival, use: LinearMap) -> _Arrival:
     """The original's values up to the gates before a map, and values with the new gates from there on.
 
     Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the
     earlier uses. That drift is gone once these are refitted, too.
     """
-    recording, converted = pair.recording, dict(values.original)
+    recording, values = arrival.pair.recording, arrival.values
+    converted = dict(values.original)
     nodes = recording.downstream(gates_before(recording, use), upstream(use.aim.node))
-    pair.converted.run(recording.in_order(nodes), converted, values.numbers)
-    return values._replace(converted=converted)
+    arrival.pair.converted.run(recording.in_order(nodes), converted, values.numbers)
+    return arrival._replace(values=values._replace(converted=converted))
 
 
 def _mask_of(recording: Recording, layer: Layer) -> Node | None:
