@@ -14,6 +14,7 @@ from torch.fx import Node
 
 from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, Geometry, shape_of
 from hf_lgelu.graph.recorder import operation_name
+from hf_lgelu.graph.recording import StoredValue
 
 _MOVES = RESHAPES | {"permute", "transpose"}
 
@@ -44,9 +45,9 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class Bias:
-    """A parameter to which a constant per channel can be added, and ∂aim/∂parameter per channel."""
+    """A bias to which a constant per channel can be added, and ∂aim/∂bias per channel."""
 
-    parameter: str
+    stored: StoredValue
     scale: Tensor
 
 

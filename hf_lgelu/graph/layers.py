@@ -8,7 +8,7 @@ sum, the map on the other side of the sum is a consumer, too: its output can cor
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -27,7 +27,7 @@ from hf_lgelu.graph.maps import (
     shape_of,
 )
 from hf_lgelu.graph.recorder import is_site, operation_name
-from hf_lgelu.graph.recording import Recording, upstream
+from hf_lgelu.graph.recording import Recording, StoredValue, upstream
 from hf_lgelu.networks.sites import ActivationSite
 
 # Operations that mix channels, and may take their weights in a form that is no plain linear layer.
@@ -124,14 +124,14 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     for node in sorted(reached, key=order.__getitem__):
         if any(node is use.operation.node for each in maps for use in each.uses):
             continue
-        operation = _as_stored(cast(AffineOperation, read_affine(node, recording)), recording)
-        reason = _why_not(recording, operation, chosen)
+        operation = cast(AffineOperation, read_affine(node, recording))
+        reason, weight = _why_not(recording, operation, chosen), operation.weight_name
         uses = [] if reason else [_map_at(recording, finder, use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
-            reason = f"{operation.weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
+            reason = f"{weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
         if reason is not None:
-            refused[operation.weight or describe(node), reason].update(reached[node])
+            refused[weight, reason].update(reached[node])
         else:
             maps.append(_Map(uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
     maps += [_Map([reader], set()) for reader in _readers(recording, finder, reached, chosen)]
@@ -176,7 +176,7 @@ def last_biases(recording: Recording, layers: Sequence[Layer]) -> list[str]:
         return not any(map(is_site, after)) and not any(each.mixes for each in affine if each is not None)
 
     maps = (use for layer in layers for use in layer.maps)
-    return list(dict.fromkeys(use.bias.parameter for use in maps if use.bias is not None and is_last(use)))
+    return list(dict.fromkeys(use.bias.stored.name for use in maps if use.bias is not None and is_last(use)))
 
 
 def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
@@ -224,18 +224,20 @@ def _uses(recording: Recording, operation: AffineOperation) -> list[AffineOperat
     """The operations that take the weight of a map, in their order; all are affine (see `_why_not`)."""
     takers = set(recording.parameter_users(operation.weight_name))
     found = (read_affine(node, recording) for node in recording.operations if node in takers)
-    return [_as_stored(each, recording) for each in found if each is not None]
+    return [each for each in found if each is not None]
 
 
 def _map_at(recording: Recording, finder: AimFinder, operation: AffineOperation) -> LinearMap:
     """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
     aim = finder.find(operation)
-    after = None if aim.norm is None else recording.parameter(aim.norm.args[2])
+    after = None if aim.norm is None else recording.stored_value(aim.norm.args[2])
     times = len(recording.parameter_users(operation.weight_name))
     biases = (
-        Bias(name, scale)
-        for name, scale in ((operation.bias, aim.scale), (after, aim.scale_after_norm))
-        if name is not None and len(recording.parameter_users(name)) == times and name not in recording.tied
+        Bias(stored, scale)
+        for stored, scale in ((operation.bias, aim.scale), (after, aim.scale_after_norm))
+        if stored is not None
+        and len(recording.parameter_users(stored.name)) == times
+        and stored.name not in recording.tied
     )
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
@@ -316,22 +318,6 @@ def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
     return any(recording.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
-def _as_stored(operation: AffineOperation, recording: Recording) -> AffineOperation:
-    """The map with the axes of its stored weight, where the weight is used transposed (Falcon's `x @ weight.T`)."""
-    view = next(each for each in operation.node.all_input_nodes if recording.parameter(each) == operation.weight)
-    if operation.is_direct or operation.input_axis is None or len(shape_of(view)) != 2:
-        return operation
-    name = operation_name(view)
-    is_turned = (
-        name in ("t", "numpy_T")
-        or (name == "permute" and [axis % 2 for axis in view.args[1]] == [1, 0])
-        or (name == "transpose" and view.args[1] % 2 != view.args[2] % 2)
-    )
-    if not is_turned or view.args[0] not in recording.stored:
-        return operation
-    return replace(operation, output_axis=operation.input_axis, input_axis=operation.output_axis, is_direct=True)
-
-
 def _why_not(recording: Recording, operation: AffineOperation, chosen: Collection[Node]) -> str | None:
     weight, geometry = operation.weight_name, read_geometry(operation)
     if operation.node in chosen:
@@ -342,18 +328,21 @@ def _why_not(recording: Recording, operation: AffineOperation, chosen: Collectio
     if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     takers = recording.parameter_users(weight)
-    own = (weight, operation.bias, operation.is_direct, operation.output_axis, geometry)
+    own = (_made_of(operation.weight), _made_of(operation.bias), operation.output_axis, geometry)
     alike = [
-        (use.weight, use.bias, use.is_direct, use.output_axis, read_geometry(use)) == own
+        (_made_of(use.weight), _made_of(use.bias), use.output_axis, read_geometry(use)) == own
         for use in _uses(recording, operation)
     ]
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
-    if not operation.is_direct:
-        return f"{weight} is used through a view, transposed or cut"
     if geometry is None:
         return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
     return None
+
+
+def _made_of(stored: StoredValue | None) -> Any:
+    """A key of a value's computation, the same for each use."""
+    return stored and (stored.name, [(node.target, node.args[1:], node.kwargs) for node in stored.path])
 
 
 def _rows_by_choice(recording: Recording) -> set[Node]:
@@ -392,7 +381,7 @@ def find_fed_gates(recording: Recording) -> list[FedGate]:
     found, used_once = [], recording.are_used_once
     for site, calls in sorted(recording.calls.items()):
         before = affine_source(recording, calls[0].args[0], calls[0]) if len(calls) == 1 else None
-        if before is None or before.weight is None or not (before.is_direct and used_once(*before.parameters)):
+        if before is None or before.weight is None or not used_once(*before.parameters):
             continue
         other = _other_half(recording, calls[0])
         # The weight must be that of a module that computes nothing else: hooks then see the values. A block that
@@ -412,8 +401,8 @@ def affine_source(recording: Recording, node: Node, user: Node) -> AffineOperati
             if operation.channel_axis is not None:
                 return None if is_reshaped and operation.channel_axis != -1 else operation
             # A weight with a number for each channel, unlike that of a LayerNorm over several axes.
-            weights = [each for each in operation.node.all_input_nodes if recording.parameter(each) == operation.weight]
-            return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in weights) else None
+            scales = [each for each in operation.node.all_input_nodes if recording.parameter(each)]
+            return operation if all(shape_of(each) == shape_of(operation.node)[-1:] for each in scales) else None
         name = operation_name(node)
         if name in RESHAPES and shape_of(node)[-1:] == shape_of(node.args[0])[-1:]:
             is_reshaped = True
@@ -430,7 +419,7 @@ def _other_half(recording: Recording, call: Node) -> AffineOperation | None:
         return None
     node = next(operand for operand in product.args[:2] if [*views_back(operand, call)][-1] is not call)
     operation = affine_source(recording, node, product)
-    return operation if operation is not None and operation.mixes and operation.is_direct else None
+    return operation if operation is not None and operation.mixes else None
 
 
 def product_behind(call: Node) -> Node | None:

@@ -4,7 +4,9 @@ import inspect
 import itertools
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +24,8 @@ OutputsOf = Callable[[Any], list[Tensor]]
 Gate = Callable[[int, Tensor], Tensor]
 """(index of a site, its input) → its output."""
 
-# The output of one of these on a weight is still the parameter, in another layout.
-_WEIGHT_VIEWS = frozenset(("t", "numpy_T", "transpose", "permute", "view", "reshape", "alias", "detach", "contiguous"))
+# These operations keep the values of a tensor in their order, except for rounding to another dtype.
+_IN_ORDER = frozenset(("view", "_unsafe_view", "reshape", "alias", "detach", "contiguous", "clone", "_to_copy", "to"))
 # A number in one of these is no size: programs with other numbers are other programs.
 _FIXED_NUMBERS = ("permute", "transpose", "mul", "div", "add", "sub", "batch_norm")
 
@@ -67,12 +69,20 @@ class Recording:
         first: dict[int, str] = {}
         holders: dict[str, set[int]] = {}
         for module_name, module in model.named_modules():
-            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-                name = first.setdefault(id(parameter), f"{module_name}.{attribute}" if module_name else attribute)
+            for attribute, tensor in (
+                *module.named_parameters(recurse=False, remove_duplicate=False),
+                *module.named_buffers(recurse=False, remove_duplicate=False),
+            ):
+                name = first.setdefault(id(tensor), f"{module_name}.{attribute}" if module_name else attribute)
                 holders.setdefault(name, set()).add(id(module))
         self.tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
-        parameters = dict(model.named_parameters())
-        self.stored = {node: name for node, name in self._names.items() if name in parameters}
+        parameters, saved = dict(model.named_parameters()), model.state_dict(keep_vars=True)
+        self._parameters = {node for node, name in self._names.items() if name in parameters}
+        self.stored = {
+            node: name
+            for node, name in self._names.items()
+            if node in self._parameters or (name in saved and saved[name].is_floating_point())
+        }
 
     def numbers_of(self, other: "Recording") -> dict[Node, Any] | None:
         """The numbers of another recording by the nodes of this one; None where it has other operations.
@@ -136,14 +146,23 @@ class Recording:
         held = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
         return {node: held[name] for node, name in self._names.items()}
 
+    def stored_value(self, node: Any, *, or_buffer: bool = False) -> "StoredValue | None":
+        """`node` as a function of a parameter, or also of a saved buffer; None for all other nodes."""
+        if not isinstance(node, Node):
+            return None
+        path = [node]
+        while inverse_of(path[-1]) is not None:
+            path.append(path[-1].args[0])
+        is_set = path[-1] in (self.stored if or_buffer else self._parameters)
+        return StoredValue(self.stored[path[-1]], tuple(path[:-1])) if is_set else None
+
     def parameter(self, node: Any) -> str | None:
-        """The name of the parameter that `node` is or is a view of; None for all other nodes, also buffers."""
-        while isinstance(node, Node) and node not in self.stored and operation_name(node) in _WEIGHT_VIEWS:
-            node = node.args[0]
-        return self.stored.get(node) if isinstance(node, Node) else None
+        """The name of the parameter that `node` is or is a function of (`stored_value`); None for all other nodes."""
+        stored = self.stored_value(node)
+        return None if stored is None else stored.name
 
     def parameter_users(self, name: str) -> list[Node]:
-        """Every operation that takes the parameter, itself or through a view."""
+        """Every operation that takes the parameter or buffer, itself or a function of it (`made_of`)."""
         return [user for node, stored in self.stored.items() if stored == name for user in self._through_views(node)]
 
     def are_used_once(self, *names: str) -> bool:
@@ -152,7 +171,7 @@ class Recording:
 
     def _through_views(self, node: Node) -> Iterator[Node]:
         for user in node.users:
-            if operation_name(user) in _WEIGHT_VIEWS:
+            if inverse_of(user) is not None:
                 yield from self._through_views(user)
             else:
                 yield user
@@ -240,6 +259,48 @@ class Recordings:
 def gates_of(modules: Sequence[nn.Module]) -> Gate:
     """The gate that runs the module of each site."""
     return lambda site, value: run_gate(modules[site], value)
+
+
+@dataclass(frozen=True)
+class StoredValue:
+    """A value that a parameter or buffer sets freely: itself, or moved, in another dtype, times a number.
+
+    `path` has the operations that make the value of the tensor called `name`, the last one first.
+    """
+
+    name: str
+    path: tuple[Node, ...] = ()
+
+    def read(self, model: nn.Module) -> Tensor:
+        """The value in a model; where nothing is computed, the stored tensor itself."""
+        value = attrgetter(self.name)(model).detach()
+        for node in reversed(self.path):
+            value = node.target(value, *node.args[1:], **node.kwargs)
+        return value
+
+    @torch.no_grad()
+    def write(self, model: nn.Module, value: Tensor) -> None:
+        """Set the stored tensor so that it gives `value`, which may have another dtype or device."""
+        for node in self.path:
+            value = cast(Callable[[Tensor], Tensor], inverse_of(node))(value)
+        attrgetter(self.name)(model).copy_(value)
+
+
+def inverse_of(node: Node) -> Callable[[Tensor], Tensor] | None:
+    """The inverse of a move, a copy or a product with a number, the node's first operand; None for other nodes."""
+    name, rest = operation_name(node), node.args[1:]
+    if name in _IN_ORDER:
+        return lambda value: value.reshape(node.all_input_nodes[0].meta["shape"])
+    if name in ("t", "numpy_T") and len(node.meta["shape"]) == 2:
+        return lambda value: value.T
+    if name == "transpose":
+        return lambda value: value.transpose(*rest)
+    if name == "permute":
+        order = [axis % len(rest[0]) for axis in rest[0]]
+        return lambda value: value.permute([order.index(axis) for axis in range(len(order))])
+    if name in ("mul", "div") and not node.kwargs and isinstance(rest[0], int | float) and rest[0]:
+        return lambda value: value / rest[0] if name == "mul" else value * rest[0]
+    return None
 
 
 def upstream(node: Node) -> set[Node]:

@@ -35,11 +35,10 @@ def plan_stages(
     parts: list[tuple[tuple[Node, ...], tuple[Node, ...]]] = []
     for maps, aims in stops:
         needed_for = set().union(*map(upstream, aims))
-        starts = set(maps)  # and the views through which they take their weights
-        for view in (operand for each in maps for operand in each.all_input_nodes):
-            while view.op != "placeholder" and recording.parameter(view) is not None:
-                starts.add(view)
-                view = view.args[0]
+        starts = set(maps)  # and what computes their weights
+        for operand in (operand for each in maps for operand in each.all_input_nodes):
+            stored = recording.stored_value(operand, or_buffer=True)
+            starts.update(() if stored is None else stored.path)
         changing = recording.downstream(starts, needed_for | done)  # `done`, too: a map may be used early and late
         parts.append((recording.in_order(needed_for - done - changing), recording.in_order(changing)))
         done |= needed_for

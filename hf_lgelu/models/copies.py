@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate.utils import has_offloaded_params
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
 from transformers.utils import logging
@@ -95,8 +95,10 @@ _HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, 
 def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError if that fails."""
     require_values_here(model.named_modules())
+    # A weight that a hook computes (weight_norm) hangs on the graph of its last forward pass, and deepcopy refuses it.
+    made = [each for part in model.modules() for each in vars(part).values() if isinstance(each, Tensor)]
     with own_forward(model):
-        twin = copy.deepcopy(model)
+        twin = copy.deepcopy(model, {id(each): each.detach().clone() for each in made if not each.is_leaf})
     parts = [[(name, calls_of(module)) for name, module in each.named_modules()] for each in (model, twin)]
     if parts[0] != parts[1]:
         raise RuntimeError(f"{type(model).__name__} cannot be copied: its own __deepcopy__ gives other modules")

@@ -29,7 +29,7 @@ from hf_lgelu.processes import own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.moments import Moments
-from hf_lgelu.refit.weights import add_constant, oriented, owner_of
+from hf_lgelu.refit.weights import add_constant, owner_of
 from hf_lgelu.refit.widen import Block
 
 ALWAYS_ON = 8.0
@@ -46,7 +46,7 @@ _ROWS_PER_INPUT = 8
 @torch.no_grad()
 def gather_inputs(model: nn.Module, fed_gates: Sequence[FedGate], batches: Sequence[FoldBatch]) -> dict[int, Moments]:
     """{site: sums over the inputs of the map before the gate, in the original, over the batches}."""
-    weights = {fed.site: oriented(model, fed.before) for fed in fed_gates}
+    weights = {fed.site: fed.before.weight_in(model) for fed in fed_gates}
     sums = {site: Moments.zeros(1, weight.shape[1], 1, weight.device) for site, weight in weights.items()}
     batch: Batch
 
@@ -99,8 +99,8 @@ def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moment
     """The linear part of the first `width` units of a block, before slopes and kinks are written."""
     gated = block.fed.other is not None
     factor = placement.constant if gated else placement.line
-    down = oriented(model, block.down.operation)[:, :width].double().flatten(1)
-    matrix = (down * factor[:width].to(down.device)) @ oriented(model, block.carrier)[:width].double().flatten(1)
+    down = block.down.operation.weight_in(model)[:, :width].double().flatten(1)
+    matrix = (down * factor[:width].to(down.device)) @ block.carrier.weight_in(model)[:width].double().flatten(1)
     mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
     return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
 
@@ -126,9 +126,11 @@ def write_always_on(
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
-    rows, columns = oriented(converted, carrier)[new], oriented(converted, down)[:, new]
-    rows.copy_(up_rows.view_as(rows))
-    columns.copy_(down_columns.reshape(columns.shape))
+    rows, columns = carrier.weight_in(converted), down.weight_in(converted)
+    rows[new] = up_rows.view_as(rows[new]).to(rows)
+    columns[:, new] = down_columns.reshape(columns[:, new].shape).to(columns)
+    carrier.write_weight(converted, rows)
+    down.write_weight(converted, columns)
     is_gated = fed.other is not None
     offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean
     add_constant(converted, fed.before, new, offsets, direction)
@@ -142,7 +144,7 @@ def find_directions(model: nn.Module, fed_gates: Sequence[FedGate], folds: Folds
     lacking = [fed for fed in fed_gates if fed.before.bias is None and fed.before.channel_axis == -1]
     if not lacking:
         return {}
-    widest = max(oriented(model, fed.before).shape[1] for fed in lacking)
+    widest = max(fed.before.weight_in(model).shape[1] for fed in lacking)
     share = min(1.0, _ROWS_PER_INPUT * widest / folds.rows)
     some = [batch for fold in folds.folds for batch in evenly(fold, math.ceil(share * len(fold)), begin=0)]
     fitted = gather_inputs(model, lacking, some)

@@ -24,7 +24,7 @@ from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
 from hf_lgelu.refit.moments import Moments, Rows, widened
 from hf_lgelu.refit.ridge import held_out_once
-from hf_lgelu.refit.weights import add_constant, oriented
+from hf_lgelu.refit.weights import add_constant
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
@@ -255,7 +255,7 @@ class Carrier:
         before = values.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]
         windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
         gate = lambda value: arrival.pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
-        return rows_with_kinks(rows, windows, gate, oriented(self._converted, first.operation), first.aim.scale)
+        return rows_with_kinks(rows, windows, gate, first.operation.weight_in(self._converted), first.aim.scale)
 
     def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hf_lgelu.models.copies import changeable_module
+from hf_lgelu.models.weight_norms import compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
@@ -104,7 +105,7 @@ def convert_to_relu(
     """
     given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
-    model = changeable_module(model)
+    model, computed = with_plain_weights(changeable_module(model))
     require_refittable(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
@@ -132,6 +133,7 @@ def convert_to_relu(
 
         task = Task(network.read, folds, exchange, config, shown)
         best, steps = climb(build_rungs(task))
+        made += compute_again(best.model, computed)
 
         calls = find_smooth_calls(best.model, few)
         unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)

@@ -17,7 +17,7 @@ from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.task import Student, Task, WiderOriginal
-from hf_lgelu.refit.weights import forget_quantizer, oriented, write_refit
+from hf_lgelu.refit.weights import forget_quantizer, write_refit
 
 
 class Refit:
@@ -114,7 +114,7 @@ def _saved_weights(student: nn.Module, found: Layers, layer: Layer) -> int:
     """The number of weights that a token skips if all units are zero: of the layer and of its gates' other halves."""
     halves = [fed.other for fed in found.fed_gates if fed.site in layer.sites and fed.other is not None]
     operations = [*(consumer.operation for consumer in layer.maps), *halves]
-    return sum(oriented(student, operation).numel() for operation in operations)
+    return sum(operation.weight_in(student).numel() for operation in operations)
 
 
 def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], saves: int, *more: str | None) -> LayerRefit:

@@ -50,7 +50,7 @@ from hf_lgelu.refit.layerwise import Refit
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.task import Task, WiderOriginal
-from hf_lgelu.refit.weights import add_constant, oriented, owner_of
+from hf_lgelu.refit.weights import add_constant, owner_of
 from hf_lgelu.refit.widen import Block, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
@@ -175,7 +175,7 @@ def gather_placements(
     model: nn.Module, sites: Sequence[ActivationSite], fed_gates: Sequence[FedGate], folds: Folds
 ) -> dict[int, PlacementSums]:
     """The sums of each gate unit over some rows of every fold, in the original, by site."""
-    weights = {fed.site: oriented(model, fed.before) for fed in fed_gates}
+    weights = {fed.site: fed.before.weight_in(model) for fed in fed_gates}
     sums = {site: PlacementSums.zeros(len(weight), weight.device) for site, weight in weights.items()}
     most = -(-PLACEMENT_ROWS // len(folds.spread))
     batch: Batch
@@ -219,7 +219,7 @@ def _fit_block(
     # For each channel two ReLUs, and twice as many copies as an even spread would give it.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
     fits = fit_kinks(sums, basis, min(MOST_KINKS, 2 + math.ceil(2 * extra / width)))
-    down = oriented(original, block.down.operation).double()
+    down = block.down.operation.weight_in(original).double()
     columns = down.square().sum([axis for axis in range(down.ndim) if axis != 1]).to(sums.square.device)
     gains = columns[:0]
     if inputs is not None:
@@ -240,29 +240,35 @@ def write_copies(
     The size of a copy's slope goes into the rows before the gate, its sign into the column after it. `direction` is as
     in `add_constant`.
     """
-    new, columns = slice(start, start + len(copies.sources)), oriented(converted, block.down.operation)
+    new, down = slice(start, start + len(copies.sources)), block.down.operation
+    columns = down.weight_in(converted)
     sources = copies.sources.to(columns.device)
     slopes, kinks = (part.to(sources.device) for part in (copies.slopes, copies.kinks))
     for operation in block.ahead:
         size = slopes.abs() if operation is block.fed.before else torch.ones_like(slopes)
-        bias = () if operation.bias is None else (converted.get_parameter(operation.bias),)
-        for tensor in (oriented(converted, operation), *bias):
-            tensor[new] = (tensor[sources].double() * size.view(-1, *[1] * (tensor.ndim - 1))).to(tensor.dtype)
+        rows = operation.weight_in(converted)
+        rows[new] = (rows[sources].double() * size.view(-1, *[1] * (rows.ndim - 1))).to(rows.dtype)
+        operation.write_weight(converted, rows)
+        if operation.bias is not None:
+            bias = operation.bias.read(converted)
+            bias[new] = (bias[sources].double() * size).to(bias.dtype)
+            operation.bias.write(converted, bias)
         if not operation.mixes:  # the statistics of a BatchNorm
             for statistic in (each for each in owner_of(converted, operation).buffers(recurse=False) if each.ndim):
                 statistic[new] = statistic[sources]
     add_constant(converted, block.fed.before, new, -kinks * slopes.abs(), direction)
     columns[:, new] = columns[:, sources] * slopes.sign().to(columns.dtype).view(-1, *[1] * (columns.ndim - 2))
+    down.write_weight(converted, columns)
 
 
 @torch.no_grad()
 def write_placement(converted: nn.Module, fed: FedGate, placement: Kinks, direction: Tensor | None = None) -> None:
     """Write the slope and kink of one ReLU a channel into the map before the gate; `direction` as in `add_constant`."""
-    rows = oriented(converted, fed.before)
+    rows = fed.before.weight_in(converted)
     slope, kink = (part.to(rows.device) for part in (placement.slopes[:, 0], placement.kinks[:, 0]))
-    rows.copy_(rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
+    fed.before.write_weight(converted, rows.double() * slope.view(-1, *[1] * (rows.ndim - 1)))
     if fed.before.bias is None:
         add_constant(converted, fed.before, slice(None), -kink * slope, direction)
         return
-    bias = converted.get_parameter(fed.before.bias)
-    bias.copy_((bias.double() - kink) * slope)
+    bias = fed.before.bias.read(converted)
+    fed.before.bias.write(converted, (bias.double().flatten() - kink) * slope)

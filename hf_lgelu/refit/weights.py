@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hf_lgelu.graph.aims import LinearMap
 from hf_lgelu.graph.layers import Layer
 from hf_lgelu.graph.maps import AffineOperation
-from hf_lgelu.graph.recording import Recording
+from hf_lgelu.graph.recording import Recording, StoredValue
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.ridge import RidgeFit
 
@@ -100,14 +100,15 @@ def write_refit(student: nn.Module, recording: Recording, layer: Layer, fit: Rid
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
         flat = change.reshape(len(consumer.aim.scale), -1) * _inverse(consumer.aim.scale)[:, None]
-        _add(oriented(student, consumer.operation), flat)
+        weight = consumer.operation.weight_in(student).double()
+        consumer.operation.write_weight(student, weight + flat.reshape(weight.shape).to(weight.device))
         if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
             offset = torch.einsum("gmd,gd->gm", change, means[:, features].cpu()).flatten()
             constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
             scale = consumer.bias.scale
-            _add(student.get_parameter(consumer.bias.parameter), constant * _inverse(scale))
+            _add(student, consumer.bias.stored, slice(None), constant * _inverse(scale))
             constant = torch.where(_reachable(scale), 0.0, constant)
     for consumer, features in places:
         _recentre(student, recording, consumer, fit.moments, features)
@@ -121,9 +122,11 @@ def _inverse(scale: Tensor) -> Tensor:
     return torch.where(_reachable(scale), 1 / scale, 0.0)
 
 
-def _add(values: Tensor, change: Tensor) -> None:
-    """Add to a parameter or a view of it, in float64."""
-    values.copy_(values.double() + change.reshape(values.shape).to(values.device))
+def _add(model: nn.Module, stored: StoredValue, outputs: slice, change: Tensor) -> None:
+    """Add a constant to some outputs of a bias, in float64."""
+    values = stored.read(model).double().flatten()  # a copy
+    values[outputs] += change.to(values.device)
+    stored.write(model, values)
 
 
 def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, moments: Moments, features: slice) -> None:
@@ -134,14 +137,14 @@ def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, mom
     weight, bias, mean, variance = (attrgetter(recording.name_of(each))(student) for each in norm.args[1:5])
 
     # Over the rows of `moments`, with the present weights; the variance is unbiased.
-    rows = oriented(student, consumer.operation).cpu().double().reshape(consumer.geometry.groups, -1, consumer.width)
+    rows = consumer.operation.weight_in(student).cpu().double().reshape(consumer.geometry.groups, -1, consumer.width)
     inputs = (moments.feature_sum[:, features] / moments.count).cpu()
     covariance = moments.gram[:, features, features].cpu() / moments.count - inputs[:, :, None] * inputs[:, None, :]
     new_mean = torch.einsum("gmd,gd->gm", rows, inputs).flatten()
     new_variance = torch.einsum("gmd,gde,gme->gm", rows, covariance, rows).flatten().clamp(min=0)
     new_variance = new_variance * moments.count / max(moments.count - 1, 1)
     if consumer.operation.bias is not None:
-        new_mean = new_mean + student.get_parameter(consumer.operation.bias).detach().cpu().double()
+        new_mean = new_mean + consumer.operation.bias.read(student).cpu().double().flatten()
 
     epsilon = norm.args[7]
     factor = weight.double().cpu() * (variance.double().cpu() + epsilon).rsqrt()
@@ -156,18 +159,14 @@ def owner_of(model: nn.Module, operation: AffineOperation) -> nn.Module:
     return model.get_submodule(operation.weight_name.rpartition(".")[0])
 
 
-def oriented(model: nn.Module, operation: AffineOperation) -> Tensor:
-    """The weight of a map as a view (outputs, inputs), of a convolution (outputs, inputs, *kernel)."""
-    weight = model.get_parameter(operation.weight).detach()
-    return weight if operation.output_axis == 0 else weight.T
-
-
 @torch.no_grad()
 def add_constant(
     network: nn.Module, operation: AffineOperation, outputs: slice, values: Tensor, direction: Tensor | None
 ) -> None:
     """Add `values` to some outputs of a map: to its bias, or without a bias to its weight, as values · directionᵀ."""
     if operation.bias is not None:
-        _add(network.get_parameter(operation.bias)[outputs], values)
-    else:
-        _add(oriented(network, operation)[outputs], torch.outer(values, cast(Tensor, direction).to(values.device)))
+        _add(network, operation.bias, outputs, values)
+        return
+    weight = operation.weight_in(network).double()
+    weight[outputs] += torch.outer(values, cast(Tensor, direction).to(values.device)).to(weight.device)
+    operation.write_weight(network, weight)

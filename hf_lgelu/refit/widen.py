@@ -24,7 +24,7 @@ from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.refit.kinks import MOST_KINKS
 from hf_lgelu.refit.task import WiderOriginal
-from hf_lgelu.refit.weights import oriented, owner_of
+from hf_lgelu.refit.weights import owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("out_features", "in_features"),
@@ -96,7 +96,8 @@ def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequen
             if each is not None
         )
         own = fed.other is None or fed.owns_other
-        own &= before.is_direct and recording.are_used_once(*before.parameters, *down.parameters)
+        own &= all(each.is_direct for each in (before, fed.other, down) if each is not None)
+        own &= recording.are_used_once(*before.parameters, *down.parameters)
         if whole and alone and plain and own and (fed.other is not None or product_behind(call) is None):
             found.append(Block(fed, before, layer.maps[0]))
     return found
@@ -120,7 +121,7 @@ def widen_original(model: nn.Module, recording: Recording, found: Layers, budget
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
         # More than an always-on unit for each input and MOST_KINKS - 1 copies of each unit would have no use.
-        inputs = min(oriented(model, block.before).shape[1] if block.has_linear_part else 0 for block in alike)
+        inputs = min(block.before.weight_in(model).shape[1] if block.has_linear_part else 0 for block in alike)
         more = min(int((budget - 1) * width + 1e-9), inputs + (MOST_KINKS - 1) * width)
         extra |= {block.fed.site: more for block in alike}
     is_wider = any(extra.values())
@@ -168,7 +169,7 @@ def padded(
                 weight, module = wide.get_parameter(operation.weight_name), owner_of(wide, operation)
                 if getattr(module, "bias", False) is not None:
                     raise UnsupportedConfigError(
-                        f"{type(module).__name__} at {operation.weight} cannot be given a bias"
+                        f"{type(module).__name__} at {operation.weight_name} cannot be given a bias"
                     )
                 module.bias = nn.Parameter(weight.new_zeros(weight.shape[operation.output_axis]), weight.requires_grad)
     widths = {block.before.weight_name: (block.width, extra[block.fed.site]) for block in blocks}
@@ -178,7 +179,7 @@ def padded(
 def _pad(wide: nn.Module, operation: AffineOperation, axis: Any, extra: int) -> None:
     """Add `extra` zeros along an axis of the weight, and to the bias where that axis counts outputs."""
     module, is_output = owner_of(wide, operation), axis == operation.output_axis
-    axes = {operation.weight_name: axis} | ({operation.bias: 0} if operation.bias is not None and is_output else {})
+    axes = {operation.weight_name: axis} | ({operation.bias.name: 0} if operation.bias and is_output else {})
     for parameter, along in axes.items():
         owner, _, attribute = parameter.rpartition(".")
         old = wide.get_parameter(parameter)

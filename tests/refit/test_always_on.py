@@ -123,7 +123,7 @@ def test_units_always_on_are_no_louder_than_the_others(build):
     model, inputs = build(layers=1), tokens(60)
     _, _, _, (block,) = traced(model, inputs)
     converted, rows = convert_to_relu(model, inputs, width=1.25).model, []
-    down = converted.get_submodule(block.down.operation.weight.rpartition(".")[0])
+    down = converted.get_submodule(block.down.operation.weight_name.rpartition(".")[0])
     down.register_forward_pre_hook(lambda layer, given: rows.append(given[0].detach().flatten(0, -2)))
     converted(**inputs)
     (units,) = rows

@@ -51,7 +51,7 @@ def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
     units = find_fed_gates(Recording(model, sites, pictures(4)))
-    assert [(unit.before.weight, unit.before.bias) for unit in units] == [
+    assert [unit.before.parameters for unit in units] == [
         ("1.weight", "1.bias"),
         ("4.weight", "4.bias"),
     ]

@@ -7,6 +7,7 @@ from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.graph.maps import AffineOperation
+from hf_lgelu.graph.recording import StoredValue
 from hf_lgelu.refit.weights import add_constant
 
 
@@ -62,7 +63,7 @@ def test_weights_that_are_no_plain_numbers_are_refused(model, words):
 def test_a_constant_is_added_to_what_a_map_gives(kind):
     layer = nn.Linear(6, 4, bias=False) if kind == "linear" else Conv1D(4, 6)
     network, axes = nn.ModuleDict({"map": layer}), ((0, 1) if kind == "linear" else (1, 0))
-    operation = AffineOperation(None, None, "map.weight", None, -1, *axes)
+    operation = AffineOperation(None, None, StoredValue("map.weight"), None, -1, *axes)
     values, direction, x = torch.tensor([2.0, -3.0]), torch.rand(6).double(), torch.randn(5, 6)
     before = layer(x).detach()
     add_constant(network, operation, slice(1, 3), values.double(), direction)
@@ -74,7 +75,7 @@ def test_a_constant_is_added_to_what_a_map_gives(kind):
 def test_a_bias_takes_the_constant_where_there_is_one():
     layer = nn.Linear(6, 4)
     weight, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
-    operation = AffineOperation(None, None, "map.weight", "map.bias", -1, 0, 1)
+    operation = AffineOperation(None, None, StoredValue("map.weight"), StoredValue("map.bias"), -1, 0, 1)
     add_constant(nn.ModuleDict({"map": layer}), operation, slice(1, 3), torch.tensor([2.0, -3.0]), torch.rand(6))
     assert torch.equal(layer.weight, weight)
     assert torch.equal(layer.bias, bias + torch.tensor([0.0, 2.0, -3.0, 0.0]))

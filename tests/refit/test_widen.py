@@ -88,15 +88,17 @@ def test_units_always_on_copies_and_placed_gates_compute_the_formula(build, copi
     write_copies(room.model, block, copies, width + 16)
     write_placement(room.model, block.fed, placement)
     w_gate, w_up, w_down = (_matrix(original, operation)[:, :] for operation in _three(block))
-    z = rows @ w_gate[:width].T + original.get_parameter(block.fed.before.bias)[:width]
-    value = slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.fed.before.bias)[:width])
+    z = rows @ w_gate[:width].T + original.get_parameter(block.fed.before.bias.name)[:width]
+    value = (
+        slope * (z - kink).relu() + constant + line * (z - original.get_parameter(block.fed.before.bias.name)[:width])
+    )
     for source, of_copy, at in zip(*copies, strict=True):
         value[:, source] += of_copy * (z[:, source] - at).relu()
     if block.fed.other is not None:
         value = value * (rows @ w_up[:width].T)
     expected = value @ w_down[:, :width].T
     new_gate, new_up, new_down = (_matrix(room.model, operation) for operation in _three(block))
-    features = (rows @ new_gate.T + room.model.get_parameter(block.fed.before.bias)).relu()
+    features = (rows @ new_gate.T + room.model.get_parameter(block.fed.before.bias.name)).relu()
     if block.fed.other is not None:
         features = features * (rows @ new_up.T)
     actual = features @ new_down.T
@@ -127,12 +129,12 @@ def _three(block):
 
 
 def _matrix(model, operation):
-    weight = model.get_parameter(operation.weight).detach()
+    weight = model.get_parameter(operation.weight_name).detach()
     return weight if operation.output_axis == 0 else weight.T
 
 
 def _bias_change(model, original, block):
-    name = block.down.operation.bias
+    name = block.down.operation.bias.name
     return (model.get_parameter(name) - original.get_parameter(name)).detach()
 
 
