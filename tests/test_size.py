@@ -21,8 +21,8 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_233, 19_000),
-    "package: modules": (115, 100),
+    "package: lines": (20_447, 19_000),
+    "package: modules": (116, 100),
     "refit: lines": (4_296, 4_800),
     "refit: modules": (22, 20),
     "package: raise statements": (266, 290),
@@ -34,8 +34,8 @@ LIMITS = {  # limit, goal
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (42, 28),
-    "hf-lgelu convert": (57, 42),
+    "convert_to_relu": (43, 28),
+    "hf-lgelu convert": (59, 42),
     "a training of four hardened epochs": (25, 20),
     "export_relu": (27, 16),
     "from_pretrained": (5, 6),
