@@ -214,6 +214,11 @@ class ConvertArguments(OutputArguments):
     )
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
+    dry_run: bool = _output(
+        "Fit and write nothing: print what would be converted and refused, what ReLU alone would cost, which gates "
+        "cost most, and what stays smooth. Default: convert.",
+        False,
+    )
     compare: bool = _output(
         "At the end, print a table of both networks: score, distance, milliseconds, megabytes. Default: no table; "
         "`hf-lgelu compare` prints it later.",
@@ -291,18 +296,6 @@ class ExportArguments(OutputArguments):
 
 
 @dataclass(kw_only=True)
-class CheckArguments(InputArguments):
-    """Say if a checkpoint is piecewise linear, what ReLU would cost, and what prevents a conversion. Writes nothing."""
-
-    command = "check"
-    examples = ("hf-lgelu check you/your-bert", "hf-lgelu check runs/tabular --evaluation test.csv")
-
-    outputs: str | None = _method(
-        "Names of the outputs that count, with commas. Default: the outputs that the model's task reads.", None
-    )
-
-
-@dataclass(kw_only=True)
 class CompareArguments(RowArguments):
     """Compare two checkpoints in one table: score, distance, milliseconds, megabytes. Writes nothing."""
 
@@ -352,7 +345,7 @@ def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:
 
 COMMANDS: dict[str, type[Arguments]] = {
     kind.command: kind
-    for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, CheckArguments, ProfileArguments)
+    for kind in (ConvertArguments, ExportArguments, CompareArguments, DemoArguments, ProfileArguments)
 }
 
 OPTIONS: dict[str, str] = {

@@ -101,7 +101,7 @@ def require_hardness(given: GivenCheckpoint) -> None:
         )
     _refuse_relu(given)
     raise ValueError(
-        f"{given.name} has no gate that an export could exchange; `hf-lgelu check {given.name}` lists what it computes "
+        f"{given.name} has no gate that an export could exchange; hf_lgelu.find_smooth_calls lists what it computes "
         "smoothly"
     )
 

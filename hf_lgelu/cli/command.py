@@ -177,7 +177,7 @@ def _answer(arguments: Arguments) -> int:
         if arguments.progress:
             print(f"hf-lgelu {name}: loading torch and transformers ...", file=sys.stderr, flush=True)
         getattr(importlib.import_module(f"hf_lgelu.cli.{name}"), name)(arguments, **sets)
-    except BrokenPipeError:  # of a print: `hf-lgelu check ... | head`
+    except BrokenPipeError:  # of a print: `hf-lgelu profile ... | head`
         _stop_saying()
         return 128 + signal.SIGPIPE
     except (ValueError, TypeError, RuntimeError, OSError, ImportError, MemoryError) as error:

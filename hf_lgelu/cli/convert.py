@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, requ
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import own_text, read_rows
+from hf_lgelu.cli.preview import preview_conversion
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
@@ -38,8 +38,8 @@ FIGURE_FILE = "refit.png"
 _COMPARED_ROWS = 8
 
 
-def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport:
-    """Read inputs, convert, write model, report and card, and push. Returns the report.
+def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | None) -> ConversionReport | None:
+    """Read inputs, convert, write model, report and card, and push. Returns the report; None after a dry run.
 
     Under `accelerate launch`, every process reads all inputs and does a part of the work. The main process writes.
 
@@ -57,7 +57,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     tell: Callable[[str], None] = say if state.is_main_process else lambda _: None
     progress = arguments.progress and state.is_main_process
     # Entered before the work, which would be lost if the folder could not be written.
-    place = whole_folder(folder, overwrite=arguments.overwrite) if state.is_main_process else nullcontext()
+    is_written = state.is_main_process and not arguments.dry_run
+    place = whole_folder(folder, overwrite=arguments.overwrite) if is_written else nullcontext()
     with place as new:
         with state.main_process_first():
             given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
@@ -65,12 +66,14 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             if given.sentences is not None:
                 _require_one_key_says_it(arguments)
             given.network.to(state.device)
-            begun = time.perf_counter()
-            made = list[str]()
-            inputs = own_text(given, arguments.max_samples) if data is None else read_rows(data, given)
             if data is None:
-                made.append(own_text_warning(inputs.first(len(inputs))["input_ids"], time.perf_counter() - begun))
-                tell(made[0])
+                tell("No data were given, so the model samples text itself ...")
+            inputs = own_text(given, arguments.max_samples) if data is None else read_rows(data, given)
+            made = [own_text_warning(inputs.first(len(inputs))["input_ids"])] if data is None else []
+            config = arguments.config(None if inputs.whole else len(inputs))
+            if arguments.dry_run:
+                tell(preview_conversion(given.network, inputs.batches("inputs", progress=progress), config))
+                return None
             second = None if evaluation is None else read_rows(evaluation, given)
         is_logged = state.is_main_process and not arguments.progress and not arguments.disable_tqdm
         try:
@@ -79,7 +82,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                     given.network,
                     inputs.batches("inputs", progress=progress),
                     evaluation_data=None if second is None else second.batches("second set", progress=progress),
-                    options=arguments.config(None if inputs.whole else len(inputs)),
+                    options=config,
                     progress=progress,
                 )
         except ConversionRefusedError as error:

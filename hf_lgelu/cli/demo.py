@@ -87,7 +87,6 @@ def demo(arguments: DemoArguments) -> None:
     say(
         f"""
 Try next:
-  hf-lgelu check {folder}/original --evaluation {folder}/test.csv
   hf-lgelu convert {folder}/original --data {folder}/rows.csv --effort distill --output_dir {folder}-nearer
   hf-lgelu compare {folder}/original {folder} --data {folder}/test.csv
   hf-lgelu convert YOUR_MODEL --data YOUR_TEXTS_IMAGES_OR_ROWS --output_dir FOLDER"""

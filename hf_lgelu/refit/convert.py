@@ -17,6 +17,7 @@ from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.weight_norms import compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.network import Network
+from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
@@ -106,50 +107,62 @@ def convert_to_relu(
     given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
     model, computed = with_plain_weights(changeable_module(model))
-    require_refittable(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
-    reading: dict[str, Any] = {"batch_size": config.batch_size, "data_collator": config.data_collator}
     with Network(model, config.kinds, config.outputs, config.box_channels) as network:
-        started, made = time.perf_counter(), list[str]()
-        if data is None:
-            texts = config.max_samples or TEXTS
-            config, data = replace(config, max_samples=texts), {"input_ids": sampled_text(model, texts)}
-            made.append(own_text_warning(data["input_ids"], time.perf_counter() - started))
-            if shown:
-                print(made[0], file=sys.stderr, flush=True)
-        batches = read_batches(data, model=model, max_samples=config.max_samples, **reading)
-        samples = read_samples(batches, model=model)
-        few = samples.few.inputs
-        outputs, warnings = require_comparable(network.read, samples.few, "data")  # raises before the work begins
-        network.take_calls(few)
-        require_gates(model, few, config)
-        folds = deal_folds(samples, network.read, batch_size=config.batch_size, is_choice=len(config.rungs) > 1)
-        second = None
+        started = time.perf_counter()
+        task = prepare(network, data, config, shown)
+        few, second, warnings = task.folds.samples.few.inputs, None, task.warnings
         if evaluation_data is not None:
-            second = SecondSet(model, evaluation_data, folds, **reading)
-            warnings += require_comparable(network.read, second.first, "evaluation_data")[1]
-        exchange = choose_exchange(network.read, folds, config)
-
-        task = Task(network.read, folds, exchange, config, shown)
+            reading = {"batch_size": config.batch_size, "data_collator": config.data_collator}
+            second = SecondSet(model, evaluation_data, task.folds, **reading)
+            warnings += require_comparable(network.read, second.first, "evaluation_data")
         best, steps = climb(build_rungs(task))
-        made += compute_again(best.model, computed)
+        warnings += compute_again(best.model, computed)
 
-        calls = find_smooth_calls(best.model, few)
-        unused = unused_modules(best.model, few, [call.module for call in calls if call.module], config.outputs)
-        warnings = (*made, *warnings, *uncounted_warning(model, few, best.layers, config.outputs))
-        report = report_of(task, best, steps, second)
         report = replace(
-            report,
-            outputs=outputs,
-            smooth_calls=tuple(str(call) for call in calls if call.module not in unused),
+            report_of(task, best, steps, second),
+            outputs=tuple(network.read(few).tensors),
+            smooth_calls=still_smooth(best.model, few, config.outputs),
             seconds=time.perf_counter() - started,
         )
+        warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)
+
+
+def prepare(network: Network, data: Any, config: ConversionConfig, progress: bool = False) -> Task:
+    """The samples in folds and the gates to exchange. Raises the errors of `convert_to_relu` about model and data."""
+    model = network.model
+    require_refittable(model, config)
+    warnings: tuple[str, ...] = ()
+    if data is None:
+        texts = config.max_samples or TEXTS
+        config, data = replace(config, max_samples=texts), {"input_ids": sampled_text(model, texts)}
+        warnings = (own_text_warning(data["input_ids"]),)
+    batches = read_batches(
+        data,
+        model=model,
+        max_samples=config.max_samples,
+        batch_size=config.batch_size,
+        data_collator=config.data_collator,
+    )
+    samples = read_samples(batches, model=model)
+    warnings += require_comparable(network.read, samples.few, "data")
+    network.take_calls(samples.few.inputs)
+    require_gates(model, samples.few.inputs, config)
+    folds = deal_folds(samples, network.read, batch_size=config.batch_size, is_choice=len(config.rungs) > 1)
+    return Task(network.read, folds, choose_exchange(network.read, folds, config), config, progress, warnings)
+
+
+def still_smooth(model: nn.Module, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    """The smooth operations on the way to the outputs that count, in words."""
+    calls = find_smooth_calls(model, inputs)
+    unused = unused_modules(model, inputs, [call.module for call in calls if call.module], outputs)
+    return tuple(str(call) for call in calls if call.module not in unused)
 
 
 def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None) -> ConversionReport:

@@ -84,8 +84,8 @@ def can_take_steps(model: nn.Module) -> bool:
     return all(parameter.dtype != torch.float16 for parameter in model.parameters())
 
 
-def require_comparable(read: OutputReader, batch: Batch, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(names of the outputs that count, warnings of labels that do not fit the first output).
+def require_comparable(read: OutputReader, batch: Batch, what: str) -> tuple[str, ...]:
+    """Warnings of labels that do not fit the first output.
 
     Raises ValueError unless the model gives outputs that can be compared.
     """
@@ -93,9 +93,9 @@ def require_comparable(read: OutputReader, batch: Batch, what: str) -> tuple[tup
     tensors = read(few.inputs).tensors
     scores, labels = next(iter(tensors.values())), few.labels
     if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
-        return tuple(tensors), ()
+        return ()
     unread = (
         f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "
         f"{tuple(scores.shape)} with the classes last: no accuracy or perplexity was measured by them"
     )
-    return tuple(tensors), (unread,)
+    return (unread,)

@@ -72,8 +72,7 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
     model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
-        dearest = list(swap_costs(read, [batch.load() for batch in some], kinds, make=make))[:keep]
+        dearest = list(costs_of_some(read, folds, Exchange(kinds, (), config.gate)))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
@@ -94,6 +93,13 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
             "maps after it cannot be refitted. Give it inplace=False if the code means the input, not the gate's output"
         )
     return exchange
+
+
+def costs_of_some(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
+    """`swap_costs` of all gates on some samples, the dearest first."""
+    some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
+    batches = [batch.load() for batch in some]
+    return swap_costs(read, batches, exchange.kinds, make=partial(make_gate, exchange.target))
 
 
 def make_gate(target: TargetGate) -> nn.Module:
@@ -132,6 +138,7 @@ class Task:
     exchange: Exchange
     config: ConversionConfig
     progress: bool = False
+    warnings: tuple[str, ...] = ()  # about the data
 
     @property
     def model(self) -> nn.Module:

@@ -145,11 +145,11 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
         yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged: {reason}{more}"
 
 
-def own_text_warning(text: Tensor, seconds: float) -> str:
+def own_text_warning(text: Tensor) -> str:
     """The warning that a language model got no data and sampled the text itself."""
     return (
-        f"no data were given: the model sampled {text.numel():,} tokens of text itself in {seconds:.0f} s, and all is "
-        "fitted and measured on these. Text from where the model is used tells more (`evaluation_data`)"
+        f"no data were given: the model sampled {text.numel():,} tokens of text itself, and all is fitted "
+        "and measured on these. Text from where the model is used tells more (`evaluation_data`)"
     )
 
 

@@ -44,7 +44,7 @@ def test_help_groups_the_options_and_says_each_default(command):
 
 
 def test_dashes_in_the_names_of_options_are_underscores(call):
-    status, _, errors = call("check", "/not/there", "--sequence-length", "9", "--evaluation=/a-b")
+    status, _, errors = call("convert", "/not/there", "--sequence-length", "9", "--data=/a-b", "--output_dir", "o")
     assert (status, "no folder or file /not/there" in errors) == (1, True)
 
 
@@ -54,7 +54,7 @@ def test_help_is_given_and_paths_are_refused_before_anything_heavy_loads(tmp_pat
     (tmp_path / "rows.csv").write_text("a\n1\n")
     there, full = str(tmp_path / "rows.csv"), str(tmp_path / "model")
     calls = [
-        ["check", "/not/there"],
+        ["profile", "/not/there"],
         ["convert", full, "--data", "/not/there.csv", "--output_dir", "new"],
         ["convert", full, "--data", there, "--output_dir", full],
         ["convert", there, "--data", there, "--output_dir", full],
@@ -82,7 +82,7 @@ def test_data_without_the_rows_that_are_asked_for_are_found_out_before_torch_is_
         ["convert", ".", "--data", "empty.csv", "--output_dir", "out"],
         ["compare", ".", ".", "--data", "head.csv"],
         ["export", ".", "--evaluation", "rows.csv", "--column", "c", "--output_dir", "out"],
-        ["check", ".", "--evaluation", "lines.txt", "--evaluation_split", "test"],
+        ["compare", ".", ".", "--data", "lines.txt", "--data_split", "test"],
     ]
     program = f"""
 import sys
@@ -98,7 +98,7 @@ print([command.main(words) for words in {calls!r}], "torch" in sys.modules)
         "hf-lgelu convert: empty.csv cannot be read as a data set (it has no rows)",
         "hf-lgelu compare: head.csv cannot be read as a data set (it has no rows)",
         "hf-lgelu export: rows.csv has no column 'c'; its columns are a (number), b (number)",
-        "hf-lgelu check: lines.txt has no split 'test'; it has train",
+        "hf-lgelu compare: lines.txt has no split 'test'; it has train",
     ]
 
 
@@ -109,11 +109,11 @@ EXPORT = ("export", "m", "--output_dir", "y")
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "give a command: convert, export, compare, demo, check, profile"),
+        ((), "give a command: convert, export, compare, demo, profile"),
         (("convrt",), "there is no command 'convrt' (did you mean convert?)"),
         (("convert", "m", "--dta", "x"), "convert: there is no option --dta (did you mean --data?)"),
         (("convert", "m", "--data", "x"), "the following arguments are required: --output_dir"),
-        (("check",), "the following arguments are required: MODEL"),
+        (("profile",), "the following arguments are required: MODEL"),
         ((*CONVERT, "--max_samples", "0"), "--max_samples must be 1 or more, got 0"),
         ((*CONVERT, "--sequence_length", "1"), "--sequence_length must be 2 or more, got 1"),
         ((*CONVERT, "--seed", "4294967296"), "--seed must be from 0 to below 2**32"),
@@ -136,10 +136,9 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*EXPORT, "--to", "int8", "--data", "a.csv", "--evaluation", "b"), "--evaluation: --to int8 does not take"),
         ((*EXPORT, "--to", "int8"), "--to int8 needs --data: inputs"),
         (("convert", "m", "--output_dir", "o", "--column", "x"), "--column: the data set for this is not given"),
-        (("check", "m", "--evaluation_split", "test", "--column", "x"), "--evaluation_split and --column: the data"),
         (("compare", "a", "--data", "x"), "compare: the following arguments are required: CONVERTED"),
         ((*CONVERT, "--int8"), "--int8 must be left out without --compare"),
-        (("check", "a", "--evaluation", ""), "check: an argument is empty"),
+        (("profile", "a", "--plot", ""), "profile: an argument is empty"),
         (("convert", "m", "--output_dir"), "--output_dir: expected one argument"),
     ],
 )
@@ -156,11 +155,11 @@ def test_a_tilde_that_the_shell_left_is_the_home_folder(monkeypatch):
     assert ExportArguments(model="m", output_dir="~/relu").output_dir == "/somewhere/relu"
 
 
-def fail(arguments, evaluation):
+def fail(arguments):
     raise ValueError("first line\n  second line")
 
 
-def write_and_be_killed(arguments, evaluation):
+def write_and_be_killed(arguments):
     with whole_folder(f"{arguments.model}/out") as new:
         (new / "half").write_text("x")
         os.kill(os.getpid(), signal_to_send)
@@ -173,7 +172,7 @@ signal_to_send = signal.SIGTERM
 @pytest.fixture
 def fake_command(monkeypatch):
     def add(function):
-        monkeypatch.setitem(COMMANDS, "fake", type("Fake", (COMMANDS["check"],), {"command": "fake"}))
+        monkeypatch.setitem(COMMANDS, "fake", type("Fake", (COMMANDS["profile"],), {"command": "fake"}))
         monkeypatch.setitem(sys.modules, "hf_lgelu.cli.fake", types.SimpleNamespace(fake=function))
 
     return add

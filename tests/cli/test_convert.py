@@ -145,8 +145,6 @@ def test_a_folder_with_code_of_its_own_is_converted_where_that_is_asked_for(own_
     words = ["convert", str(own_code), "--data", str(place / "rows.csv"), "--output_dir", str(tmp_path / "relu")]
     assert main(words) == 1
     assert "--trust_remote_code" in capsys.readouterr().err
-    assert main(["check", str(own_code), "--trust_remote_code", "--evaluation", str(place / "test.csv")]) == 0
-    assert f"hf-lgelu convert {own_code} --trust_remote_code --data" in capsys.readouterr().out
     assert main([*words, "--trust_remote_code"]) == 0
     assert "the saved folder needs hf_lgelu" in capsys.readouterr().out
     assert report_of(tmp_path / "relu")["report"]["gates"].keys() == {"act", "called.0"}
@@ -196,6 +194,45 @@ def test_a_gate_is_kept_and_fewer_rows_and_no_second_set_are_said(place, tmp_pat
 
 def stop(*given):
     raise KeyboardInterrupt
+
+
+def test_a_dry_run_says_what_would_be_done_and_writes_nothing(place, test_rows, tmp_path, call):
+    features = test_rows[0][:60]  # of so few, none is held out: the plain swap is measured on all
+    lines = [",".join("abcde"), *(",".join(map(str, row)) for row in features.tolist())]
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    words = ("--data", tmp_path / "rows.csv", "--output_dir", tmp_path / "relu", "--dry_run", "--disable_tqdm")
+    status, said, errors = call("convert", place / "gelu", *words)
+    assert (status, errors) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
+    assert "MLPForClassification, GELUActivation × 2" in said
+    assert "2 of 2 gates would be converted with a refit of 2 linear maps" in said
+    assert "--width 1.25" in said
+    assert "layers.0.activation" in next(line for line in said.splitlines() if "cost most" in line)
+    model = load_checkpoint(place / "gelu")
+    x, smooth = features, model(features).logits.double().log_softmax(-1)
+    for layer in model.layers:
+        x = layer.linear(x).relu()
+    swapped = model.classifier(x).double().log_softmax(-1)
+    kl = (smooth.exp() * (smooth - swapped)).sum(-1).mean().item()
+    (line,) = [line for line in said.splitlines() if "plain swap" in line]
+    assert float(line.split()[2]) == pytest.approx(kl, rel=0.01)
+
+
+def test_a_dry_run_names_what_is_not_refitted_and_what_stays_smooth(tmp_path, call):
+    """The map after the second gate is tied, and a smooth pooler is no gate."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    rows = [{"input_ids": row, "attention_mask": [1] * 8} for row in torch.randint(20, (40, 8)).tolist()]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    for kind in (transformers.BertForMaskedLM, transformers.BertForSequenceClassification):
+        kind(transformers.BertConfig(vocab_size=20, **sizes)).save_pretrained(tmp_path / kind.__name__)
+    words = ("--data", tmp_path / "rows.json", "--output_dir", tmp_path / "relu", "--dry_run", "--disable_tqdm")
+    status, said, _ = call("convert", tmp_path / "BertForMaskedLM", *words)
+    assert status == 0
+    assert "1 of 2 gates would be converted" in said
+    assert "bert.embeddings.word_embeddings.weight is tied: several modules hold it" in said
+    _, said, _ = call("convert", tmp_path / "BertForSequenceClassification", *words)
+    assert "still smooth: bert.pooler.activation (Tanh): tanh × 1" in said  # the classifier reads it
+    assert not (tmp_path / "relu").exists()
 
 
 def test_an_interrupt_leaves_nothing(place, tmp_path, monkeypatch, call):
@@ -368,7 +405,7 @@ def test_a_language_model_without_data_samples_text(language_model, tmp_path, ca
     (folder / "config.json").write_text(json.dumps(config | {"bos_token_id": 1, "eos_token_id": 2}))
     status, said, errors = call("convert", folder, "--max_samples", 40, "--output_dir", tmp_path / "relu")
     assert status == 0, errors
-    assert said.count("no data were given: the model sampled 640 tokens of text itself") == 2  # when made, and reported
+    assert "warning: no data were given: the model sampled 640 tokens of text itself" in said
     assert report_of(tmp_path / "relu")["provenance"]["data"] == "640 tokens that the model sampled itself"
     status, _, errors = call("convert", language_model[0], "--output_dir", tmp_path / "none")  # no start token
     assert status != 0

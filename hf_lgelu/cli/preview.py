@@ -1,0 +1,70 @@
+"""What a conversion would change and refuse, from one look at the network and its data: nothing is fitted."""
+
+import math
+from typing import Any
+
+from torch import nn
+
+from hf_lgelu.comparing.net_change import networks_table
+from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.formats import text_table
+from hf_lgelu.graph.layers import find_layers
+from hf_lgelu.models.config_keys import runtime_warnings
+from hf_lgelu.models.copies import changeable_module
+from hf_lgelu.models.weight_norms import with_plain_weights
+from hf_lgelu.networks.network import Network
+from hf_lgelu.networks.outputs import Compared
+from hf_lgelu.networks.sites import sites_in_words
+from hf_lgelu.processes import own_part
+from hf_lgelu.refit.config import ConversionConfig
+from hf_lgelu.refit.convert import prepare, still_smooth
+from hf_lgelu.refit.task import costs_of_some
+from hf_lgelu.refit.widen import can_be_wider
+
+_DEAREST = 3
+
+
+def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) -> str:
+    """The gates and maps, the cost of the plain swap and of single gates, and what stays smooth, in lines of text.
+
+    Raises the errors of `convert_to_relu` before the first fit. `model` and `data` are as there.
+    """
+    model, _ = with_plain_weights(changeable_module(model))
+    with Network(model, config.kinds, config.outputs, config.box_channels) as network:
+        task = prepare(network, data, config)
+        exchange, sites = task.exchange, task.recordings.sites
+        recording = task.recordings.of(task.folds.first)
+        found = find_layers(recording, model, sites)
+        maps = sum(len(layer.maps) for layer in found.layers)
+        unfit = set().union(*found.unfit.values())
+        refitted = len(sites) - len(unfit) - len(found.uncounted)
+        lines = [
+            f"{type(model).__name__}, {sites_in_words(model)}: nothing is written, because this is a dry run.",
+            f"{refitted} of {len(sites)} gates would be converted with a refit of {maps} linear maps after them.",
+        ]
+        for (name, reason), before in found.unfit.items():
+            gates = ", ".join(sites[index].name for index in sorted(before))
+            lines.append(f"- {gates}: the gate alone, because of {reason if name in reason else f'{name}: {reason}'}")
+        lines += [f"- {sites[index].name}: the gate alone, no output that counts needs it" for index in found.uncounted]
+        if can_be_wider(model, recording, found):
+            lines.append("More hidden units usually help most: `width` 1.25 adds a quarter to each block.")
+
+        def swapped(inputs: Any) -> Compared:
+            with exchange.plain_swap(model).applied():
+                return task.read(inputs)
+
+        batches = own_part(task.folds.held_out or task.folds.fitted)
+        score, compared = compare_networks_on(
+            task.read, {"swap": swapped}, (batch.load() for batch in batches), over_processes=True
+        )
+        table = networks_table(score.values, {"plain swap": compared["swap"].change}, main=True)
+        lines += [f"{exchange.target.title} in their place, without a refit:", *text_table(*table, text_columns=1)]
+        if len(sites) > 1:
+            costs = list(costs_of_some(task.read, task.folds, exchange).items())[:_DEAREST]
+            dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
+            lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
+        few = task.folds.samples.few.inputs
+        with exchange.plain_swap(model).applied():
+            lines += [f"still smooth: {call}" for call in still_smooth(model, few, config.outputs)]
+        lines += [f"warning: with {exchange.target.title} in its config, {text}" for text in runtime_warnings(model)]
+        return "\n".join([*lines, *(f"warning: {text}" for text in task.warnings)])
