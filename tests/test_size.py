@@ -21,8 +21,8 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_283, 19_000),
-    "package: modules": (116, 100),
+    "package: lines": (20_363, 19_000),
+    "package: modules": (117, 100),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),
     "package: raise statements": (264, 290),
@@ -34,8 +34,8 @@ LIMITS = {  # limit, goal
     "README: words": (1_199, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
-    "convert_to_relu": (43, 28),
-    "hf-lgelu convert": (59, 42),
+    "convert_to_relu": (44, 28),
+    "hf-lgelu convert": (60, 42),
     "a training of four hardened epochs": (25, 20),
     "export_relu": (27, 16),
     "from_pretrained": (5, 6),

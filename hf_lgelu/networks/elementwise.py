@@ -73,7 +73,7 @@ BOUNDED_KINDS: tuple[str, ...] = ("tanh", "sigmoid", "softsign")
 
 
 def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) -> Tensor | None:
-    """The values of a function on a grid, in float64, or None if it is not elementwise.
+    """The values of a function on a grid, in float64, or None if it is not elementwise, or not finite (a square root).
 
     An elementwise function gives the same for each element in another order, in a part of the tensor, and in each shape
     that it takes. `channels` is the size of axis 1 and of the last axis of its inputs.
@@ -101,6 +101,8 @@ def elementwise_values(function: Callable[[Tensor], Tensor], channels: int = 1) 
         if values is None:
             places = torch.searchsorted(grid_place, torch.arange(len(_GRID), device="cpu"))
             values = whole.cpu().flatten()[places].double()  # `x.to(device)` moves them
+            if not values[_GRID.abs() <= _FINITE_UP_TO].isfinite().all():
+                return None
     return values
 
 
@@ -138,8 +140,6 @@ def form_of(values: Tensor | None) -> Form | None:
         return float(values[_PLACES[x]])
 
     known = values.isfinite()
-    if not known[_GRID.abs() <= _FINITE_UP_TO].all():
-        return None
     for form in _FORMS:
         if torch.allclose(form.values(_GRID.double(), at)[known], values[known], **_CLOSE):
             return None if form.kind == "leaky_relu" and not 0 < -at(-1.0) < 0.99 else form

@@ -83,6 +83,14 @@ def test_what_is_no_smooth_gate_is_not_listed(name):
     assert find_smooth_calls(Calls(PIECEWISE_LINEAR[name]), torch.randn(2, 4)) == []
 
 
+def test_a_square_root_in_a_module_is_no_activation():
+    class Root(nn.Module):  # of a normalization that a reader of ONNX files spreads over modules
+        def forward(self, x):
+            return x.sqrt()
+
+    assert find_smooth_calls(nn.Sequential(nn.Linear(4, 4), Root()), torch.randn(2, 4)) == []
+
+
 def test_modules_and_functions_are_told_apart():
     model = nn.Sequential(nn.GELU(), nn.ReLU(), Calls(F.gelu), nn.SiLU(), nn.Tanh(), LambdaGELU())
     assert find_smooth_calls(model, torch.randn(2, 4)) == [

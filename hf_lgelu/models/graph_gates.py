@@ -1,0 +1,82 @@
+"""Gates that a traced network (a GraphModule of torch.fx) spreads over several nodes, as one module each.
+
+sigmoid = sigmoid(x)                       silu = silu(x)      # the module `silu`, nn.SiLU
+mul     = x * sigmoid            →
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Set
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+from transformers.activations import ACT2FN
+
+from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.elementwise import elementwise_values, form_of
+
+_KINDS = ("gelu", "silu", "mish", "hardswish")
+_MOST_NODES = 16  # of one formula
+
+
+def with_gate_modules(model: nn.Module) -> nn.Module:
+    """A copy of the same function in which each formula of a gate is a module; `model` itself if it has none.
+
+    A formula is found by its values: those of GELU, SiLU, Mish or Hardswish of one node that it reads several times.
+    """
+    if not any(True for each in model.modules() if isinstance(each, GraphModule) for _ in _formulas(each)):
+        return model
+    model = independent_copy(model)
+    for module in [each for each in model.modules() if isinstance(each, GraphModule)]:
+        for end, source, name in [*_formulas(module)]:
+            module.add_submodule(f"{end.name}_gate", ACT2FN[name].eval())
+            with module.graph.inserting_before(end):
+                gate = module.graph.call_module(f"{end.name}_gate", (source,))
+            gate.meta = dict(end.meta)
+            end.replace_all_uses_with(gate)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return model
+
+
+def _formulas(module: GraphModule) -> Iterator[tuple[Node, Node, str]]:
+    """(the last node, the node that it is a function of, the function's name in transformers) of each formula."""
+    place = {node: number for number, node in enumerate(module.graph.nodes)}
+    for end in place:
+        inside, reads = set[Node](), Counter({end: 1})
+        while reads and len(inside) < _MOST_NODES:
+            # The latest node joins first, so a node on all paths is at some time the only one that is read.
+            latest = max(reads, key=place.__getitem__)
+            if not _is_operation(module, latest):
+                break
+            inside.add(latest)
+            del reads[latest]
+            leaves = pytree.tree_leaves((latest.args, latest.kwargs))
+            reads.update(leaf for leaf in leaves if isinstance(leaf, Node) and leaf.op != "get_attr")
+            if len(reads) == 1 and sum(reads.values()) > 1:
+                (source,) = reads
+                form = form_of(elementwise_values(_function(module, inside, source, end)))
+                if form is not None and form.kind in _KINDS:
+                    yield end, source, form.name
+                    break
+
+
+def _is_operation(module: GraphModule, node: Node) -> bool:
+    """Whether a node can be a part of a formula: it has no weights, and its constants are single numbers."""
+    if node.op == "call_module":
+        return not any(True for _ in module.get_submodule(str(node.target)).parameters())
+    holders = [str(each.target).rpartition(".") for each in node.all_input_nodes if each.op == "get_attr"]
+    constants = (getattr(module.get_submodule(owner), name) for owner, _, name in holders)
+    return node.op in ("call_function", "call_method") and all(each.numel() == 1 for each in constants)
+
+
+def _function(module: GraphModule, inside: Set[Node], source: Node, end: Node) -> GraphModule:
+    """The nodes `inside` as a function of `source`, on the CPU."""
+    graph = Graph()
+    copies = {source: graph.placeholder("x")}
+    for node in module.graph.nodes:
+        if node in inside or (node.op == "get_attr" and not inside.isdisjoint(node.users)):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(copies[end])
+    return copy.deepcopy(GraphModule(module, graph)).cpu().eval()
