@@ -40,7 +40,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.networks.calls import recorded_calls
 from hf_lgelu.networks.elementwise import form_at
-from hf_lgelu.networks.rewrite import GATES, Call, method_of, put_gates
+from hf_lgelu.networks.rewrite import GATES, Call, put_gates, way_of
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -306,7 +306,11 @@ def restore_calls(
         _, _, place = name.rpartition(f"{GATES}.")
         try:
             number, call = int(place), Call(**said)
-            if [type(each) for each in call] != [str, int, str, str, str]:
+            call = call._replace(numbers=tuple(call.numbers))
+            kinds = {name: type(each) for name, each in call._asdict().items()}
+            if kinds != Call.__annotations__ | {"numbers": tuple} or not all(
+                type(each) is int for each in call.numbers
+            ):
                 raise TypeError("a field of another type")
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's record has no readable call at {name}: {str(said)[:80]}") from error
@@ -314,7 +318,7 @@ def restore_calls(
         names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
-            owner = next((each for each in owners if method_of(type(each), call)), owners[0])
+            owner = next((each for each in owners if way_of(type(each), call)), owners[0])
             found[owner][number] = call
     for owner, calls in found.items():
         put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

@@ -1,14 +1,15 @@
 """Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
 
-One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, and the
-method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then sees modules alone.
+One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, or calls a
+function with it, and the method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then
+sees modules alone.
 """
 
 import inspect
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from transformers import PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, values_at
-from hf_lgelu.networks.rewrite import GATES, Call, call_in, calls_of, method_in, put_gates
-from hf_lgelu.networks.run import NOT_TAKEN, Inputs, run_example
+from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
+from hf_lgelu.networks.rewrite import GATES, Call, call_at, call_on, called_by, calls_of, method_in, put_gates
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, run_example
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
@@ -41,6 +43,8 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     search = _Search(model, kinds)
     with search:
         expected = run_example(model, inputs)
+        if search.found:
+            _generate(model, inputs)
     advice = "write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
     if search.refused:
         raise ValueError(
@@ -54,6 +58,8 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
         with suppress(*NOT_TAKEN):
             with again:
                 outputs = run_example(model, inputs) if search.found else expected
+                if search.found:
+                    _generate(model, inputs)
             pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
             is_same = all(
                 torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -67,6 +73,15 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
                 f"on calling them ({'; '.join(dict.fromkeys(lines))}); {advice}"
             )
         yield
+
+
+def _generate(model: nn.Module, inputs: Inputs) -> None:
+    """Have a language model write two tokens: with a cache, it may call functions that no forward of a text calls."""
+    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+    if isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
+        given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
+        with evaluation_mode(model), suppress(*NOT_TAKEN):
+            model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 def lines_of_old_gates(model: nn.Module) -> list[str]:
@@ -118,20 +133,27 @@ class _Search(TorchFunctionMode):
         if place is None:
             self.refused += [where] * is_gate
             return
-        below, owner, name, method = place
-        called = seen
-        if any(is_theirs[:below]):  # the method calls a function that makes this call
-            own = _call_in_progress(frames[below - 1], owner)
-            called, is_inside = seen if own is None else own, is_gate
-            is_gate = own is not None and self._takes(*own)
-            self.refused += [where] * (is_inside and not is_gate)
-        if not is_gate:
-            return
-        gate, where = called[1], line_of(frames[below])
+        at, owner, name, method = place
+        way, numbers, gate = [method], list[int](), None
         try:
-            call = call_in(name, method, frames[below], where, gate._get_name())
+            while gate is None:  # down, from the text of the method to the text that calls an activation
+                stands = frames[at]
+                is_inside = any(is_theirs[:at])
+                if not (is_inside or is_gate):
+                    return
+                number, node = call_at(way[-1], stands)
+                numbers.append(number)
+                if is_inside:
+                    held = called_by(way[-1], node, type(owner))
+                    at, function = _running(held, frames[:at])
+                    x, whole = _call_in_progress(held, frames[at])
+                    gate = whole if self._takes(x, whole) else None
+                    way += [] if gate else [function]
+                else:
+                    gate = seen[1]
+            call = call_on(name, way, numbers, line_of(stands), gate._get_name())
         except ValueError as error:
-            self.refused.append(str(error))
+            self.refused += [f"{where}: {error}"] * (is_gate or gate is not None)
             return
         self.found[owner].setdefault(call, gate)
 
@@ -166,24 +188,25 @@ def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
     return x, FunctionModule(function, args[1:], rest)
 
 
-def _call_in_progress(frame: FrameType, owner: nn.Module) -> tuple[Any, FunctionModule] | None:
-    """`_call_of` for the function that runs in a frame: one of its file, or a static method of `owner`'s class."""
-    name = frame.f_code.co_name
-    for held in (frame.f_globals.get(name), inspect.getattr_static(type(owner), name, None)):
-        function = getattr(held, "__func__", held)
-        if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
-            given = inspect.getargvalues(frame)
-            is_open = given.varargs is not None or given.keywords is not None
-            return (
-                None
-                if is_open or not given.args
-                else _call_of(
-                    function,
-                    tuple(given.locals[each] for each in given.args[:1]),
-                    {each: given.locals[each] for each in given.args[1:]},
-                )
-            )
-    return None
+def _call_in_progress(function: Any, frame: FrameType) -> tuple[Any, FunctionModule]:
+    """`_call_of` for the function that runs in a frame; a function with any number of arguments has no input."""
+    given = inspect.getargvalues(frame)
+    if given.varargs is not None or given.keywords is not None or not given.args:
+        return None, FunctionModule(function)
+    x, *rest = (given.locals[name] for name in given.args)
+    return x, FunctionModule(function, (), dict(zip(given.args[1:], rest, strict=True)))
+
+
+def _running(held: FunctionType | None, frames: Sequence[FrameType]) -> tuple[int, FunctionType]:
+    """(number of the innermost frame that runs a function or the one that it decorates, this function).
+
+    Raises ValueError where no frame runs it.
+    """
+    for function in reversed([*functions_in(held)]):  # decorators of several functions have the same code
+        for place, frame in enumerate(frames):
+            if frame.f_code in codes_in(function.__code__):
+                return place, function
+    raise ValueError("the text does not say which function runs")
 
 
 _CALL = nn.Module._call_impl.__code__

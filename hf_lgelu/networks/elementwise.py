@@ -272,7 +272,8 @@ def _read(held: Any) -> tuple[Tensor | None, Form | None]:
                 if buffer is not None:
                     dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
                     own._buffers[name] = torch.ones(buffer.shape, dtype=dtype, device="cpu")
-            return type(own).forward(own, x)  # without hooks
+            vars(own).pop("forward", None)  # without hooks
+            return own.forward(x)
 
         values = elementwise_values(forward, max((each.numel() for each in tensors), default=1))
         form = form_of(values)

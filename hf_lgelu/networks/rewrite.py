@@ -1,9 +1,12 @@
 """Methods that call modules in the place of functions, made from the source text of a class's methods.
 
+A function that a method calls, and that calls an activation, is copied as a method of its own.
+
 Everything that runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
 torch.export.
 """
 
+import abc
 import ast
 import contextlib
 import copy
@@ -14,9 +17,9 @@ import io
 import itertools
 import linecache
 import tokenize
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FrameType, FunctionType, MethodType
-from typing import Any, NamedTuple, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
 
 from torch import fx, nn
 
@@ -29,15 +32,16 @@ _CALLS = "_hf_lgelu_calls"
 
 
 class Call(NamedTuple):
-    """A call in the text of a method.
+    """A call in the text of a method, or in the text of a function that the method calls.
 
-    `number` counts the calls of the method in the order in which they end. `digest` is the digest of this number and of
-    the method's text, without comments and blanks but with its lines and blocks. `where`, "net.py:12 (Net.forward)",
-    and `function`, the name of the called function, are for a reader.
+    `numbers` has a number for each text on the way, first the method's: it counts the calls of this text in the order
+    in which they end. `digest` is the digest of the numbers and of the texts, without comments and blanks but with
+    their lines and blocks. `where`, "net.py:12 (Net.forward)", and `function`, the name of the called function, are for
+    a reader.
     """
 
     method: str
-    number: int
+    numbers: tuple[int, ...]
     digest: str
     where: str
     function: str
@@ -51,10 +55,6 @@ class _Text(NamedTuple):
     calls: list[ast.Call]
     bare: str
 
-    def digest(self, number: int) -> str:
-        """The digest of a call: a record whose number names another call of the same text has another digest."""
-        return hashlib.sha256(f"{number} {self.bare}".encode()).hexdigest()[:16]
-
 
 def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] | None:
     """(name, function) of the method of `module` that runs in a frame, without decorators; None for other frames."""
@@ -67,18 +67,56 @@ def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] |
     return None
 
 
-def call_in(name: str, method: FunctionType, frame: FrameType, where: str, function: str) -> Call:
-    """The call at which a frame stands: the frame of a method, or of a function inside the method.
+def call_at(function: FunctionType, frame: FrameType) -> tuple[int, ast.Call]:
+    """(number, node) of the call at which a frame stands: the frame of a function, or of a function inside it.
 
-    Raises ValueError where the method's text, or the call's place in it, is not known.
+    Raises ValueError where the function's text, or the call's place in it, is not known.
     """
-    text = _text(method)
     _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    for number, call in enumerate(text.calls):
+    for number, call in enumerate(_text(function).calls):
         if (call.end_lineno, call.end_col_offset) == (line, column):
-            _argument(call)
-            return Call(name, number, text.digest(number), where, function)
-    raise ValueError(f"no call is known at {where}")
+            return number, call
+    raise ValueError(f"no call is known at line {line} of {function.__code__.co_qualname}")
+
+
+def call_on(name: str, way: Sequence[FunctionType], numbers: Sequence[int], where: str, function: str) -> Call:
+    """The call with these numbers in the texts of a method and of the functions on the way.
+
+    Raises ValueError where the call's text does not say which argument is the input.
+    """
+    _argument(_text(way[-1]).calls[numbers[-1]])
+    return Call(name, tuple(numbers), _digest(way, numbers), where, function)
+
+
+def _digest(way: Sequence[FunctionType], numbers: Sequence[int]) -> str:
+    """The digest of a call: a record whose number names another call of the same text has another digest."""
+    texts = (f"{number} {_text(function).bare}" for number, function in zip(numbers, way, strict=True))
+    return hashlib.sha256(" ".join(texts).encode()).hexdigest()[:16]
+
+
+def called_by(function: FunctionType, call: ast.Call, cls: type) -> FunctionType | None:
+    """The function that a call in the text of `function` names, with its decorators; None where the text does not say.
+
+    It is a function of a file, a static method, or a method of a parent class of `cls` (`super().forward(x)`).
+    """
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+    def named(name: str) -> Any:
+        return content_of(cells[name]) if name in cells else function.__globals__.get(name)
+
+    held: Any = None
+    match call.func:
+        case ast.Name(name):
+            held = named(name)
+        case ast.Attribute(ast.Name(name), attribute):
+            is_own = name in function.__code__.co_varnames[:1] and attribute in dir(cls)
+            held = inspect.getattr_static(cls if is_own else named(name), attribute, None)
+            held = getattr(held, "__func__", None if is_own else held)
+        case ast.Attribute(ast.Call(ast.Name("super"), given), attribute):
+            base = named(given[0].id if given and isinstance(given[0], ast.Name) else "__class__")
+            parents = cls.__mro__[cls.__mro__.index(base) + 1 :] if base in cls.__mro__ else ()
+            held = next((vars(parent)[attribute] for parent in parents if attribute in vars(parent)), None)
+    return held if isinstance(held, FunctionType) else None
 
 
 def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module]) -> Callable[[], None]:
@@ -87,6 +125,8 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
     not have these calls.
     """
+    if calls_of(owner):
+        raise ValueError(f"calls of {type(owner).__name__} are gates already; convert all kinds at once")
     if hasattr(owner, GATES):
         raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
     cls: Any = type(owner)
@@ -124,7 +164,7 @@ def own_class(module: nn.Module) -> Any:
     return next(each for each in type(module).__mro__ if _CALLS not in vars(each))
 
 
-@functools.lru_cache(128)
+@functools.lru_cache(512)
 def _text(method: FunctionType) -> _Text:
     code = method.__code__  # equal codes may come from several files
     linecache.checkcache(code.co_filename)
@@ -135,13 +175,16 @@ def _text(method: FunctionType) -> _Text:
             f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
             "has changed since it was imported"
         )
-    definition = next(
+    definitions = (
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef)
         and node.name == code.co_name
         and min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno
     )
+    definition = next(definitions, None)
+    if definition is None:
+        raise ValueError(f"{code.co_qualname} is defined without a name")
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
     # A statement that moves into a loop changes white space alone, and is another network.
     marks = {tokenize.COMMENT: "", tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: "\n"}
@@ -160,37 +203,45 @@ def _argument(call: ast.Call) -> ast.expr:
     return given[0]
 
 
-def method_of(cls: type, call: Call) -> FunctionType | None:
-    """The method of a class that has a call; None where its text or the call's number has changed."""
-    for function in functions_in(inspect.getattr_static(cls, call.method, None)):
+def way_of(cls: type, call: Call) -> list[FunctionType] | None:
+    """The method of a class that has a call, and the functions on the way; None where texts or numbers have changed."""
+
+    def ways(function: FunctionType, numbers: Sequence[int]) -> Iterator[list[FunctionType]]:
         with contextlib.suppress(ValueError):  # a decorator's text may not be known
-            text = _text(function)
-            if call.number in range(len(text.calls)) and text.digest(call.number) == call.digest:
-                return function
-    return None
+            calls, (first, *rest) = _text(function).calls, numbers
+            if first in range(len(calls)):
+                inner = functions_in(called_by(function, calls[first], cls)) if rest else ()
+                yield from [[function, *way] for each in inner for way in ways(each, rest)] if rest else [[function]]
+
+    methods = functions_in(inspect.getattr_static(cls, call.method, None))
+    found = (way for method in methods for way in ways(method, call.numbers))
+    return next((way for way in found if _digest(way, call.numbers) == call.digest), None)
 
 
 @functools.lru_cache(512)
 def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    for call in calls:
-        method = method_of(cls, call)
-        if method is None:
+    gates: dict[str, _Gates] = {}
+    for place, call in enumerate(calls):
+        way = way_of(cls, call)
+        if way is None:
             raise ValueError(
                 f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
                 f"{call.where} became a gate, or the record of this call is damaged. Use the code of then, or convert "
                 "anew; code that calls ReLU itself loads by its own from_pretrained"
             )
-        if call.method not in body:
-            places = {each.number: place for place, each in enumerate(calls) if each.method == call.method}
-            code = _code_with_gates(method, places)
-            body[call.method] = _with_code(inspect.getattr_static(cls, call.method), method, code)
+        gates.setdefault(call.method, {})[call.numbers] = place, way
+    for name in gates:
+        _add_copy(body, cls, name, inspect.getattr_static(cls, name), gates[name])
 
     def reduced(self: Any, protocol: SupportsIndex) -> Any:
         _, _, *state = cast(Any, super)(made, self).__reduce_ex__(protocol)
         return _new, (cls, calls), *state
 
-    made: Any = type(cls)(cls.__name__, (nn.Module,), body | {"__reduce_ex__": reduced, _CALLS: calls})
+    body |= {"__reduce_ex__": reduced, _CALLS: calls}
+    # Without the code of a metaclass, which may register the class.
+    new: Any = abc.ABCMeta.__new__ if isinstance(cls, abc.ABCMeta) else type.__new__
+    made: Any = new(type(cls), cls.__name__, (nn.Module,), body)
     made.__bases__ = (cls,)  # set late, so that no `__init_subclass__` registers it
     return made
 
@@ -227,34 +278,56 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
     return copied(function)
 
 
-def _code_with_gates(method: FunctionType, places: Mapping[int, int]) -> CodeType:
-    """The code of a method in which the calls of these numbers are calls of `self.called[place]`.
+_Gates: TypeAlias = dict[tuple[int, ...], tuple[int, list[FunctionType]]]
+"""{numbers of a call: (place of its gate, the functions on the way to it)}, from one of these functions on."""
 
-    Each line stays where it was. The changed text is in `linecache`, where `inspect` and torch.jit read it.
+
+def _add_copy(
+    body: dict[str, Any], cls: type, name: str, held: FunctionType, gates: _Gates, is_method: bool = True
+) -> None:
+    """Add the method `name`, a copy of `held` that calls gates `self.called[place]`, to the body of a class.
+
+    A function on the way to a call becomes a method as well, with the object as a further argument. Each line stays
+    where it was. The changed text is in `linecache`, where `inspect` and torch.jit read it.
     """
-    text, code = _text(method), method.__code__
+    function = next(iter(gates.values()))[1][0]
+    text, code = _text(function), function.__code__
     starts = [0, *itertools.accumulate(map(len, text.file.splitlines(keepends=True)))]
     arguments = text.definition.args
-    owner = [*arguments.posonlyargs, *arguments.args][0].arg
-    edits = []
-    for number, place in places.items():
-        call: Any = text.calls[number]
-        x: Any = _argument(call)
-        begin, end = (starts[node.lineno - 1] + node.col_offset for node in (call, x))
-        edits.append((begin, end, f"{owner}.{GATES}[{place}]("))
-        begin, end = (starts[node.end_lineno - 1] + node.end_col_offset for node in (x, call))
-        edits.append((begin, end, ")"))
+    owner = [*arguments.posonlyargs, *arguments.args][0].arg if is_method else "_owner"
+
+    def begin(node: Any) -> int:
+        return starts[node.lineno - 1] + node.col_offset
+
+    def end(node: Any) -> int:
+        return starts[node.end_lineno - 1] + node.end_col_offset
+
+    opening = text.file.index(b"(", begin(text.definition)) + 1
+    edits = [] if is_method else [(opening, opening, f"{owner}, ")]
+    for number in {numbers[0]: None for numbers in gates}:
+        call = text.calls[number]
+        inner = {numbers[1:]: (place, way[1:]) for numbers, (place, way) in gates.items() if numbers[0] == number}
+        if () in inner:
+            x = _argument(call)
+            edits.append((begin(call), begin(x), f"{owner}.{GATES}[{inner[()][0]}]("))
+            edits.append((end(x), end(call), ")"))
+        else:
+            edits.append((begin(call.func), end(call.func), f"{owner}.{_CALLS}_{name}_{number}"))
+            is_parents = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call)
+            called = cast(FunctionType, called_by(function, call, cls))
+            _add_copy(body, cls, f"{_CALLS}_{name}_{number}", called, inner, is_parents)
     file = text.file
-    for begin, end, new in sorted(edits, reverse=True):
-        lines = b"\n" * file.count(b"\n", begin, end)
+    for first, last, new in sorted(edits, reverse=True):
+        lines = b"\n" * file.count(b"\n", first, last)
         parts = [lines, new.encode()] if new == ")" else [new.encode(), lines]
-        file = b"".join([file[:begin], *parts, file[end:]])
+        file = b"".join([file[:first], *parts, file[last:]])
     changed = file.decode()
-    name = f"<{GATES} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
-    linecache.cache[name] = (len(changed), None, changed.splitlines(keepends=True), name)
-    codes = codes_in(compile(changed, name, "exec", dont_inherit=True))
+    path = f"<{GATES} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
+    linecache.cache[path] = (len(changed), None, io.StringIO(changed).readlines(), path)
+    codes = codes_in(compile(changed, path, "exec", dont_inherit=True))
     place_of = (code.co_qualname, code.co_firstlineno)
-    return next(each for each in codes if (each.co_qualname, each.co_firstlineno) == place_of)
+    own = next(each for each in codes if (each.co_qualname, each.co_firstlineno) == place_of)
+    body[name] = _with_code(held, function, own)
 
 
 def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph:
@@ -268,7 +341,7 @@ def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph
         if isinstance(node, ast.Assign | ast.AnnAssign)
     }
     for place, call in enumerate(calls):
-        node = nodes[names[text.calls[call.number]]]
+        node = nodes[names[text.calls[call.numbers[0]]]]
         x = node.args[0] if node.args else node.kwargs["input"]
         with graph.inserting_after(node):
             gate = graph.call_module(f"{GATES}.{place}", (x,))

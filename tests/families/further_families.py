@@ -18,6 +18,26 @@ _SOUND = {
     **{"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, **BODY, **SPECIAL},
 }
 _STATES = {**SPECIAL, "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
+_MAMBA2 = {"num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8}
+_SSM = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+_GRANITE = {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 24}
+_JAMBA = {
+    **{"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1, "mamba_d_state": 4, "mamba_dt_rank": 4},
+    **{"use_mamba_kernels": False},
+}
+_DELTA = {
+    **{"layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 2, "linear_num_key_heads": 2},
+    **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+}
+_DENSE = {"head_dim": 8, "num_experts": 0, "mlp_only_layers": [0, 1]}
+_NEMOTRON = {
+    **{"layers_block_type": ["mamba", "mlp", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1},
+    **{"ssm_state_size": 4, "head_dim": 8, "chunk_size": 8},
+}
+_ZAMBA = {
+    **{"layers_block_type": ["mamba", "hybrid"], "mamba_headdim": 8, "n_mamba_heads": 4, "mamba_ngroups": 1},
+    **{"mamba_d_state": 4, "chunk_size": 8, "num_mem_blocks": 1, "attention_head_dim": 16, "adapter_rank": 4},
+}
 _SERIES = {
     **{"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1, "d_model": 16},
     **{"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24},
@@ -76,10 +96,23 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
         "led", "LED", "ForConditionalGeneration", DECODED | {"attention_window": 4}, inputs=tokens_with_decoder, gates=4
     ),
     _text("mbart", "MBart", "ForConditionalGeneration", DECODED, inputs=tokens_with_decoder, gates=4),
-    # state space
-    _text("mamba", "Mamba", "ForCausalLM", _STATES),
-    _text("falcon-mamba", "FalconMamba", "ForCausalLM", _STATES),
-    _text("mamba2", "Mamba2", "ForCausalLM", {**_STATES, "num_heads": 4, "head_dim": 8, "n_groups": 1}),
+    # state space: in a layer a module that nothing calls, the convolution, the scan or a norm, and what stands for
+    # these where tokens are generated one by one
+    _text("mamba", "Mamba", "ForCausalLM", _STATES, gates=10),
+    _text("falcon-mamba", "FalconMamba", "ForCausalLM", _STATES, gates=10),
+    _text("mamba2", "Mamba2", "ForCausalLM", _STATES | _MAMBA2, gates=8),
+    # one layer of these and one of attention, with an MLP each
+    _text("jamba", "Jamba", "ForCausalLM", _CAUSAL | _JAMBA, gates=7),
+    _text("bamba", "Bamba", "ForCausalLM", _CAUSAL | _SSM | {"attn_layer_indices": [1]}, gates=6),
+    _text("granitemoehybrid", "GraniteMoeHybrid", "ForCausalLM", _CAUSAL | _SSM | _GRANITE, gates=6),
+    _text("qwen3-next", "Qwen3Next", "ForCausalLM", _CAUSAL | _DELTA | _DENSE, gates=5),
+    _text("olmo-hybrid", "OlmoHybrid", "ForCausalLM", _CAUSAL | _DELTA, gates=5),
+    # no MLP, or one with squared ReLU
+    _text("nemotron-h", "NemotronH", "ForCausalLM", _CAUSAL | _NEMOTRON, gates=4),
+    # both in each layer
+    _text("falcon-h1", "FalconH1", "ForCausalLM", _CAUSAL | _SSM | {"head_dim": 8, "mamba_d_ssm": 32}, gates=12),
+    # two of state space, one MLP
+    _text("zamba2", "Zamba2", "ForCausalLM", TEXT | _ZAMBA, gates=9),
     # experts
     _text("qwen3-moe", "Qwen3Moe", "ForCausalLM", _EXPERTS),
     _text("olmoe", "Olmoe", "ForCausalLM", _EXPERTS),

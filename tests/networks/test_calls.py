@@ -4,6 +4,7 @@ import copy
 import functools
 import importlib.util
 import inspect
+import json
 import pickle
 import re
 import sys
@@ -116,6 +117,51 @@ class Bound(Code):
         return self.out(self.run(x))
 
 
+def doubled(method):
+    @functools.wraps(method)
+    def run(*args, **kwargs):
+        return 2 * method(*args, **kwargs)
+
+    return run
+
+
+FORMS = {"smooth": F.silu, "hard": F.relu}
+
+
+@doubled
+def in_functions(x, *, form, shift=0.5):
+    def inner(x):
+        return FORMS[form](x - shift)
+
+    return below(form, inner(x).flip(-1), shift=shift)
+
+
+def below(form, x, **others):
+    return FORMS[form](x.flip(-1)) + others["shift"]
+
+
+class Parent(nn.Module):
+    @doubled
+    def forward(self, x):
+        return in_functions(self.a(x), form=self.form, shift=0.25)
+
+    @staticmethod
+    def pair(x, form):
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * below(form, second, shift=1.0)] * 2, -1)
+
+
+class InFunctions(Parent):
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+        self.a, self.b, self.out = nn.Linear(6, 12), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        hidden = self.pair(super().forward(x), self.form)
+        return self.out(Parent.forward(self, x) + super(InFunctions, self).forward(x) + self.b(hidden))  # noqa: UP008
+
+
 class Container(nn.Sequential):
     def __init__(self, act):
         super().__init__(nn.Linear(6, 12), nn.Linear(12, 3))
@@ -136,6 +182,7 @@ NETWORKS = {
     "shared module": (Shared(F.gelu), Shared(F.relu)),
     "module built anew": (BuiltAnew(), BuiltAnewEdited()),
     "method in an attribute": (Bound("smooth"), Bound("hard")),
+    "functions, a static method and parents": (InFunctions("smooth"), InFunctions("hard")),
     "container": (Container(F.silu), Container(F.relu)),
     "hook of accelerate": (add_hook_to_module(OnOneLine(), ModelHook()), OnOneLineEdited()),
 }
@@ -224,14 +271,6 @@ def test_nothing_stays_behind_an_error(x):
     assert "called" not in network._modules
     assert not network._forward_hooks
     assert not network._forward_pre_hooks
-
-
-def doubled(method):
-    @functools.wraps(method)
-    def run(*args, **kwargs):
-        return 2 * method(*args, **kwargs)
-
-    return run
 
 
 SHAPES_OF_CODE = """
@@ -353,9 +392,12 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
             load()
     config = tmp_path / "saved" / "config.json"
     # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
-    told, code = config.read_text(encoding="utf-8"), module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own
-    for number, match in (("0", "damaged"), ("7", "damaged"), ("-1", "damaged"), ('"1"', "no readable call")):
-        config.write_text(told.replace('"number": 1', f'"number": {number}'), encoding="utf-8")
+    told, code = json.loads(config.read_text(encoding="utf-8")), module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own
+    assert next(entry for entry in told["lambda_gelu"] if "call" in entry)["call"]["numbers"] == [1]
+    for numbers, match in (([0], "damaged"), ([7], "damaged"), ([-1], "damaged"), (["1"], "no readable call"),
+                           (1, "no readable call"), ([1, 0], "damaged"), ([], "damaged")):  # fmt: skip
+        next(entry for entry in told["lambda_gelu"] if "call" in entry)["call"]["numbers"] = numbers
+        config.write_text(json.dumps(told), encoding="utf-8")
         with pytest.raises(ValueError, match=match):
             hf_lgelu.from_pretrained(code, tmp_path / "saved")
 
@@ -429,8 +471,53 @@ def test_looking_leaves_nothing_and_tries_only_what_a_forward_reads(x):
     pickle.dumps(OfFunctions())
 
 
+REGISTERED = """
+class Registering(type):
+    classes = {}
+
+    def __new__(mcs, name, bases, body):
+        mcs.classes[name] = made = super().__new__(mcs, name, bases, body)
+        return made
+
+
+class Net(nn.Module, metaclass=Registering):
+    # a page \x0c and another line \u2028 of this comment
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.b(F.silu(F.gelu(self.a(x))))
+"""
+
+
+def test_a_class_registers_once_is_scripted_and_its_calls_become_gates_once(x, tmp_path):
+    own = module_of(IMPORTS + REGISTERED, tmp_path, "registered")
+    converted = hf_lgelu.convert_to_relu(own.Net(), x, options=hf_lgelu.ConversionConfig(kinds=("gelu",))).model
+    assert own.Registering.classes["Net"] is own.Net
+    torch.testing.assert_close(torch.jit.script(converted)(x), converted(x))
+    with pytest.raises(ValueError, match="are gates already; convert all kinds at once"):
+        hf_lgelu.convert_to_relu(converted, x)
+
+
+class StaticSiLU(nn.Module):
+    @staticmethod
+    def forward(x):
+        return x * torch.sigmoid(x)
+
+
+def test_a_module_with_a_static_forward_is_a_gate(x):
+    network = nn.Sequential(nn.Linear(6, 12), StaticSiLU(), nn.Linear(12, 3))
+    converted, report = hf_lgelu.convert_to_relu(network, x)
+    assert report.gates == {"1": "StaticSiLU"}
+    assert not find_smooth_calls(converted, x[:2])
+
+
 def in_a_function(x):
     return F.gelu(x.mean(-1, keepdim=True) + x)
+
+
+in_a_lambda = lambda x: in_a_function(x) + F.gelu(x)  # noqa: E731
 
 
 class OneOfTwo(Code):
@@ -440,9 +527,23 @@ class OneOfTwo(Code):
         return x
 
 
-class InAFunction(Code):
+class InALambda(Code):
     def forward(self, x):
-        return self.out(in_a_function(self.a(x)))
+        return self.out(in_a_lambda(self.a(x)))
+
+
+class Helper:
+    def run(self, x):
+        return in_a_function(x)
+
+
+class OfAnObject(Code):
+    def __init__(self):
+        super().__init__()
+        self.helper = Helper()
+
+    def forward(self, x):
+        return self.out(self.helper.run(self.a(x)))
 
 
 class Mapped(Code):
@@ -475,7 +576,8 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
     ("cls", "reason"),
     [
         (OneOfTwo, r"gives other outputs where .*test_calls.py:\d+ \(OneOfTwo.forward\)"),
-        (InAFunction, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
+        (InALambda, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
+        (OfAnObject, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
         (ThroughTorch, r"gives other outputs where .*test_calls.py:\d+ \(ThroughTorch.forward\)"),
         (NO_TEXT["NoText"], "the text of NoText.forward is not that of the code that runs: <string> is not there"),
         (Mapped, r"gives other outputs where .*test_calls.py:\d+ \(Mapped.forward\)"),
