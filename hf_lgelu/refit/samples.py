@@ -26,11 +26,9 @@ from hf_lgelu.processes import each_has
 _KEY_BYTES = 16
 
 # The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
-# Rounding in bfloat16 changes them by 0.01, a wrong position by about 1. Cropping padding must change outputs less:
-# keeping it only costs time.
-_MOST_CHANGE, _MOST_CHANGE_OF_CROPPED = 0.1, 0.02
-
-_MOST_SHORT = 8  # sequences
+# Rounding in bfloat16 changes them by 0.01, a wrong position by about 1.
+_MOST_CHANGE = 0.1
+_TRIED_ALONE = 4  # of the shortest sequences
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,6 @@ class Samples:
     def short_first(self, numbers: Iterable[int]) -> list[int]:
         """The numbers in the order of the samples' lengths."""
         return sorted(numbers, key=lambda number: sum(self.lengths[number].values()))
-
-    def some_short(self) -> list[int]:
-        """Numbers of the shortest samples."""
-        return self.short_first(range(len(self.keys)))[:_MOST_SHORT]
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length}, the longest sequences of the samples `numbers`."""
@@ -271,81 +265,74 @@ def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list
 
 
 def choose_padding(samples: Samples, read: OutputReader) -> Samples:
-    """The samples, padded on a side where padding changes no output, and cropped if cropping changes no output.
+    """The samples without the padding that was given, where that changes no output; otherwise as they were given.
 
-    The side of the given padding is tried first. A classifier that reads the last position needs padding in front. A
-    model that counts positions from the start needs padding at the end.
+    A few of the shortest samples run alone, as they were given, and then together: without padding of their own, padded
+    to the longest of the few, and to the longest of all. Tokenizers may have padded them to the model's limit.
 
-    Raises ValueError where padding changes the outputs of a sequence on either side.
+    Raises ValueError where the lengths differ, and padding to the longest changes the outputs.
     """
-    whole = samples.longest(range(len(samples.keys)))
-    changes = {}
-    for side in (samples.left, frozenset() if samples.left else frozenset(whole)):
-        there = replace(samples, left=side)
-        shorter = [number for number in there.some_short() if there.lengths[number] != whole]
-        pairs = ((there.alone(number), there.take([number], whole)) for number in shorter)
-        changes[side] = _largest_change(read, pairs)
-        if changes[side] <= _MOST_CHANGE:
-            # Tokenizers may pad to the longest text of all, or to the model's limit.
-            without = replace(there, is_cropped=True)
-            change = _largest_change(read, _cropped(there, without), must_compare=True)
-            return without if change <= _MOST_CHANGE_OF_CROPPED else there
-    at_end = changes.pop(frozenset())
-    (in_front,) = changes.values()
-    raise ValueError(
-        f"{type(read.model).__name__} gives something else for a sequence that is padded to {max(whole.values())}, the "
-        f"longest of the data: outputs change by {at_end:.2g} of their spread with padding at the end, and by "
-        f"{in_front:.2g} with padding in front, though an attention mask hides the padding. Give sequences of one "
-        "length, padded as they are where the model is used"
-    )
+    cropped, every = replace(samples, is_cropped=True), range(len(samples.keys))
+    whole = samples.longest(every)
+    is_padded, is_uneven = cropped.lengths != samples.lengths, any(each != whole for each in samples.lengths)
+    if not is_padded and not is_uneven:
+        return samples
+    few = cropped.short_first(every)[:_TRIED_ALONE]
+    with structure_kept(read.model) as is_another:
+        try:
+            alone = [rows for number in few for rows in _rows_of(read, samples.alone(number))]
+        except NOT_TAKEN:
+            return samples  # refused elsewhere
+        lengths = (cropped.longest(few), cropped.longest(every)) if is_padded else ()
+        changes = [_change(read, alone, cropped.take(few, longest)) for longest in lengths]
+        if is_padded and all(change <= _MOST_CHANGE for change in changes) and not is_another():
+            return cropped
+        change = _change(read, alone, samples.take(few, whole)) if is_uneven else 0.0
+    if change > _MOST_CHANGE:
+        raise ValueError(
+            f"{type(read.model).__name__} gives something else for a sequence that is padded to "
+            f"{max(whole.values())}, the longest of the data: outputs change by {change:.2g} of their spread, though "
+            "an attention mask hides the padding. Give sequences of one length, padded as they are where the model is "
+            "used, or some with padding on the side where the model bears it"
+        )
+    return samples
 
 
-def _cropped(samples: Samples, without: Samples) -> Iterator[tuple[Batch, Batch]]:
-    """(a short sequence as it was given, the same sequence cropped): alone, or padded to longer sequences."""
-    order = without.short_first(range(len(without.keys)))
-    middle, whole = without.longest(order[: len(order) // 2 + 1]), without.longest(order)
-    for number in without.some_short():
-        least = without.lengths[number]
-        if samples.lengths[number] != least:
-            given = samples.alone(number)
-            longer = (lengths for lengths in (middle, whole) if all(lengths[name] >= least[name] for name in least))
-            yield from ((given, without.take([number], lengths)) for lengths in (least, *longer))
+def _rows_of(read: OutputReader, batch: Batch) -> list[dict[str, Tensor]]:
+    """{name: (rows, columns)} of each sample's outputs in float64, without padding."""
+    tensors = read(batch.inputs).tensors
+    found = []
+    for number in range(len(batch)):
+        one, rows = slice(number, number + 1), {}
+        for name, value in tensors.items():
+            rows[name] = batch[one].without_padding(value[one], name, -1).double()
+            if are_class_scores(name) and value.shape[-1] > 1:
+                # A number added to all classes changes no prediction, and may be larger than all other changes.
+                rows[name] -= rows[name].mean(-1, keepdim=True)
+        found.append(rows)
+    return found
 
 
-def _largest_change(read: OutputReader, pairs: Iterable[tuple[Batch, Batch]], *, must_compare: bool = False) -> float:
-    """The largest change of an output between the two batches of a pair, which differ in padding; 0 without pairs.
+def _change(read: OutputReader, alone: Sequence[dict[str, Tensor]], together: Batch) -> float:
+    """The largest change of an output from the samples `alone` to the same samples `together`, relative to its spread.
 
-    Outputs that cannot be compared count as no change, and so does a model that changes its structure. With
-    `must_compare` both count as an infinite change.
+    NaN where no output changes too much, and some could not be compared.
     """
-
-    def counted_rows(batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """(name, (rows, columns)) of the outputs in float64, without padding."""
-        for name, output in read(batch.inputs).tensors.items():
-            rows = batch.without_padding(output, name, -1).double()
-            # A number added to all classes changes no prediction, and may be larger than all other changes.
-            is_centred = are_class_scores(name) and rows.shape[-1] > 1
-            yield name, rows - rows.mean(-1, keepdim=True) if is_centred else rows
-
-    changes: dict[str, OutputComparison] = defaultdict(OutputComparison)
-    for first, second in pairs:
-        given = None
-        with structure_kept(read.model) as is_another:
-            try:
-                given = dict(counted_rows(first))
-                other = dict(counted_rows(second))
-            except NOT_TAKEN:
-                return 0.0 if given is None else math.inf  # inputs that the model does not take are refused elsewhere
-            if must_compare and is_another():
-                return math.inf
+    comparisons: dict[str, OutputComparison] = defaultdict(OutputComparison)
+    all_compared = True
+    try:
+        others = _rows_of(read, together)
+    except NOT_TAKEN:
+        return math.inf
+    for given, other in zip(alone, others, strict=True):
         for name, rows in given.items():
-            changed = other[name]
-            least = min(len(rows), len(changed))
+            least = min(len(rows), len(other[name]))
             # Padding may add a frame to a sound; rows that are not tokens cannot be compared.
-            if abs(len(rows) - len(changed)) <= 1 and rows.shape[1:] == changed.shape[1:]:
+            if abs(len(rows) - len(other[name])) <= 1 and rows.shape[1:] == other[name].shape[1:]:
                 known = rows[:least].isfinite()
-                changes[name].add(rows[:least].where(known, 0.0), changed[:least].where(known, 0.0))
-            elif must_compare:
-                return math.inf
-    errors = [change.relative_error for change in changes.values()]
-    return math.sqrt(max(errors, default=0.0)) if all(map(math.isfinite, errors)) else math.inf
+                comparisons[name].add(rows[:least].where(known, 0.0), other[name][:least].where(known, 0.0))
+            else:
+                all_compared = False
+    errors = [each.relative_error for each in comparisons.values()]
+    change = math.sqrt(max(errors, default=0.0)) if all(map(math.isfinite, errors)) else math.inf
+    return change if all_compared or change > _MOST_CHANGE else math.nan
