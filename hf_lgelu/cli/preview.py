@@ -63,8 +63,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
             costs = list(costs_of_some(task.read, task.folds, exchange).items())[:_DEAREST]
             dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
             lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
-        few = task.folds.samples.few.inputs
         with exchange.plain_swap(model).applied():
-            lines += [f"still smooth: {call}" for call in still_smooth(model, few, config.outputs)]
+            lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds, config.outputs)]
         lines += [f"warning: with {exchange.target.title} in its config, {text}" for text in runtime_warnings(model)]
         return "\n".join([*lines, *(f"warning: {text}" for text in task.warnings)])

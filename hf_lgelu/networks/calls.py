@@ -119,10 +119,10 @@ class _Search(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        running = frames_inside(self._modules)
+        module, frames = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
-        if running is not None and not isinstance(running[0], LambdaGate) and values_at(running[0]) is None:
-            self._look(_call_of(func, args, kwargs or {}), output, running[1][1:])
+        if not isinstance(module, LambdaGate) and values_at(module) is None:
+            self._look(_call_of(func, args, kwargs or {}), output, frames[1:])
         return output
 
     def _look(self, seen: tuple[Any, FunctionModule], output: Any, frames: list[FrameType]) -> None:
@@ -224,8 +224,11 @@ def ids_of(modules: Iterable[nn.Module]) -> set[int]:
     return {id(vars(module)) for module in modules}
 
 
-def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
-    """(the innermost module that runs now, if given one of `modules` (`ids_of`); its frames, innermost first)."""
+def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
+    """(the innermost module that runs now, if given one of `modules` (`ids_of`); its frames, innermost first).
+
+    Outside of all modules, as in a `__call__` of a network's own, it is None and every frame.
+    """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
@@ -233,15 +236,12 @@ def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module, li
             return frame.f_locals["self"], frames
         frames.append(frame)
         frame = frame.f_back
-    return None
+    return None, frames
 
 
-def running(modules: Collection[int] | None = None) -> tuple[nn.Module, list[FrameType]] | None:
+def running(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
     """`frames_inside` without the frames of torch and of activations, unless they are the module's own code."""
-    found = frames_inside(modules)
-    if found is None:
-        return None
-    module, frames = found
+    module, frames = frames_inside(modules)
     own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
     names = [str(frame.f_globals.get("__name__")) for frame in frames]
     theirs = [frame for frame, name in zip(frames, names, strict=True) if name in own or not name.startswith(LIBRARIES)]

@@ -148,6 +148,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
+        self.model = model
         self.registered = ids_of(module for module in model.modules() if not isinstance(module, FunctionModule))
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
         self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
@@ -162,11 +163,11 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         operation = func.overloadpacket.__name__.rstrip("_")
         if operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and args[_USE_GELU]):
-            inner, found = running(), running(self.registered)
+            (inner, _), (known, frames) = running(), running(self.registered)
             # λ-GELU's softplus makes λ from s; it is no activation.
-            if inner is not None and not (operation == "softplus" and isinstance(inner[0], LambdaGate)):
-                is_called = isinstance(inner[0], FunctionModule)
-                module = found[0] if is_called and found is not None else inner[0]
+            if not (operation == "softplus" and isinstance(inner, LambdaGate)):
+                is_called = isinstance(inner, FunctionModule)
+                module = known or self.model if is_called or inner is None else inner
                 is_gate = id(vars(module)) in self.registered and is_activation(module)
-                self.note(module, operation, is_called, None if is_gate or found is None else line_of(found[1][0]))
+                self.note(module, operation, is_called, None if is_gate else line_of(frames[0]))
         return func(*args, **(kwargs or {}))

@@ -5,6 +5,7 @@ Every smooth gate becomes ReLU. The linear maps after the gates are refitted, la
 the original.
 """
 
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -18,11 +19,10 @@ from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.network import Network
-from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
-from hf_lgelu.refit.folds import SecondSet, deal_folds
+from hf_lgelu.refit.folds import Folds, SecondSet, deal_folds
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.refusals import require_comparable, require_gates, require_refittable
 from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
@@ -124,7 +124,7 @@ def convert_to_relu(
         report = replace(
             report_of(task, best, steps, second),
             outputs=tuple(network.read(few).tensors),
-            smooth_calls=still_smooth(best.model, few, config.outputs),
+            smooth_calls=still_smooth(best.model, task.folds, config.outputs),
             seconds=time.perf_counter() - started,
         )
         warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
@@ -159,11 +159,15 @@ def prepare(network: Network, data: Any, config: ConversionConfig, progress: boo
     return Task(network.read, folds, choose_exchange(network.read, folds, config), config, progress, warnings)
 
 
-def still_smooth(model: nn.Module, inputs: Inputs, outputs: Sequence[str] | None) -> tuple[str, ...]:
-    """The smooth operations on the way to the outputs that count, in words."""
-    calls = find_smooth_calls(model, inputs)
-    unused = unused_modules(model, inputs, [call.module for call in calls if call.module], outputs)
-    return tuple(str(call) for call in calls if call.module not in unused)
+def still_smooth(model: nn.Module, folds: Folds, outputs: Sequence[str] | None) -> tuple[str, ...]:
+    """The smooth operations on the way to the outputs that count, in words; some may run for many rows alone."""
+    few = folds.samples.few.inputs
+    loads = itertools.chain([few], (batch.load().inputs for batch in folds.held_out))
+    calls = {
+        (call.module, call.operation, call.role): call for inputs in loads for call in find_smooth_calls(model, inputs)
+    }
+    unused = unused_modules(model, few, [call.module for call in calls.values() if call.module], outputs)
+    return tuple(str(call) for call in calls.values() if call.module not in unused)
 
 
 def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None) -> ConversionReport:

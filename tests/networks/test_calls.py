@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 import hf_lgelu
 from hf_lgelu.networks.calls import gates_as_modules
-from hf_lgelu.networks.sites import find_sites, functions_as_modules
+from hf_lgelu.networks.sites import exchanged, find_sites, functions_as_modules
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 
@@ -498,6 +498,34 @@ def test_a_class_registers_once_is_scripted_and_its_calls_become_gates_once(x, t
     torch.testing.assert_close(torch.jit.script(converted)(x), converted(x))
     with pytest.raises(ValueError, match="are gates already; convert all kinds at once"):
         hf_lgelu.convert_to_relu(converted, x)
+
+
+class CalledItself(Code):
+    def __call__(self, x):
+        return 2 * F.gelu(super().__call__(x))
+
+    def forward(self, x):
+        return self.out(F.gelu(self.a(x)))
+
+
+def test_a_gate_in_the_networks_own_call_is_found_and_exchanged(x):
+    network = CalledItself()
+    assert [call.count for call in find_smooth_calls(network, x)] == [1, 1]
+    with gates_as_modules(network, x[:2], ("gelu",)):
+        gates = dict(network.named_children())["called"]
+        with exchanged(find_sites(network), [nn.ReLU() for _ in gates]):
+            torch.testing.assert_close(network(x), 2 * F.relu(network.out(F.relu(network.a(x)))))
+
+
+class InLargeBatches(Code):
+    def forward(self, x):
+        return self.out(F.gelu(self.b(F.gelu(self.a(x)))) if len(x) > 8 else F.gelu(self.a(x)))
+
+
+def test_a_gate_that_only_many_rows_reach_is_named(x):
+    report = hf_lgelu.convert_to_relu(InLargeBatches(), x).report
+    line = InLargeBatches.forward.__code__.co_firstlineno + 1
+    assert [call for call in report.smooth_calls if f"test_calls.py:{line}" in call]
 
 
 class StaticSiLU(nn.Module):
