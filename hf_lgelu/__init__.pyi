@@ -11,6 +11,7 @@ from .export.int8.judged import Int8RefusedError as Int8RefusedError
 from .export.int8.judged import export_int8 as export_int8
 from .export.int8.quantize import quantize_onnx as quantize_onnx
 from .export.onnx.onnx_export import export_onnx as export_onnx
+from .export.onnx.onnx_network import OnnxNetwork as OnnxNetwork
 from .export.plain import export_relu as export_relu
 from .models.config_keys import UnsupportedConfigError as UnsupportedConfigError
 from .models.hardening import anneal_hardness as anneal_hardness

@@ -25,7 +25,12 @@ Gate = Callable[[int, Tensor], Tensor]
 """(index of a site, its input) → its output."""
 
 # These operations keep the values of a tensor in their order, except for rounding to another dtype.
-_IN_ORDER = frozenset(("view", "_unsafe_view", "reshape", "alias", "detach", "contiguous", "clone", "_to_copy", "to"))
+_IN_ORDER = frozenset(
+    (
+        *("view", "_unsafe_view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze"),
+        *("alias", "detach", "contiguous", "clone", "_to_copy", "to"),
+    )
+)
 # A number in one of these is no size: programs with other numbers are other programs.
 _FIXED_NUMBERS = ("permute", "transpose", "mul", "div", "add", "sub", "batch_norm")
 

@@ -56,7 +56,9 @@ def _formulas(module: GraphModule) -> Iterator[tuple[Node, Node, str]]:
             reads.update(leaf for leaf in leaves if isinstance(leaf, Node) and leaf.op != "get_attr")
             if len(reads) == 1 and sum(reads.values()) > 1:
                 (source,) = reads
-                form = form_of(elementwise_values(_function(module, inside, source, end)))
+                function = _function(module, inside, source, end)
+                # A constant of shape (1, 1, 1) adds axes to the input on which the function is tried.
+                form = form_of(elementwise_values(lambda x, function=function: function(x).reshape(x.shape)))
                 if form is not None and form.kind in _KINDS:
                     yield end, source, form.name
                     break
