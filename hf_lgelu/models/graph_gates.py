@@ -6,9 +6,9 @@ mul     = x * sigmoid            →
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from transformers.activations import ACT2FN
@@ -56,9 +56,7 @@ def _formulas(module: GraphModule) -> Iterator[tuple[Node, Node, str]]:
             reads.update(leaf for leaf in leaves if isinstance(leaf, Node) and leaf.op != "get_attr")
             if len(reads) == 1 and sum(reads.values()) > 1:
                 (source,) = reads
-                function = _function(module, inside, source, end)
-                # A constant of shape (1, 1, 1) adds axes to the input on which the function is tried.
-                form = form_of(elementwise_values(lambda x, function=function: function(x).reshape(x.shape)))
+                form = form_of(elementwise_values(_function(module, inside, source, end)))
                 if form is not None and form.kind in _KINDS:
                     yield end, source, form.name
                     break
@@ -73,7 +71,7 @@ def _is_operation(module: GraphModule, node: Node) -> bool:
     return node.op in ("call_function", "call_method") and all(each.numel() == 1 for each in constants)
 
 
-def _function(module: GraphModule, inside: Set[Node], source: Node, end: Node) -> GraphModule:
+def _function(module: GraphModule, inside: Set[Node], source: Node, end: Node) -> Callable[[Tensor], Tensor]:
     """The nodes `inside` as a function of `source`, on the CPU."""
     graph = Graph()
     copies = {source: graph.placeholder("x")}
@@ -81,4 +79,5 @@ def _function(module: GraphModule, inside: Set[Node], source: Node, end: Node) -
         if node in inside or (node.op == "get_attr" and not inside.isdisjoint(node.users)):
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[end])
-    return copy.deepcopy(GraphModule(module, graph)).cpu().eval()
+    formula = copy.deepcopy(GraphModule(module, graph)).cpu().eval()
+    return lambda x: formula(x).reshape(x.shape)  # a constant of shape (1, 1, 1) adds axes

@@ -42,9 +42,15 @@ class OnnxNetwork(nn.Module):
     It takes tensors in the order of the file's inputs, or by their names. It gives a tensor, or the outputs by name.
     Where the file fixes a batch size, another one is taken if the graph allows that.
 
-    >>> # network = OnnxNetwork("model.onnx", rows)
-    >>> # converted, report = convert_to_relu(network, rows)
-    >>> # converted.save("relu.onnx")
+    >>> import tempfile, torch
+    >>> from hf_lgelu import OnnxNetwork, convert_to_relu, export_onnx
+    >>> net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.SiLU(), torch.nn.Linear(16, 3))
+    >>> rows = torch.randn(200, 4)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = export_onnx(net, f"{folder}/model.onnx", rows)
+    ...     converted, report = convert_to_relu(OnnxNetwork(f"{folder}/model.onnx", rows), rows)
+    ...     converted.save(f"{folder}/relu.onnx").name
+    'relu.onnx'
     """
 
     def __init__(self, path: str | os.PathLike, rows: Tensor | Mapping[str, Tensor]) -> None:

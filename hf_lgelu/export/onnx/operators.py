@@ -83,7 +83,7 @@ def _reshape(x: Tensor, shape: Any, batch: int | None = None, allowzero: int = 0
 
 def _slice(x: Tensor, *given: Any, **named: Any) -> Tensor:
     given = given or tuple(named.get(name) for name in ("starts", "ends", "axes", "steps"))
-    starts, ends, axes, steps = (*map(_whole, given), *[[]] * (4 - len(given)))
+    starts, ends, axes, steps = [*map(_whole, given), [], []][:4]
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = axes[number] if axes else number
         places = range(x.shape[axis])[slice(start, end, steps[number] if steps else 1)]
@@ -110,7 +110,7 @@ def _concat(*parts: Tensor, axis: int) -> Tensor:
 
 def _resize(x: Tensor, *given: Any, mode: str = "nearest", coordinate_transformation_mode: str = "half_pixel",
             nearest_mode: str = "round_prefer_floor", scales: Any = None, **_: Any) -> Tensor:  # fmt: skip
-    *_, last = [each for each in given if each is not None and each.numel()] or [None]
+    last: Any = next((each for each in reversed(given) if each is not None and each.numel()), None)
     factors = scales or last.tolist()  # of Upsample; else the scales or sizes are the last input
     sizes = factors if last is not None and not last.is_floating_point() else [
         int(size * factor) for size, factor in zip(x.shape, factors, strict=True)
