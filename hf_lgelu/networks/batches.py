@@ -72,6 +72,17 @@ class Batch:
         """The tensors among the inputs, and the labels."""
         return self.tensors if self.labels is None else self.tensors | {LABELS: self.labels}
 
+    @property
+    def parts(self) -> frozenset[str]:
+        """The names, dtypes and numbers of axes of the tensors, and the constants; a single sample has no parts."""
+        if self.is_sample:
+            return frozenset()
+        constants = {f"{name} = {value!r}" for name, value in self.constants.items()}
+        return frozenset(constants).union(
+            f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')}, {value.ndim}-dimensional"
+            for name, value in self.with_labels.items()
+        )
+
     def mask_of(self, name: str) -> Tensor | None:
         """The attention mask (B, T) over the tensor `name` of the same shape; None if there is no such mask."""
         decodes = any(given.startswith("decoder_") for given in self.tensors)
@@ -208,7 +219,7 @@ def read_batches(
         raise TypeError(f"{type(data).__name__} cannot be read as data. {_WHAT_TO_PASS}")
     else:
         every = [data] if is_all else data
-    form, is_sample, left = None, False, max_samples
+    form, is_sample, left, first = None, False, max_samples, frozenset[str]()
     for raw in every:
         if form is None:
             form, is_sample = _form_of(raw, model, what)
@@ -221,6 +232,13 @@ def read_batches(
         if not len(batch):
             form = None
             continue
+        if first and batch.parts and batch.parts != first:
+            one, another = ("; ".join(sorted(parts)) for parts in (first - batch.parts, batch.parts - first))
+            raise ValueError(
+                f"batches of {what} differ: ({one}) in the first, ({another}) in another. Inputs and labels make one "
+                "batch, [(inputs, labels)]"
+            )
+        first = first or batch.parts
         yield batch
         left = None if left is None else left - len(batch)
         if left == 0:

@@ -216,7 +216,7 @@ def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
 
 
 def _as_key(value: Any) -> Any:
-    if isinstance(value, tuple | list | dict) and len(value) < 8:  # arguments
+    if type(value) in (tuple, list, dict) and len(value) < 8:  # arguments; a class of its own may have no length
         return type(value), *map(_as_key, value.items() if isinstance(value, dict) else value)
     # Two bound methods are equal if their objects are the same; a method also keeps its object alive.
     return (type(value), value) if isinstance(value, _PLAIN) else types.MethodType(id, value)

@@ -204,26 +204,16 @@ def _alike(batches: Iterable[Batch]) -> list[Batch]:
     batches = [batch for batch in batches if len(batch)]
     if any(batch.is_sample for batch in batches):
         return [replace(batch, is_sample=True) for batch in batches]
-    structures = {_structure(batch) for batch in batches}
-    parts = sorted({parts for parts, _ in structures})
-    if len(parts) > 1:
-        one, another = map(set, parts[:2])
-        raise ValueError(
-            f"batches of the data differ: {'; '.join(sorted(one - another))} in one, "
-            f"{'; '.join(sorted(another - one))} in another. Inputs and labels make one batch, [(inputs, labels)]"
-        )
-    if len(structures) <= 1:
+    if len({_shapes(batch) for batch in batches}) <= 1:
         return batches
     # Padding cannot give them one shape: images of different sizes, sequences without a mask.
     return [replace(batch[place : place + 1], is_sample=True) for batch in batches for place in range(len(batch))]
 
 
-def _structure(batch: Batch) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """(names and dtypes of a sample's tensors, and its constants; the shapes of the tensors that are not padded)."""
+def _shapes(batch: Batch) -> tuple[Any, ...]:
+    """The shapes of a sample's tensors that are not padded."""
     tensors = sorted(batch.with_labels.items())
-    named = (f"{name or 'inputs'}: {str(value.dtype).removeprefix('torch.')}" for name, value in tensors)
-    constants = (f"{name} = {value!r}" for name, value in sorted(batch.constants.items()))
-    return (*named, *constants), tuple(None if name in batch.spans else value.shape[1:] for name, value in tensors)
+    return tuple(None if name in batch.spans else value.shape[1:] for name, value in tensors)
 
 
 def sample_keys(batch: Batch) -> Iterator[bytes]:

@@ -174,3 +174,24 @@ def test_what_cannot_be_read_says_what_to_do(data, error, words):
 def test_collate_belongs_to_a_dataset(data):
     with pytest.raises(ValueError, match="data_collator"):
         as_list(data, data_collator=lambda items: items)
+
+
+ROWS = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ({"x": ROWS}, {"y": ROWS}, "y: float32"),
+        ({"x": ROWS}, {"x": ROWS.half()}, "float16"),
+        ({"x": ROWS}, ({"x": ROWS}, torch.ones(2)), "differ"),
+        ({"x": ROWS}, {"x": ROWS, "labels": torch.ones(2)}, "labels: float32"),
+        ({"x": ROWS}, ROWS, "inputs: float32"),
+        ({"x": ROWS, "k": 1}, {"x": ROWS, "k": 2}, "k = [12].*k = [12]"),
+        (ROWS, torch.ones(2), r"one batch, \[\(inputs, labels\)\]"),
+    ],
+)
+def test_batches_that_do_not_go_together(first, second, words):
+    for batches in ([first, second], [second, first]):
+        with pytest.raises(ValueError, match=words):
+            list(read_batches(batches))

@@ -167,3 +167,14 @@ def test_a_trial_is_not_seen_by_what_records_a_run():
 
     (call,) = find_smooth_calls(nn.Sequential(nn.Identity(), Own()), torch.zeros(1, 3))
     assert (call.module, call.operation, call.count) == ("1", "sigmoid", 1)
+
+
+class Irrep(tuple):
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_an_attribute_of_any_class_is_only_looked_at():
+    module = OwnSwish()
+    module.irreps = [Irrep((0, 1))]
+    assert form_at(module).kind == "silu"

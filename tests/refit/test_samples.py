@@ -126,22 +126,3 @@ def test_rows_of_a_sound_are_its_frames_where_the_model_says_how_many(has_frames
     samples = read_samples([Batch({"input_values": torch.randn(4, 24), "attention_mask": mask})], model=model)
     assert set(samples.rows) == rows
     assert len(samples.rows) == (2 if has_frames else 3)  # what is too short for a frame is left out
-
-
-ONE = {"x": torch.ones(2, 3)}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "words"),
-    [
-        (Batch(ONE), Batch({"y": torch.ones(2, 3)}), "y: float32"),
-        (Batch(ONE), Batch({"x": torch.ones(2, 3).half()}), "float16"),
-        (Batch(ONE), Batch(ONE, labels=torch.ones(2)), "labels: float32"),
-        (Batch(ONE), Batch(torch.ones(2, 3)), "inputs: float32"),
-        (Batch(ONE | {"k": 1}), Batch(ONE | {"k": 2}), "k = [12].*k = [12]"),
-    ],
-)
-def test_batches_that_do_not_go_together(first, second, words):
-    for batches in ([first, second], [second, first]):
-        with pytest.raises(ValueError, match=words):
-            read_samples(batches)
