@@ -202,11 +202,11 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
             maps.setdefault(value.shape[1:-1], []).append(value.flatten(1, -2))
     joined = [torch.cat(parts, -1) for parts in maps.values()]
     channels = {value.shape[-1] for value in joined}
-    if len(channels) != 1 or min(channels) <= box_channels:
+    if len(channels) != 1 or not (isinstance(box_channels, int) and box_channels < min(channels)):
         shapes = ", ".join(f"{name!r} {tuple(value.shape)}" for name, value in found.items())
         raise ValueError(
             f"box_channels={box_channels}: the outputs ({shapes}) are no maps of as many channels each, and more than "
-            "that; name the raw maps (outputs=)"
+            "that whole number; name the raw maps (outputs=)"
         )
     cells = torch.cat(joined, 1)
     sides = SIDES if box_channels == SIDES + 1 else box_channels

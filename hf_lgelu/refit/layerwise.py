@@ -85,8 +85,8 @@ class Refit:
                 rows.append(row)
                 task.tell_layer(row, index + 1, len(found.layers), time.perf_counter() - begun)
 
-        if task.is_detector:
-            fit_last_biases(task.read, task.read.of(student), task.folds, last_biases(recording, found.layers))
+        if task.is_detector and (biases := last_biases(recording, found.layers)):
+            fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         return Student(student, tuple(rows), *task.compare(student), tuple(told), original.share)
 
 
