@@ -118,7 +118,7 @@ class ProcessedImages(Dataset):
                 if encoded is None:
                     raise ValueError("it is empty")
                 images.append(self.decode(encoded).convert(self.mode))
-            except Exception as error:  # noqa: BLE001 PIL has errors of its own, as for too many pixels
+            except Exception as error:  # PIL has errors of its own, as for too many pixels
                 file = f" (file {encoded['path']})" if encoded and encoded.get("path") else ""
                 raise ValueError(
                     f"the picture in row {number}, counted from 0{file}, cannot be read ({error}); replace it, or "

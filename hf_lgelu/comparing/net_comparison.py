@@ -76,7 +76,18 @@ class NetComparison:
         self._places = {name: OutputComparison() for name in QUERIES}
 
     def add(self, batch: Batch, reference: Compared, other: Compared, is_causal: bool = False) -> None:
-        """Add the outputs of the original and the network for one batch."""
+        """Add the outputs of the original and the network for one batch.
+
+        Raises ValueError for other outputs, or outputs of other shapes.
+        """
+        shapes, theirs = (
+            {name or "a tensor": tuple(x.shape) for name, x in each.tensors.items()} for each in (reference, other)
+        )
+        if shapes != theirs:
+            raise ValueError(
+                f"the original gives {shapes} and the other {theirs} for the same inputs; only equal shapes "
+                "are compared: give networks for the same task, and `outputs` whose length no network chooses itself"
+            )
         other, certainty = in_order_of(reference, other), reference.certainty()
         for number, (name, value) in enumerate(reference.tensors.items()):
             counted = batch.counted(value, name, channels_last=True)

@@ -190,7 +190,8 @@ def compare_networks(
         raise nothing_given("data")
     if int8 and batches[0].is_sample:
         raise ValueError("the inputs of int8 have one shape, and here each batch has its own; leave int8 out")
-    _require_alike(networks, batches[0][:TRIED], read)
+    for name, network in networks.items():
+        require_taken(network, batches[0][:TRIED].inputs, f"data, given to the {name} network")
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
@@ -311,20 +312,6 @@ def _in_float32(network: nn.Module) -> nn.Module:
     tensors = itertools.chain(network.parameters(), network.buffers())
     kinds = {(value.device.type, value.dtype) for value in tensors if value.is_floating_point()}
     return network if kinds <= {("cpu", torch.float32)} else independent_copy(network).float().cpu()
-
-
-def _require_alike(networks: Mapping[str, nn.Module], few: Batch, read: Callable[[nn.Module], OutputReader]) -> None:
-    """Raise ValueError unless all networks take these inputs, and give outputs of the same names and shapes."""
-    shapes = []
-    for name, network in networks.items():
-        require_taken(network, few.inputs, f"data, given to the {name} network")
-        found = read(network)(few.inputs).tensors
-        shapes.append({output or "a tensor": tuple(value.shape) for output, value in found.items()})
-    if shapes[0] != shapes[-1]:
-        raise ValueError(
-            f"the original gives {shapes[0]} and the converted network {shapes[-1]} for the same inputs; give two "
-            "networks for the same task"
-        )
 
 
 def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:

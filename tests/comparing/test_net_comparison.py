@@ -196,10 +196,18 @@ def test_an_objectness_multiplies_the_chance_of_each_class(given):
     assert torch.equal(found.tensors["pred_boxes"], ROWS[..., :4])
 
 
-@pytest.mark.parametrize(("given", "channels"), [((DECODED, [MAPS[0][:, :6]]), 4), (MAPS, 7), (torch.randn(2, 7), 4), (MAPS, 2.5)])
+@pytest.mark.parametrize(
+    ("given", "channels"), [((DECODED, [MAPS[0][:, :6]]), 4), (MAPS, 7), (torch.randn(2, 7), 4), (MAPS, 2.5)]
+)
 def test_maps_of_other_channels_each_are_no_detectors(given, channels):
     with pytest.raises(ValueError, match=rf"box_channels={channels}: .*\(2, .*name the raw maps"):
         OutputReader(nn.Identity(), None, channels)(given, lambda model, inputs: inputs)
+
+
+def test_outputs_of_other_lengths_are_not_compared():
+    sound = [Compared({"waveform": torch.zeros(2, length, 1)}, False) for length in (8, 9)]
+    with pytest.raises(ValueError, match=r"\(2, 8, 1\).*\(2, 9, 1\).*equal shapes"):
+        NetComparison().add(Batch(torch.zeros(2, 3)), *sound)
 
 
 class Copier(nn.Module):
