@@ -11,9 +11,6 @@ from typing import Any
 
 import torch
 
-# torch 2.8 has no Muon and sets the precision of float32 products for all backends at once. Both may go with torch 2.8.
-MATRIX_OPTIMIZERS: tuple[type, ...] = (torch.optim.Muon,) if hasattr(torch.optim, "Muon") else ()
-
 _PACKAGES = ("torch", "transformers", "accelerate", "datasets", "timm", "evaluate", "tokenizers", "numpy")
 
 
@@ -34,7 +31,7 @@ def require(module: str, extra: str) -> ModuleType:
 
 def matmul_backends() -> tuple[Any, ...]:
     """The backends that have a precision of their own, `fp32_precision`, for products in float32."""
-    if not hasattr(torch.backends.mkldnn, "matmul"):
+    if not hasattr(torch.backends.mkldnn, "matmul"):  # torch 2.8 has one precision for all backends
         return ()
     return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
 

@@ -11,7 +11,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hf_lgelu import ConversionConfig, convert_to_relu
+from hf_lgelu import ConversionConfig, convert_to_relu, replace_activations
+from hf_lgelu.networks.sites import SELF_GATE_KINDS, find_sites
 from hf_lgelu.refit.convert import Conversion
 
 VOCABULARY = 40
@@ -162,3 +163,11 @@ NETWORKS: dict[str, Network] = {
 def convert_with(model: nn.Module, data: Any, *, evaluation_data: Any = None, **options: Any) -> Conversion:
     """`convert_to_relu` with any fields of `ConversionConfig`."""
     return convert_to_relu(model, data, evaluation_data=evaluation_data, options=ConversionConfig(**options))
+
+
+def put_gates_of_two_forms(model, **options):
+    """λ-SiLU at the first site and λ-GELU at all others, which no activation key says; or at the sites of `include`."""
+    first, *others = [site.name for site in find_sites(model, SELF_GATE_KINDS)]
+    replace_activations(model, gate="lambda_silu", **{"include": first.__eq__} | options)
+    if others and "include" not in options:
+        replace_activations(model, gate="lambda_gelu", **options)

@@ -21,15 +21,15 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_884, 19_000),
+    "package: lines": (20_795, 19_000),
     "package: modules": (119, 100),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),
-    "package: raise statements": (271, 290),
+    "package: raise statements": (268, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (9_043, 9_000),
-    "tests: lines": (30_067, 28_000),
+    "tests: lines": (29_968, 28_000),
     "pages without api and changelog: words": (13_374, 12_000),
     "README: words": (1_199, 1_200),
 }

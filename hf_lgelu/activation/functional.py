@@ -17,8 +17,7 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
 
     Args:
         x: any shape, float64, float32, float16 or bfloat16. Arithmetic inside is float32 or wider.
-        hardness: λ ≥ 1, a number or a floating tensor that broadcasts to the shape of `x`. One value of any
-            shape goes with a 0-dim `x`.
+        hardness: λ ≥ 1, a number or a floating tensor with one element.
         kernel: a row of KERNELS, e.g. "eager". The default is the kernel that `use_kernel` or the environment variable
             LGELU_KERNEL names, else the fastest that takes the input (`kernel_report()` lists them).
 
@@ -28,7 +27,7 @@ def lambda_gelu(x: Tensor, hardness: Tensor | float, kernel: str | None = None) 
 
     Raises:
         TypeError: `x` or `hardness` is not a dense floating tensor of an accepted dtype.
-        ValueError: `hardness` does not broadcast to `x`, lies on another device, is below 1 or not finite. Values are
+        ValueError: `hardness` has several elements, lies on another device, is below 1 or not finite. Its value is
             read only where this causes no delay: numbers, and tensors on the CPU outside `torch.compile`,
             `torch.func` and tracing.
         RuntimeError: the kernel that was named cannot take this input here.
@@ -74,12 +73,10 @@ def lambda_gate(x: Tensor, hardness: Tensor | float, gate: str, kernel: str | No
         hardness = torch.tensor(float(hardness), device=x.device, dtype=internal_dtype(x))
         return apply_gate(x, hardness, gate, kernel)
     hardness = check_dense(hardness, "a hardness that is no number")
+    if hardness.numel() != 1:
+        raise ValueError(f"hardness must be one number, and a layer has one λ; got the shape {tuple(hardness.shape)}")
     if _is_readable(hardness):
-        dtype, values = internal_dtype(x), hardness.detach()
-        if hardness.numel() != 1:  # reading one value as a number takes a fifth of the time
-            values = values[~((values >= 1) & torch.isfinite(values.to(dtype)))].flatten()[:1]
-        if values.numel():
-            _check_number(values.item(), dtype)
+        _check_number(hardness.item(), internal_dtype(x))
     return apply_gate(x, hardness, gate, kernel)
 
 

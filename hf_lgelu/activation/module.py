@@ -1,7 +1,7 @@
 """The λ-gates as modules with a learnable hardness."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -27,16 +27,14 @@ class LambdaGate(nn.Module):
     Use a row's own class: `LambdaGELU`, `LambdaGELUTanh`, `LambdaSiLU`.
 
     State dict: `raw_hardness` (s, the only parameter), `temperature` (t) and `hardness_override`
-    (0 while s rules; otherwise the λ that hardening has set). All are float32, whatever the model's dtype. t has shape
-    (1,), and the others have one shape. So a checkpoint evaluates the same after a reload in the middle of hardening. A
-    state whose λ is not finite is refused.
+    (0 while s rules; otherwise the λ that hardening has set). All are float32 of shape (1,), whatever the model's
+    dtype. So a checkpoint evaluates the same after a reload in the middle of hardening. A state whose λ is not finite
+    is refused.
 
     Args:
         inplace: accepted, because timm passes it first, and ignored.
         init_hardness: λ at the start, above 1.
         temperature: t > 0; the paper uses 0.1.
-        raw_shape: shape of s, which has to broadcast to the input's shape: (1,) is one λ for the layer, (256,) one for
-            each of 256 hidden units, (64, 1, 1) one for each of 64 channels of pictures.
         device: the device of the state, as in torch's modules.
         dtype: accepted as in torch's modules, and ignored: the state stays float32.
 
@@ -48,7 +46,7 @@ class LambdaGate(nn.Module):
     among kernels, and raises a RuntimeError.
 
     Raises:
-        ValueError: a λ, t or shape is not as described; the message names the accepted values.
+        ValueError: a λ or t is not as described; the message names the accepted values.
     """
 
     gate: ClassVar[str]
@@ -60,21 +58,17 @@ class LambdaGate(nn.Module):
         *,
         init_hardness: float = DEFAULT_INIT_HARDNESS,
         temperature: float = DEFAULT_TEMPERATURE,
-        raw_shape: Sequence[int] = (1,),
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.init_hardness = check_init_hardness(init_hardness)
         self.init_temperature = check_temperature(temperature)
-        shape = tuple(raw_shape)
-        if not shape or 0 in shape:  # FSDP cannot shard a scalar
-            raise ValueError(f"raw_shape must be at least one size above 0, such as (1,) or (64, 1, 1), got {shape}")
         raw_hardness = raw_from_hardness(self.init_hardness, self.init_temperature)
-        # float32: a step of s in bfloat16 would round away.
-        self.raw_hardness = nn.Parameter(torch.full(shape, raw_hardness, dtype=torch.float32, device=device))
+        # float32: a step of s in bfloat16 would round away. Of shape (1,): FSDP cannot shard a scalar.
+        self.raw_hardness = nn.Parameter(torch.full((1,), raw_hardness, dtype=torch.float32, device=device))
         self.register_buffer("temperature", torch.full((1,), self.init_temperature, dtype=torch.float32, device=device))
-        self.register_buffer("hardness_override", torch.zeros(shape, dtype=torch.float32, device=device))
+        self.register_buffer("hardness_override", torch.zeros((1,), dtype=torch.float32, device=device))
         self._awaits_values = self.raw_hardness.is_meta
 
     def reset_parameters(self) -> None:
@@ -110,14 +104,14 @@ class LambdaGate(nn.Module):
 
     @property
     def hardness(self) -> Tensor:
-        """λ, float32, of the shape of s: the override where hardening has set one, else λ(s)."""
+        """λ, float32 of shape (1,): the override where hardening has set one, else λ(s)."""
         return effective_hardness(self.raw_hardness, self.temperature, self.hardness_override)
 
     def forward(self, x: Tensor) -> Tensor:
         return apply_learned_gate(x, self.raw_hardness, self.temperature, self.hardness_override, self.gate)
 
     def extra_repr(self) -> str:
-        return f"raw_shape={tuple(self.raw_hardness.shape)}, init_hardness={self.init_hardness}"
+        return f"init_hardness={self.init_hardness}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "LambdaGate":
         # model.to(torch.bfloat16), .half() and .double() move the state but do not cast it.

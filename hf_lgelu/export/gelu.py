@@ -32,7 +32,7 @@ from hf_lgelu.models.config_keys import (
     without_guard,
 )
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.models.hardening import smallest_by_site, swap_errors
+from hf_lgelu.models.hardening import hardness_profile, swap_errors
 from hf_lgelu.models.record import forget_sites
 from hf_lgelu.models.surgery import exchange_activations
 from hf_lgelu.networks.random_inputs import random_inputs
@@ -108,7 +108,7 @@ def save_gelu(
         raise RuntimeError(f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept")
     save_checkpoint(plain, folder, processor, source)
     require_same_model(plain, reloaded_as(plain, folder), inputs)
-    hardness_of = smallest_by_site(model)
+    hardness_of = hardness_profile(model)
     errors, warnings = swap_errors(model, hardness_of), runtime_warnings(plain)
     return CheckpointExport("gelu", str(folder), hardness_of, errors, surgery.config_changes, change, warnings)
 
@@ -130,9 +130,7 @@ def _maps_around(model: nn.Module, gates: dict[Any, str], inputs: Inputs) -> dic
     around, reasons = {}, []
     for gate, name in gates.items():
         before, after = reads.makers(gate), reads.readers(gate)
-        if gate.hardness.numel() > 1:
-            reason = "it has several λ"
-        elif len(before) != 1 or not before <= maps:
+        if len(before) != 1 or not before <= maps:
             reason = "it did not run, or its input is not the output of one map with weights of its own"
         elif reads.readers(*before) != {gate}:
             reason = "the map before it is also read elsewhere"

@@ -5,7 +5,7 @@ The callback calls these functions, and any training loop can call them, too.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
@@ -31,9 +31,6 @@ from hf_lgelu.models.copies import require_unflattened, require_values_here
 from hf_lgelu.networks.run import Inputs, forward_hooks, run_example
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
-Target: TypeAlias = float | Tensor
-"""λ at the end of hardening: one for a whole gate, or one for each λ of the gate, in the shape of its s."""
-
 HARDENED_FRACTION = 0.5
 """The share of the target from which on a model counts as hardened. In 18 reference runs of the MLPs, no best epoch
 that substituted without loss had a smaller λ."""
@@ -49,13 +46,12 @@ MAX_SWAP_ERROR = swap_error_bound(hardness_for_tolerance() / 2)
 def hardness_profile(model: nn.Module) -> dict[str, float]:
     """{module name: λ} of every λ-GELU site, in registration order.
 
-    For a site with several λ (granularity "channel") it is their mean; `module.hardness` has each. Under FSDP2 every
-    rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
+    Under FSDP2 every rank must call it. Raises ValueError for a model without λ-GELU, and RuntimeError under FSDP1.
     """
     require_lambda_gelu(model)
     gates = {"": model} if isinstance(model, LambdaGate) else _gates_by_site(model)
-    means = [known_hardness(gate).mean() for gate in gates.values()]
-    values = torch.stack([mean.to(means[0].device) for mean in means]).tolist()  # one wait for the device
+    found = [known_hardness(gate) for gate in gates.values()]
+    values = torch.cat([hardness.to(found[0].device) for hardness in found]).tolist()  # one wait for the device
     return dict(zip(gates, values, strict=True))
 
 
@@ -67,32 +63,19 @@ def _gates_by_site(model: nn.Module) -> dict[str, LambdaGate]:
 def learned_hardness(model: nn.Module) -> dict[str, float]:
     """{module name: 1 + softplus(s/t)} of every λ-gate's site: λ as it was learned, also after hardening.
 
-    Hardening leaves s as it is, so any checkpoint of a hardened model still has the learned λ. For a site with several
-    λ it is their mean.
+    Hardening leaves s as it is, so any checkpoint of a hardened model still has the learned λ.
     """
-    return {name: known_hardness(gate, learned=True).mean().item() for name, gate in _gates_by_site(model).items()}
+    return {name: known_hardness(gate, learned=True).item() for name, gate in _gates_by_site(model).items()}
 
 
-@torch.no_grad()
-def smallest_by_site(model: nn.Module) -> dict[str, float]:
-    """{module name: its smallest λ} of every λ-gate's site, in registration order."""
-    return {name: known_hardness(gate).min().item() for name, gate in _gates_by_site(model).items()}
-
-
-def mean_of_several(model: nn.Module) -> dict[str, float]:
-    """{module name: mean λ} of the λ-gates' sites that have several λ (granularity "channel")."""
-    several = {name: gate for name, gate in _gates_by_site(model).items() if gate.raw_hardness.numel() > 1}
-    return {name: known_hardness(gate).mean().item() for name, gate in several.items()}
-
-
-def swap_errors(model: nn.Module, smallest: Mapping[str, float]) -> dict[str, float]:
-    """{module name: κ/λ} of λ-gates' sites, from the `smallest` λ of each: the largest change of a unit by ReLU."""
+def swap_errors(model: nn.Module, profile: Mapping[str, float]) -> dict[str, float]:
+    """{module name: κ/λ} of λ-gates' sites, from their `hardness_profile`: the largest change of a unit by ReLU."""
     gates = _gates_by_site(model)
-    return {name: swap_error_bound(hardness, gates[name].gate) for name, hardness in smallest.items()}
+    return {name: swap_error_bound(hardness, gates[name].gate) for name, hardness in profile.items()}
 
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
-    """The gate that ReLU changes most, and its change, in words; from {site: its smallest λ} and {site: κ/λ}."""
+    """The gate that ReLU changes most, and its change, in words; from {site: λ} and {site: κ/λ}."""
     # Not by λ alone: a gate of another form is harder at the same λ.
     site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
     return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
@@ -173,7 +156,7 @@ def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
 
 
 def known_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:
-    """Every λ of a gate, also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere.
+    """λ of a gate, of shape (1,), also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere.
 
     With `learned`, λ follows from s alone, as if hardening had not begun.
     """
@@ -248,7 +231,7 @@ def anneal_hardness(
     model: nn.Module,
     progress: float,
     *,
-    target_hardness: float | Mapping[str, Target] | None = None,
+    target_hardness: float | Mapping[str, float] | None = None,
     schedule: str = "linear",
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
@@ -260,8 +243,8 @@ def anneal_hardness(
     Args:
         model: an unwrapped model with λ-GELU sites.
         progress: (e − e_s)/(T − e_s) ∈ [0, 1], see `hardening_progress`.
-        target_hardness: λ at progress 1: one for all, or a mapping from rows of GATES or names of modules; a tensor
-            gives each λ of a gate its own. By default it is each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
+        target_hardness: λ at progress 1: one for all, or a mapping from rows of GATES or names of modules. By default
+            it is each gate's `hardness_for_tolerance()`, 159.577 for λ-GELU.
         schedule: a row of SCHEDULES.
 
     No λ moves if the call is refused, as in `initialize_hardness`.
@@ -279,16 +262,13 @@ def anneal_hardness(
         by_device.setdefault(module.hardness_override.device, []).append(module)
     for device, neighbours in by_device.items():
         # FSDP2 may keep s elsewhere than buffers (CPU offload).
-        raw = [whole_tensor(module.raw_hardness).flatten().to(device) for module in neighbours]
-        sizes = [s.numel() for s in raw]
-        temperatures = [
-            whole_tensor(module.temperature).to(device).expand(n) for module, n in zip(neighbours, sizes, strict=True)
-        ]
-        start = hardness_from_raw(torch.cat(raw).double(), torch.cat(temperatures).double())
-        ends = [target_of[id(module)].to(start).expand(n) for module, n in zip(neighbours, sizes, strict=True)]
-        annealed = scheduled_hardness(schedule, start, torch.cat(ends), progress).split(sizes)
-        overrides = [module.hardness_override for module in neighbours]
-        torch._foreach_copy_(overrides, [new.view(old.shape) for new, old in zip(annealed, overrides, strict=True)])
+        raw, temperatures = (
+            torch.cat([whole_tensor(value).to(device) for value in values]).double()
+            for values in zip(*((module.raw_hardness, module.temperature) for module in neighbours), strict=True)
+        )
+        ends = torch.tensor([target_of[id(module)] for module in neighbours], dtype=raw.dtype, device=device)
+        annealed = scheduled_hardness(schedule, hardness_from_raw(raw, temperatures), ends, progress)
+        torch._foreach_copy_([module.hardness_override for module in neighbours], list(annealed.split(1)))
 
 
 def freeze_hardness(model: nn.Module) -> None:
@@ -322,7 +302,7 @@ def release_hardness(model: nn.Module) -> None:
 
 def is_hardened(
     model: nn.Module,
-    target_hardness: float | Mapping[str, Target] | None = None,
+    target_hardness: float | Mapping[str, float] | None = None,
     *,
     fraction: float = HARDENED_FRACTION,
 ) -> bool:
@@ -336,41 +316,32 @@ def is_hardened(
 
 @torch.no_grad()
 def smallest_soft_hardness(
-    model: nn.Module, target_hardness: float | Mapping[str, Target] | None = None, fraction: float = HARDENED_FRACTION
+    model: nn.Module, target_hardness: float | Mapping[str, float] | None = None, fraction: float = HARDENED_FRACTION
 ) -> float | None:
     """The smallest λ below this fraction of its target; None if none is below."""
     target_of = target_of_each(model, target_hardnesses(target_hardness))
     soft = []
     for _, module in require_lambda_gelu(model):
-        hardness = known_hardness(module).flatten()
-        wanted = (fraction * target_of[id(module)]).to(hardness)  # in float32, like λ
+        hardness = known_hardness(module)
+        wanted = torch.tensor([fraction * target_of[id(module)]]).to(hardness)  # in float32, like λ
         soft += hardness[~(hardness >= wanted)].tolist()
     return min(soft, default=None)
 
 
-def target_of_each(model: nn.Module, targets: Mapping[str, Target]) -> dict[int, Tensor]:
-    """{id of a λ-gate: its target, one or one per λ}; a target by name comes before a target by row of GATES."""
+def target_of_each(model: nn.Module, targets: Mapping[str, float]) -> dict[int, float]:
+    """{id of a λ-gate: its target}; a target by name comes before a target by row of GATES."""
     modules = dict(require_lambda_gelu(model))
     if unknown := sorted(targets.keys() - modules.keys() - GATES.keys()):
         raise ValueError(
             f"target_hardness names {', '.join(unknown)}, which is no row of GATES and no λ-gate of "
             f"{type(model).__name__}; it has {', '.join(modules)}"
         )
-    found = {}
-    for name, module in modules.items():
-        target = torch.as_tensor(targets[name if name in targets else module.gate], dtype=torch.float64)
-        if target.dim() and target.shape != module.raw_hardness.shape:
-            raise ValueError(
-                f"the target of {name} has shape {tuple(target.shape)} and its λ {tuple(module.raw_hardness.shape)}; "
-                "give one number, or a target for each λ"
-            )
-        found[id(module)] = target.flatten()
-    return found
+    return {id(module): targets[name if name in targets else module.gate] for name, module in modules.items()}
 
 
 def target_hardnesses(
-    target_hardness: float | Mapping[str, Target] | None = None, tolerance: float | None = None
-) -> dict[str, Target]:
+    target_hardness: float | Mapping[str, float] | None = None, tolerance: float | None = None
+) -> dict[str, float]:
     """{row of GATES, or name of a gate: its target}: the given targets, or each row's target for the tolerance.
 
     Raises ValueError if both are given or a number is out of range.
@@ -381,16 +352,15 @@ def target_hardnesses(
             "the tolerance ε stands for a target, 2/(ε√(2π)) for λ-GELU"
         )
     given = target_hardness if isinstance(target_hardness, Mapping) else dict.fromkeys(GATES, target_hardness)
-    targets: dict[str, Target] = {}
+    targets: dict[str, float] = {}
     for name, end in {**dict.fromkeys(GATES), **given}.items():
         if end is None:
             targets[name] = hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, name)
             continue
-        lowest, highest = end.aminmax() if isinstance(end, Tensor) else (end, end)
-        if not 1 < lowest <= highest <= LARGEST_HARDNESS:
+        if not 1 < end <= LARGEST_HARDNESS:
             raise ValueError(
                 f"target_hardness must be a finite number > 1 within float32's range, got {end!r}; "
                 "hardness_for_tolerance(tolerance) gives it"
             )
-        targets[name] = end.double() if isinstance(end, Tensor) else float(end)
+        targets[name] = float(end)
     return targets

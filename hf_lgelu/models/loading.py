@@ -28,7 +28,7 @@ _OPEN = threading.RLock()  # the methods are those of the whole process
 def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.PathLike, **kwargs: Any) -> Any:
     """`model_class.from_pretrained(...)`, which also rebuilds the gates in the config's record.
 
-    A record has several λ per layer, gates of a family without an activation key, or gates that a conversion kept.
+    A record has gates at some sites only, gates of a family without an activation key, or gates that a conversion kept.
     `model_class` is a class of transformers, an Auto class, or a class that loads models of transformers:
     AutoPeftModel, SentenceTransformer. As in transformers, a checkpoint may be loaded with another head or without one.
     Threads take turns, because methods of transformers are extended while a load runs.
@@ -37,12 +37,13 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     a damaged record.
 
     >>> import torch, hf_lgelu
-    >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, hidden_act="gelu"))
-    >>> _ = hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
+    >>> config = hf_lgelu.MLPConfig(num_features=4, num_hidden_layers=2, hidden_act="gelu")
+    >>> model = hf_lgelu.MLPForClassification(config)
+    >>> _ = hf_lgelu.replace_activations(model, gate="lambda_silu", include="layers.0.activation".__eq__)
     >>> model.save_pretrained("soft")
     >>> loaded = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, "soft")
-    >>> loaded.layers[0].activation.hardness.shape
-    torch.Size([8])
+    >>> [type(layer.activation).__name__ for layer in loaded.layers]
+    ['LambdaSiLU', 'GELUActivation']
     """
     with _OPEN, _gates_put_in():
         load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer loads in its constructor

@@ -10,7 +10,6 @@ from transformers.utils import logging
 
 from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.environment import MATRIX_OPTIMIZERS
 from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
 from hf_lgelu.models.copies import require_unflattened
 from hf_lgelu.models.loading import written_gates
@@ -96,8 +95,8 @@ def separate_hardness_group(
     # Layer-wise GaLore and APOLLO hold no s. LOMO ignores its groups, because it updates inside backward.
     elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         why = "replaces the parameter groups or ignores their learning rates"
-    elif isinstance(inner, (torch.optim.LBFGS, *MATRIX_OPTIMIZERS)):  # these take the group, and fail at the next step
-        why = f"takes {'one group' if isinstance(inner, torch.optim.LBFGS) else 'matrices'} alone"
+    elif isinstance(inner, torch.optim.LBFGS):  # it takes the group, and fails at the next step
+        why = "takes one group alone"
     elif any("initial_lr" in group for group in changed):
         why = "has a scheduler already, which would not know a new group"
     elif not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in changed):
@@ -159,13 +158,7 @@ def check_rate(name: str, value: float) -> None:
 
 
 def _hardness_options(learning_rate: Any, multiplier: float) -> dict[str, Any]:
-    # timm's Muon would take an s of several dimensions for a matrix; other optimizers have no option `use_fallback`.
-    return {
-        "lr": float(multiplier) * learning_rate,
-        "weight_decay": 0.0,
-        "group_name": HARDNESS_GROUP,
-        "use_fallback": True,
-    }
+    return {"lr": float(multiplier) * learning_rate, "weight_decay": 0.0, "group_name": HARDNESS_GROUP}
 
 
 def _hardness_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

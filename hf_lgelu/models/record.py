@@ -1,7 +1,7 @@
 """The record of gates in a config, for gates that no activation name says, and the gates rebuilt from a record.
 
-No name says several λ per layer, λ-gates at some sites only, gates of two kinds, or gates that a conversion kept.
-Surgery writes every λ-gate's site and the shape of its hardness into the config, under "lambda_gelu". A conversion
+No name says λ-gates at some sites only, gates of two kinds, or gates that a conversion kept.
+Surgery writes every λ-gate's site into the config, under "lambda_gelu". A conversion
 writes the sites of the gates that stayed.
 
 A load by another function than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that
@@ -50,7 +50,7 @@ VARIANT = "needs_hf_lgelu"
 """The variant, a part of the file's name, of weights whose config has a record and no key for a guard."""
 
 SiteRecord = list[dict[str, Any]]
-"""One entry per λ-gate's site in registration order: {"site", "raw_shape"}, and {"gate"} for another gate than λ-GELU.
+"""One entry per λ-gate's site in registration order: {"site"}, and {"gate"} for another gate than λ-GELU.
 
 After these come {"site", "activation"} of plain gates that the config alone would not build. {"call"} is the call whose
 place a gate takes."""
@@ -141,7 +141,7 @@ def describe_sites(
         if not isinstance(module, LambdaGate):
             continue
         gate = {} if module.gate == DEFAULT_GATE else {"gate": module.gate}
-        record.append({"site": name, "raw_shape": list(module.raw_hardness.shape), **gate})
+        record.append({"site": name, **gate})
     calls = {uncompiled_name(name): said for name, said in recorded_calls(model).items()}
     for name in dict.fromkeys([*plain, *calls]):
         parent, attribute = _site_place(model, name)
@@ -153,11 +153,11 @@ def describe_sites(
 
 
 def _said(entry: Mapping[str, Any]) -> str | None:
-    """The activation name of an entry's gate; None for several λ, and for a slope that no name has."""
+    """The activation name of an entry's gate; None for a slope that no name has."""
     if "activation" in entry:
         has_own_slope = entry.get("negative_slope") not in (None, nn.LeakyReLU().negative_slope)
         return None if has_own_slope or entry["activation"] not in ACT2FN else entry["activation"]
-    return entry.get("gate", DEFAULT_GATE) if entry["raw_shape"] == [1] else None
+    return entry.get("gate", DEFAULT_GATE)
 
 
 def _plain_entry(module: nn.Module) -> dict[str, Any]:
@@ -266,11 +266,10 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
             )
         if plain is not None:
             place(parent, attribute, ACT2FN[plain] if kind is None else kind(**given))
-        elif "shared_with" in entry or "forward" in entry:
+        elif "shared_with" in entry or "forward" in entry or entry.get("raw_shape", [1]) != [1]:  # several λ
             raise ValueError(f"only hf_lgelu 0.2.0 has the gate at {name}; load it there and call substitute_relu")
         else:
-            gate = check_gate(entry.get("gate", DEFAULT_GATE)).name
-            place(parent, attribute, GATE_MODULES[gate](raw_shape=entry.get("raw_shape", (1,))))
+            place(parent, attribute, GATE_MODULES[check_gate(entry.get("gate", DEFAULT_GATE)).name]())
     # Another class may have another head, or none.
     is_same = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
     if len(absent) == len(record) or (absent and is_same):
@@ -286,11 +285,8 @@ def rebuild_gates(model: PreTrainedModel, record: SiteRecord) -> None:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether a value of a config has the form of a record's entry: a site, and sizes if it has a shape."""
-    if not isinstance(entry, Mapping) or not isinstance(entry.get("site"), str):
-        return False
-    shape = entry.get("raw_shape", [1])
-    return isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    """Whether a value of a config has the form of a record's entry."""
+    return isinstance(entry, Mapping) and isinstance(entry.get("site"), str)
 
 
 def restore_calls(

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, require_known, swap_error_bound
+from hf_lgelu.activation.hardness import DEFAULT_INIT_HARDNESS, DEFAULT_TEMPERATURE, swap_error_bound
 from hf_lgelu.activation.module import GATE_MODULES
 from hf_lgelu.models.config_keys import (
     ConfigChange,
@@ -30,7 +30,6 @@ from hf_lgelu.models.config_keys import (
 from hf_lgelu.models.copies import changeable_module, require_values_here
 from hf_lgelu.models.hardening import MAX_SWAP_ERROR, known_hardness, softest_gate
 from hf_lgelu.models.record import forget_sites, loads_elsewhere, plan_gates, saved_without_gates
-from hf_lgelu.networks.channels import site_input_shapes
 from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.run import Inputs
 from hf_lgelu.networks.sites import (
@@ -64,7 +63,7 @@ class ReplacedSite:
 class SurgeryReport:
     """The sites that surgery exchanged and the config keys that it rewrote.
 
-    `hardness` is {site: its smallest λ} of the λ-gates that ReLU has replaced. `swap_error` is {site: κ/λ}, the largest
+    `hardness` is {site: λ} of the λ-gates that ReLU has replaced. `swap_error` is {site: κ/λ}, the largest
     change of one unit of each gate.
 
     >>> import hf_lgelu
@@ -91,26 +90,20 @@ class SurgeryReport:
         return "\n".join(lines)
 
 
-GRANULARITIES = ("layer", "channel")
-"""The numbers of λ that a site can have: one, or one for each channel or hidden unit."""
-
-
 def replace_activations(
     model: nn.Module,
     *,
     kinds: Sequence[str] = SELF_GATE_KINDS,
     gate: str | None = None,
-    granularity: str = "layer",
     init_hardness: float = DEFAULT_INIT_HARDNESS,
     temperature: float = DEFAULT_TEMPERATURE,
     inputs: Inputs | None = None,
-    channel_axis: int | None = None,
     include: Callable[[str], bool] | None = None,
     rewrite_config: bool = True,
 ) -> SurgeryReport:
     """Put a λ-gate, each with its own λ, in the place of every activation module of the given kinds.
 
-    Changes `model` in place. For models that ignore the activation string, or for more than one λ per layer.
+    Changes `model` in place. For models that ignore the activation string.
 
     Args:
         model: any module tree, compiled or not. Give the outermost PreTrainedModel: a part does not know the config of
@@ -119,16 +112,13 @@ def replace_activations(
             and sigmoid forms) and "silu" by default.
         gate: a row of GATES for all sites. By default each site gets the row with its activation at λ = 1 (λ-GELU, its
             tanh form, λ-SiLU). Other activations, such as Mish and the sigmoid form of GELU, get "lambda_gelu".
-        granularity: "layer" for one λ per site, "channel" for one λ per channel or hidden unit.
         init_hardness: λ at the start, above 1.
         temperature: t > 0.
-        inputs: needed for "channel", which takes its shapes from one forward pass. If `inputs` are given, a model that
-            uses the input of an in-place activation again is refused: no λ-gate works in place.
-        channel_axis: the axis of channels in every activation's input. By default it is the last axis after a linear
-            layer, and axis 1 after a convolution or batch norm, as one forward pass shows.
+        inputs: a batch. If it is given, a model that uses the input of an in-place activation again is refused: no
+            λ-gate works in place.
         include: a predicate on site names; the default takes all sites.
         rewrite_config: make a transformers config rebuild the model. Its activation key is rewritten if the key can say
-            one λ per layer. Otherwise a record is added, which only `hf_lgelu.from_pretrained` reads.
+            all gates. Otherwise a record is added, which only `hf_lgelu.from_pretrained` reads.
 
     Make the optimizer after the surgery, from `hardness_parameter_groups`: an optimizer made before never learns λ.
 
@@ -139,30 +129,15 @@ def replace_activations(
     >>> import torch, hf_lgelu
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    >>> len(hf_lgelu.replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4)))
+    >>> len(hf_lgelu.replace_activations(model))
     1
-    >>> model[1].raw_hardness.shape
-    torch.Size([8])
+    >>> round(model[1].hardness.item(), 3)
+    1.05
     """
     model = changeable_module(model)
     require_values_here(model.named_modules())  # a new s next to the kept-away values would have no value
-    require_known("granularity", granularity, GRANULARITIES)
     check_gate(DEFAULT_GATE if gate is None else gate)
     sites = found_sites(model, kinds, include)
-    shapes: dict[str, tuple[int, ...]] = {}
-    if granularity == "channel":
-        if inputs is None:
-            raise ValueError(f"granularity {granularity!r} takes its shapes from a forward pass: pass inputs, a batch")
-        for name, (shape, found) in site_input_shapes(model, sites, inputs).items():
-            axis = found if channel_axis is None else channel_axis
-            if axis is None:
-                raise ValueError(
-                    f"{name}: which axis of its input, of shape {shape}, counts channels is not known: it comes from "
-                    "no convolution and no linear layer. Give channel_axis, with include= for the sites where it holds"
-                )
-            if not -len(shape) <= axis < len(shape):
-                raise ValueError(f"channel_axis={axis} is out of range for the input of {name}, of shape {shape}")
-            shapes[name] = (shape[axis], *[1] * (len(shape) - axis % len(shape) - 1))
     if inputs is not None and (reused := reused_inputs(model, sites, inputs)):
         raise ValueError(
             f"{', '.join(reused)} works in place, and its input is used again, which would be another tensor after a "
@@ -170,9 +145,7 @@ def replace_activations(
         )
     modules: list[nn.Module] = []
     for site in sites:
-        module = GATE_MODULES[gate or gate_of(site.module)](
-            init_hardness=init_hardness, temperature=temperature, raw_shape=shapes.get(site.name, (1,))
-        )
+        module = GATE_MODULES[gate or gate_of(site.module)](init_hardness=init_hardness, temperature=temperature)
         # On the device of the site's neighbours: a model spread over devices must not fetch s from elsewhere.
         near = next(itertools.chain(site.parent.parameters(), model.parameters()), torch.empty(0))
         modules.append(module.to(near.device))
@@ -252,7 +225,7 @@ def put_relu(model: nn.Module, *, kinds: Sequence[str] = LEARNED_KINDS, rewrite_
     gates = {site.name: site.module for site in sites if site.kind in LEARNED_KINDS}
     on_meta = [gate for gate in gates.values() if any(parameter.is_meta for parameter in gate.parameters())]
     are_known = gates and all(map(has_offloaded_params, on_meta))  # accelerate may keep the values elsewhere
-    hardness = {name: known_hardness(gate).min().item() for name, gate in gates.items()} if are_known else {}
+    hardness = {name: known_hardness(gate).item() for name, gate in gates.items()} if are_known else {}
     swap_error = {name: swap_error_bound(value, gates[name].gate) for name, value in hardness.items()}
     report = exchange_activations(model, sites, list(map(relu_for, sites)), plan if rewrite_config else None)
     return replace(report, hardness=hardness, swap_error=swap_error)

@@ -1,4 +1,4 @@
-"""The channel axis of tensors, and the shape of each activation's input, observed in one forward pass.
+"""The channel axis of tensors, observed in one forward pass.
 
 The channels of a linear layer's output lie on the last axis, the channels of a convolution's or batch norm's on axis 1.
 """
@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.networks.run import Inputs, forward_hooks, forward_pre_hooks, run_example
+from hf_lgelu.networks.run import forward_hooks
 from hf_lgelu.networks.sites import ActivationSite, exchanged
 
 _CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -63,31 +63,6 @@ class ChannelAxes:
             axis = output.dim() - len(module.kernel_size) - 1  # 0 for one picture without a batch axis
         self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
         self._last[output.dim()] = tuple(output.shape), axis
-
-
-def site_input_shapes(
-    model: nn.Module, sites: Sequence[ActivationSite], inputs: Inputs
-) -> dict[str, tuple[tuple[int, ...], int | None]]:
-    """{site name: (shape of its input, channel axis from 0 or None where unknown)}, seen in one forward pass.
-
-    Raises ValueError for a site that the example inputs never reach.
-    """
-    axes = ChannelAxes(model)
-    seen: dict[str, tuple[tuple[int, ...], int | None]] = {}
-
-    with one_module_per_site(model, sites) as names:
-
-        def look(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if args and isinstance(args[0], Tensor):
-                seen.setdefault(names[id(module)], (tuple(args[0].shape), axes.of(args[0])))
-
-        gates = [module for module in model.modules() if id(module) in names]
-        with forward_pre_hooks(gates, look), axes.watching():
-            run_example(model, inputs)
-    missing = [site.name for site in sites if site.name not in seen]
-    if missing:
-        raise ValueError(f"the example inputs never reach {', '.join(missing)}; give inputs that run the whole model")
-    return seen
 
 
 @contextmanager

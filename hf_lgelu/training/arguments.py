@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainingArguments
 
 from hf_lgelu.activation.hardness import require_known
-from hf_lgelu.models.hardening import DEFAULT_SWITCH_FRACTION, SCHEDULES, Target, switch_position, target_hardnesses
+from hf_lgelu.models.hardening import DEFAULT_SWITCH_FRACTION, SCHEDULES, switch_position, target_hardnesses
 from hf_lgelu.models.optimizer_groups import DEFAULT_LR_MULTIPLIER
 
 STRATEGIES = ("epoch", "steps")  # how often λ moves while it hardens, in the words of TrainingArguments
@@ -29,7 +29,7 @@ class HardeningConfig:
     Raises ValueError for an option out of its range.
     """
 
-    target_hardness: float | Mapping[str, Target] | None = None
+    target_hardness: float | Mapping[str, float] | None = None
     tolerance: float | None = None
     switch_fraction: float = DEFAULT_SWITCH_FRACTION
     hardening_schedule: str = "linear"
@@ -42,7 +42,7 @@ class HardeningConfig:
         _ = self.targets  # each of these lines raises ValueError if its option is out of range
 
     @cached_property
-    def targets(self) -> dict[str, Target]:
+    def targets(self) -> dict[str, float]:
         """{row of GATES or name of a gate: λ at the end}."""
         return target_hardnesses(self.target_hardness, self.tolerance)
 

@@ -127,13 +127,12 @@ def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, val
     assert grad_hardness.item() == pytest.approx(wanted, rel=1e-5, abs=CLAMPED * len(x))
 
 
-@pytest.mark.parametrize("hardness_shape", [(1,), (12,)])
 @pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_infinities_and_nan_are_those_of_gelu(function, dtype, hardness_shape):
+def test_infinities_and_nan_are_those_of_gelu(function, dtype):
     x = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e20, -1e20, 1.0, -1.0, 1e-38, 1e-45, 0.0], dtype=dtype)
     x.requires_grad_()
-    y = function(x, torch.full(hardness_shape, 20.0))
+    y = function(x, torch.tensor([20.0]))
     (grad_x,) = torch.autograd.grad(y, x, torch.ones_like(y))
     wide = x.detach().double().requires_grad_()
     like = F.gelu(wide * 20) / 20
@@ -152,11 +151,10 @@ def test_a_hardness_whose_reciprocal_is_subnormal():
     assert_within(y, x.double().clamp(min=0), 5e-7 * x.double().abs())
 
 
-@pytest.mark.parametrize("hardness_shape", [(1,), (4,)])
 @pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
-def test_infinity_with_a_graph_of_the_gradient(function, hardness_shape):
+def test_infinity_with_a_graph_of_the_gradient(function):
     x = torch.tensor([INF, -INF, NAN, 1.0], requires_grad=True)
-    y = function(x, torch.full(hardness_shape, 2.0))
+    y = function(x, torch.tensor([2.0]))
     (grad_x,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     assert torch.isnan(grad_x).tolist() == [True, True, True, False]
     (second,) = torch.autograd.grad(grad_x[3], x)
@@ -194,7 +192,7 @@ def test_the_lower_tail_loses_no_more_than_the_cdf_in_float32(function, hardness
 # Whole tensors
 
 
-@pytest.mark.parametrize("shape", [(1,), (), (7,), (5, 1), (2, 5, 7)])
+@pytest.mark.parametrize("shape", [(1,), ()])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_whole_tensors(whole, shape, dtype):
     x, delta = random(2, 5, 7, seed=18, dtype=dtype), random(2, 5, 7, seed=19, dtype=dtype)
@@ -202,10 +200,9 @@ def test_whole_tensors(whole, shape, dtype):
     assert_accurate(x, hardness, delta)
 
 
-@pytest.mark.parametrize("shape", [(1,), (5, 1)])
-def test_a_graph_of_the_gradients_changes_no_value(shape):
+def test_a_graph_of_the_gradients_changes_no_value():
     x, delta = random(2, 5, 7, seed=21).requires_grad_(), random(2, 5, 7, seed=22)
-    hardness = (1 + random(*shape, seed=23).abs() * 9).requires_grad_()
+    hardness = (1 + random(1, seed=23).abs() * 9).requires_grad_()
     y = aten.lambda_gate(x, hardness)
     recorded = torch.autograd.grad(y, (x, hardness), delta, create_graph=True)
     torch.testing.assert_close(recorded, torch.autograd.grad(y, (x, hardness), delta), rtol=1e-5, atol=1e-6)

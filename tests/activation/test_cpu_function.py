@@ -71,10 +71,9 @@ def test_a_nan_of_any_bits_stays_a_nan():
     assert bool(cpu.lambda_gate(narrow, torch.ones(1)).isnan().all())
 
 
-@pytest.mark.parametrize("shape", [(1,), (40,)])
-def test_a_hardness_that_is_a_nan_of_any_bits_gives_nan(shape):
+def test_a_hardness_that_is_a_nan_of_any_bits_gives_nan():
     for bits in (0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000):
-        hardness = torch.full(shape, bits, dtype=torch.int32).view(torch.float32)
+        hardness = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
         for dtype in (torch.float32, torch.bfloat16):
             y = cpu.lambda_gate(random(40, seed=24, dtype=dtype), hardness)
             assert bool(y.isnan().all())
@@ -92,9 +91,8 @@ def test_subnormals_are_numbers_here_and_elsewhere():
 # Threads
 
 
-@pytest.mark.parametrize("shape", [(1,), (256,), (300, 1)])
-def test_bits_do_not_depend_on_the_number_of_threads(shape):
-    x, delta, hardness = random(300, 256, seed=16), random(300, 256, seed=17), 1 + random(*shape, seed=18).abs()
+def test_bits_do_not_depend_on_the_number_of_threads():
+    x, delta, hardness = random(300, 256, seed=16), random(300, 256, seed=17), 1 + random(1, seed=18).abs()
     results = []
     for count in (1, 2, 3, 1):
         torch.set_num_threads(count)
@@ -124,9 +122,6 @@ def test_refusals_say_why():
     assert "on cpu and the hardness on meta" in cpu.refusal(X, one.to("meta"))
     assert "strided" in cpu.refusal(X.to_sparse(), one)
     assert "sign" in cpu.refusal(torch.complex(X, X).conj().imag, one)
-    assert "along several axes" in cpu.refusal(random(4, 3, 9), torch.ones(4, 1, 9))
-    assert "too often" in cpu.refusal(random(4, 7), torch.ones(7))
-    assert cpu.refusal(random(4, 8), torch.ones(8)) is None
     with Watching():
         assert "TorchDispatchMode" in cpu.refusal(X, one)
     with torch.autograd.forward_ad.dual_level():
@@ -230,36 +225,6 @@ def test_any_strides(layout, of_delta, dtype):
     assert y.stride() == grad_x.stride() == F.gelu(x).stride()
 
 
-HARDNESS_SHAPES = [(12, 1, 1), (14,), (1, 12, 1, 1), (10, 14), (12, 10, 14), (4, 1, 1, 1), (1, 1, 1)]
-
-
-@pytest.mark.parametrize("shape", HARDNESS_SHAPES)
-@pytest.mark.parametrize(
-    ("layout", "of_delta"), [("contiguous", "channels_last"), ("channels_last", "contiguous"), ("sliced", "contiguous")]
-)
-def test_one_hardness_per_channel(layout, shape, of_delta):
-    x = IMAGES if layout != "sliced" else random(4, 12, 10, 28, seed=6)[..., 3:17]
-    x = channels_last(x) if layout == "channels_last" else x
-    delta = random(*x.shape, seed=7)
-    delta = channels_last(delta) if of_delta == "channels_last" else delta
-    hardness = 1 + 5 * random(*shape, seed=8).abs()
-    reason = cpu.refusal(x, hardness)
-    if layout == "channels_last" and shape in ((10, 14), (12, 10, 14)):
-        # (H, W) are one axis of this memory, (C, H, W) are two.
-        assert (reason is None) == (shape == (10, 14))
-    else:
-        assert reason is None
-    if reason is None:
-        check_cpu(x, hardness, delta)
-
-
-@pytest.mark.parametrize(("rows", "channels"), [(1, 700), (3, 1500), (300, 513), (2000, 5), (70, 1)])
-def test_sums_over_many_rows(rows, channels):
-    x, delta = random(rows, channels, seed=9), random(rows, channels, seed=10)
-    check_cpu(x, 1 + random(channels, seed=11).abs(), delta)
-    check_cpu(x, 1 + random(rows, 1, seed=12).abs(), delta)
-
-
 def test_a_layout_of_more_axes_than_the_kernel_counts():
     x = random(*(4,) * 10, seed=13)[(slice(None, None, 2),) * 10]
     check_cpu(x, torch.tensor([3.0]), random(*x.shape, seed=14))
@@ -289,25 +254,10 @@ def test_more_elements_than_32_bits_count(function):
 
 
 @pytest.mark.parametrize("value", [0.3, 0.77, 1.9])
-@pytest.mark.parametrize(
-    ("shape", "hardness_shape"),
-    [((300_000,), (1,)), ((9000, 2, 30), (2, 1)), ((90_000, 5), (5,)), ((2, 300_000), (2, 1))],
-)
-def test_terms_that_are_all_alike(shape, hardness_shape, value):
+def test_terms_that_are_all_alike(value):
     """Each addition rounds the same way then: a float32 sum over all of them is off by 1e-4 and more."""
-    x, delta, hardness = torch.full(shape, value), torch.full(shape, 1 / 3), torch.full(hardness_shape, 1.3)
+    x, delta, hardness = torch.full((300_000,), value), torch.full((300_000,), 1 / 3), torch.tensor([1.3])
     _, _, grad_hardness = values_and_gradients(cpu.lambda_gate, x, hardness, delta)
     each = delta.double().flatten()[0] * oracle.derivative_in_hardness(x.flatten()[:1], torch.tensor(1.3))
-    wanted = each * x.numel() / hardness.numel()
-    assert_within(grad_hardness, wanted.expand(hardness_shape), 1e-5 * wanted)
-
-
-@pytest.mark.parametrize(
-    "reorder",
-    [lambda h: h.t().contiguous().t(), lambda h: h.repeat_interleave(2, 1)[:, ::2]],
-    ids=["transposed", "every_second"],
-)
-def test_a_hardness_in_another_order_than_x(reorder):
-    x, delta = random(4, 3, 5, seed=1), random(4, 3, 5, seed=2)
-    hardness = reorder(1 + random(3, 5, seed=3).abs())
-    check_cpu(x, hardness, delta)
+    wanted = each * x.numel()
+    assert_within(grad_hardness, wanted, 1e-5 * wanted)

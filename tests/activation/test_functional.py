@@ -62,16 +62,14 @@ def test_no_input_of_any_magnitude_gives_nan(function, dtype):
         assert all(bool(torch.isfinite(result).all()) for result in results)
 
 
-@pytest.mark.parametrize("shape", [(1,), (), (5,), (3, 1, 1), (3, 1, 5), (2, 1, 1, 1), (2, 3, 4, 5)])
-def test_one_hardness_per_broadcast_position(function, shape):
+@pytest.mark.parametrize("shape", [(1,), (), (1, 1)])
+def test_one_hardness_of_any_shape(function, shape):
     x, delta = random(2, 3, 4, 5, seed=10), random(2, 3, 4, 5, seed=11)
     hardness = 1 + random(*shape, seed=12).abs() * 3
     assert_matches_closed_form(function, x, hardness, delta)
 
 
-@pytest.mark.parametrize(
-    ("x_shape", "hardness_shape"), [((0,), (1,)), ((0, 3), (3,)), ((2, 0, 3), (1,)), ((0,), ()), ((3, 0), (0,))]
-)
+@pytest.mark.parametrize(("x_shape", "hardness_shape"), [((0,), (1,)), ((2, 0, 3), (1,)), ((0,), ())])
 def test_empty_input(function, x_shape, hardness_shape):
     x = torch.zeros(x_shape)
     grad_hardness = values_and_gradients(function, x, torch.full(hardness_shape, 2.0), torch.zeros(x_shape))[2]
@@ -89,7 +87,7 @@ def test_a_zero_dimensional_input_takes_one_hardness_of_any_shape(shape):
 
 def test_channels_last_stays_channels_last(function):
     x = random(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    value = function(x, torch.ones(3, 1, 1))
+    value = function(x, torch.ones(1))
     assert value.is_contiguous(memory_format=torch.channels_last)
     (grad_x,) = torch.autograd.grad(value, x, torch.ones_like(value))
     assert grad_x.is_contiguous(memory_format=torch.channels_last)
@@ -115,7 +113,7 @@ def test_a_hardness_below_one_or_not_finite_is_refused(hardness):
     with pytest.raises(ValueError, match=message):
         lambda_gelu(torch.ones(2), hardness)
     with pytest.raises(ValueError, match=message):
-        lambda_gelu(torch.ones(2), torch.tensor([2.0, hardness], dtype=torch.float64))
+        lambda_gelu(torch.ones(2), torch.tensor([hardness], dtype=torch.float64))
 
 
 def test_a_number_is_checked_and_used_without_reading_the_device():
@@ -127,9 +125,7 @@ def test_a_number_is_checked_and_used_without_reading_the_device():
         lambda_gelu(x, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("x_shape", "hardness_shape"), [((2, 3), (2,)), ((2, 3), (1, 1, 1)), ((3,), (2, 3)), ((), (2,)), ((1, 3), (2, 3))]
-)
-def test_a_hardness_that_does_not_broadcast_to_the_input_is_refused(x_shape, hardness_shape):
-    with pytest.raises(ValueError, match=r"hardness of shape \(.*\) does not broadcast to x of shape \(.*\)"):
-        lambda_gelu(torch.ones(x_shape), torch.ones(hardness_shape))
+@pytest.mark.parametrize("shape", [(2,), (3,), (2, 3), (0,)])
+def test_several_hardnesses_are_refused(shape):
+    with pytest.raises(ValueError, match=r"one number, .* one λ; got the shape \("):
+        lambda_gelu(torch.ones(2, 3), torch.ones(shape))

@@ -32,10 +32,9 @@ def saved_bytes(function, x, hardness):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *HALVES])
 @pytest.mark.parametrize("function", [KERNELS["aten"].function, lambda_gelu], ids=["aten", "lambda_gelu"])
-@pytest.mark.parametrize("shape", [(1,), (64,)])
-def test_only_x_and_hardness_are_kept_for_backward(function, dtype, shape):
+def test_only_x_and_hardness_are_kept_for_backward(function, dtype):
     x = torch.randn(128, 64).to(dtype).requires_grad_()
-    hardness = torch.full(shape, 2.0, requires_grad=True)
+    hardness = torch.tensor([2.0], requires_grad=True)
     assert saved_bytes(function, x, hardness) == x.numel() * dtype.itemsize + 4 * hardness.numel()
 
 

@@ -73,7 +73,7 @@ def test_casting_a_model_leaves_the_hardness_alone(cast):
 def test_default_hardness_and_repr():
     module = LambdaGELU()
     assert_evaluates_at(module, DEFAULT_INIT_HARDNESS)
-    assert repr(module) == "LambdaGELU(raw_shape=(1,), init_hardness=1.05)"
+    assert repr(module) == "LambdaGELU(init_hardness=1.05)"
 
 
 @pytest.mark.parametrize("module", [LambdaGELU(True), LambdaGELU(inplace=True), LambdaGELU(False)])
@@ -214,16 +214,6 @@ def test_gradient_of_s(init_hardness, temperature):
     assert_learns(module, temperature, X / init_hardness)
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (3, 5)])
-def test_every_shape_learns_its_own_hardnesses(shape):
-    module = LambdaGELU(raw_shape=shape)
-    assert {tuple(module.raw_hardness.shape), tuple(module.hardness_override.shape)} == {shape}
-    with torch.no_grad():
-        module.raw_hardness.copy_(random(*shape, seed=3, scale=0.1))
-    assert_evaluates_at(module, oracle.hardness_of(module.raw_hardness.detach(), 0.1))
-    assert_learns(module, temperature=0.1)
-
-
 # Arguments
 
 
@@ -232,9 +222,6 @@ def test_every_shape_learns_its_own_hardnesses(shape):
     [
         ({"init_hardness": 1.0}, ValueError, r"a learnable hardness λ must be a finite number > 1 .*got 1\.0"),
         ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
-        ({"raw_shape": ()}, ValueError, "raw_shape must be at least one size above 0"),
-        ({"raw_shape": (0, 1)}, ValueError, "raw_shape must be at least one size above 0"),
-        ({"raw_shape": 256}, TypeError, "not iterable"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):

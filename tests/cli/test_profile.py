@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from hf_lgelu import replace_activations
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.hardening import hardness_profile
@@ -24,36 +23,35 @@ def test_the_profile_is_a_line_a_gate(place, call):
 
 
 def largest_swap_errors(model):
-    """{gate: the most that ReLU in its place changes a unit}, tried out on a fine grid, as many columns as units."""
-    x = torch.linspace(-8, 8, 40_001)[:, None].expand(-1, 4)
+    """{gate: the most that ReLU in its place changes a unit}, tried out on a fine grid."""
+    x = torch.linspace(-8, 8, 40_001)
     gates = {name: module for name, module in model.named_modules() if hasattr(module, "hardness")}
     with torch.no_grad():
         return {name: (gate(x) - x.relu()).abs().max().item() for name, gate in gates.items()}
 
 
-def test_of_several_hardnesses_the_smallest_is_told_with_its_bound(tmp_path, call):
-    soft, hard = largest_swap_errors(with_several_hardnesses(tmp_path / "soft")).values()
+def test_each_hardness_is_told_with_its_bound(tmp_path, call):
+    soft, hard = largest_swap_errors(of_two_hardnesses(tmp_path / "soft")).values()
     assert (soft, hard) == (pytest.approx(0.16997, abs=1e-5), pytest.approx(0.0016997, abs=1e-6))
     _, said, _ = call("profile", tmp_path / "soft")
     title, *lines = said.splitlines()[:3]
-    assert title.split() == ["gate", "mean", "λ", "smallest", "λ", "κ/λ", "learned", "λ"]
-    assert [line.split()[1:4] for line in lines] == [["300.2", "1", "0.17"], ["100", "100", "0.0017"]]
+    assert title.split() == ["gate", "λ", "κ/λ", "learned", "λ"]
+    assert [line.split()[1:3] for line in lines] == [["1", "0.17"], ["100", "0.0017"]]
     write_card(load_checkpoint(tmp_path / "soft"), tmp_path / "soft")
     words = ("export", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")
     assert "softest gate layers.0.activation: λ = 1, at most 0.17 a unit" in call(*words)[1]
     for folder in ("soft", "relu"):
         text = (tmp_path / folder / "README.md").read_text()
-        assert "ended at λ from 1 to 100 (the smallest λ of each gate)" in text
-        assert f"| `layers.0.activation` | 300.2 | 1 | {soft:.2g} |" in text
-        assert f"| `layers.1.activation` | 100 | 100 | {hard:.2g} |" in text
+        assert "ended at λ from 1 to 100" in text
+        assert f"| `layers.0.activation` | 1 | {soft:.2g} |" in text
+        assert f"| `layers.1.activation` | 100 | {hard:.2g} |" in text
 
 
-def with_several_hardnesses(folder):
-    """Two gates with a λ for each of four channels: 1, 400, 400, 400, and 100 four times."""
+def of_two_hardnesses(folder):
+    """Two gates, at λ = 1 and 100."""
     torch.manual_seed(0)
-    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2, hidden_act="gelu"))
-    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4))
-    for layer, values in zip(model.layers, ([1.0, 400.0, 400.0, 400.0], [100.0] * 4), strict=True):
-        layer.activation.hardness_override.copy_(torch.tensor(values))
+    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2))
+    for layer, value in zip(model.layers, (1.0, 100.0), strict=True):
+        layer.activation.hardness_override.fill_(value)
     model.save_pretrained(folder)
     return load_checkpoint(folder)

@@ -8,9 +8,10 @@ import shutil
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from small_networks import put_gates_of_two_forms
 from torch import nn
 
-from hf_lgelu import from_pretrained, hardness_profile, replace_activations
+from hf_lgelu import from_pretrained, hardness_profile
 from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
@@ -209,8 +210,7 @@ def test_gates_behind_an_encoder_are_refused_before_the_work(sentence_folder, tm
 def test_gates_that_no_key_says_come_back_in_the_whole_and_in_the_command(sentence_folder, tmp_path):
     kind = package().SentenceTransformer
     whole = kind(str(sentence_folder[0]), device="cpu")
-    tokens = {"input_ids": torch.ones(1, 4, dtype=torch.long)}
-    replace_activations(whole[0].auto_model, granularity="channel", init_hardness=3.0, inputs=tokens)
+    put_gates_of_two_forms(whole[0].auto_model, init_hardness=3.0)
     whole.save(str(tmp_path / "soft"))
     again = from_pretrained(kind, str(tmp_path / "soft"), device="cpu")
     assert (again.encode("the cat") == whole.encode("the cat")).all()

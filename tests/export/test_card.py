@@ -158,17 +158,6 @@ def test_a_relu_model_that_was_not_evaluated_has_no_result():
     assert "(this model)" not in card.text
 
 
-def test_of_several_hardnesses_the_smallest_bounds_the_swap():
-    card = card_of(
-        hardness={"a": 1.0, "b": 50.0}, mean_hardness={"a": 300.25}, earlier_hardness={"as learned": {"a": 1.5}}
-    )
-    assert "at most κ/λ, κ = 0.16997. Of a gate with several λ the smallest bounds that." in card.text
-    assert "| gate | mean λ as learned | mean λ | smallest λ | κ/λ |" in card.text
-    assert "| `a` | 1.5000 | 300.2 | 1 | 0.17 |" in card.text
-    assert "| `b` | – | 50 | 50 | 0.0034 |" in card.text
-    assert "Its 2 gates ended at λ from 1 to 50 (the smallest λ of each gate) after hardening." in card.text
-
-
 def hardened_mlp(act="lambda_gelu"):
     torch.manual_seed(0)
     model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act=act))

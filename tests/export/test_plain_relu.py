@@ -88,16 +88,6 @@ def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):
     assert (tmp_path / "relu" / "config.json").exists()
 
 
-def test_one_soft_channel_counts(tmp_path):
-    mlp = MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=1, hidden_act="gelu"))
-    replace_activations(mlp, granularity="channel", inputs={"features": torch.randn(2, 6)})
-    initialize_hardness(mlp, init_hardness=160.0)
-    with torch.no_grad():
-        torch.nn.init.constant_(mlp.layers[0].activation.raw_hardness[3], 0.0)  # λ = 1 + ln 2
-    with pytest.raises(ValueError, match=r"layers\.0\.activation: λ = 1\.693"):
-        export_relu(mlp, tmp_path / "relu")
-
-
 def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     anneal_hardness(mlp, 1.0)
     assert export_relu(mlp, tmp_path / "mlp").warnings == ()

@@ -203,8 +203,8 @@ def _read_elsewhere(families, soft, root):
 SOFT = {
     "by the key": ("bert", {}),
     "some sites": ("bert", {"include": lambda name: ".1." in name}),
-    **{f"{name} by channel": (name, {"granularity": "channel"}) for name in ("gpt2", "timm-wrapper-resnet18")},
-    "a table of its own": ("openai-gpt", {"granularity": "channel"}),
+    "of a timm network": ("timm-wrapper-resnet18", {"include": lambda name: "1" in name}),
+    "a table of its own": ("openai-gpt", {"include": lambda name: ".1." in name}),
 }
 
 

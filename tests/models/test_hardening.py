@@ -22,7 +22,6 @@ from torch.nn.utils.parametrize import register_parametrization
 
 from hf_lgelu import (
     LambdaGELU,
-    LambdaSiLU,
     anneal_hardness,
     freeze_hardness,
     hardness_parameter_groups,
@@ -34,9 +33,7 @@ from hf_lgelu import (
 from hf_lgelu.models.hardening import (
     hardening_progress,
     is_hardened,
-    mean_of_several,
     release_hardness,
-    smallest_by_site,
 )
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
@@ -89,20 +86,6 @@ def test_example_inputs_give_the_order_of_execution():
     assert model.training
     assert not model.norm.training
     assert not any(module._forward_hooks for module in model.modules())
-
-
-def test_a_site_with_several_hardnesses_shows_their_mean():
-    model = nn.Sequential(nn.Linear(2, 3), LambdaGELU(raw_shape=(3,)))
-    raw = [-0.1, 0.0, 0.4]
-    with torch.no_grad():
-        model[1].raw_hardness.copy_(torch.tensor(raw))
-    expected = [1 + math.log1p(math.exp(s / 0.1)) for s in raw]
-    assert hardness_profile(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
-    assert smallest_by_site(model) == {"1": pytest.approx(expected[0], rel=1e-6)}
-    model.append(LambdaSiLU(init_hardness=2.0))
-    assert mean_of_several(model) == {"1": pytest.approx(sum(expected) / 3, rel=1e-6)}
-    initialize_hardness(model, "uniform", 1.25)
-    assert model[1].hardness.tolist() == pytest.approx([1.25] * 3)
 
 
 def test_initializing_lifts_the_override_and_keeps_or_sets_the_temperature():
@@ -182,24 +165,6 @@ def test_annealed_hardness_is_the_formula_of_each_layer(model, schedule, end):
         assert hardness_values(model) == pytest.approx(by_hand, rel=FLOAT32)
         assert raw_values(model) == before
     assert hardness_values(model) == [torch.tensor(end or TARGET).item()] * 2
-
-
-def test_hardnesses_of_channels_anneal_elementwise():
-    model = tiny_model("gelu")
-    inputs = batch(rows(4))["features"]
-    replace_activations(model, granularity="channel", inputs=inputs, rewrite_config=False)
-    owners = lambda_gelus(model)
-    generator = torch.Generator().manual_seed(0)
-    for module in owners:
-        module.raw_hardness.data.uniform_(-0.3, 0.6, generator=generator)
-    anneal_hardness(model, 0.5, schedule="geometric")
-    for module in owners:
-        raw, hard = module.raw_hardness.flatten().tolist(), module.hardness.flatten().tolist()
-        start = [hardness(value, module.temperature.item()) for value in raw]
-        assert hard == pytest.approx([float((value * target()) ** 0.5) for value in start], rel=FLOAT32)
-        assert len(set(hard)) == len(hard) == 8
-    anneal_hardness(model, 1.0)
-    assert all((module.hardness == torch.tensor(TARGET)).all() for module in model.activations)
 
 
 def test_s_gets_a_gradient_of_exactly_zero_while_annealed_and_rules_again_when_released(model):

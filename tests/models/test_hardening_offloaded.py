@@ -16,24 +16,22 @@ from hf_lgelu import (
     replace_activations,
     substitute_relu,
 )
-from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_by_site
+from hf_lgelu.models.hardening import is_hardened, release_hardness
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 
 ROWS = {"features": torch.ones(2, 3)}
-GRANULARITIES = {"layer": {}, "channel": {"granularity": "channel", "inputs": torch.ones(1, 3)}}
 
 
-def network(granularity):
+def network():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
-    replace_activations(net, init_hardness=2.0, **GRANULARITIES[granularity])
+    replace_activations(net, init_hardness=2.0)
     return net.eval()
 
 
-@pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, caplog):
-    net = network(granularity)
+def test_hardness_is_read_where_it_is_kept(place, tmp_path, caplog):
+    net = network()
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         net[1].raw_hardness += 0.1  # two gates that differ, where they are two
@@ -46,7 +44,6 @@ def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, caplog)
         disk_offload(net, tmp_path, execution_device=torch.device("cpu"))
     assert net[1].raw_hardness.is_meta
     assert hardness_profile(net) == pytest.approx(expected)
-    assert smallest_by_site(net) == pytest.approx(expected)
     assert not is_hardened(net)
     assert net[1].raw_hardness.is_meta  # still kept there
     assert torch.equal(net(x), before)
@@ -56,7 +53,7 @@ def test_hardness_is_read_where_it_is_kept(granularity, place, tmp_path, caplog)
 
 
 def test_what_was_hardened_before_it_was_put_there_is_swapped_without_a_word(tmp_path, caplog):
-    net = network("layer")
+    net = network()
     anneal_hardness(net, 1.0)
     disk_offload(net, tmp_path, execution_device=torch.device("cpu"))
     assert is_hardened(net, fraction=1)
@@ -91,7 +88,7 @@ def test_what_would_change_or_copy_values_says_that_they_are_elsewhere(name, tmp
 @pytest.mark.parametrize("kept", ["all", "a part"])
 def test_inputs_reach_a_model_whose_values_are_elsewhere(kept):
     """Its first parameter is on the device "meta", where no input may go."""
-    whole, x = network("layer"), torch.randn(64, 3)
+    whole, x = network(), torch.randn(64, 3)
     net = nn.Sequential(whole[:2], whole[2:])
     calls = find_smooth_calls(net, x)
     cpu_offload(net if kept == "all" else net[0], execution_device=torch.device("cpu"))
@@ -102,5 +99,5 @@ def test_inputs_reach_a_model_whose_values_are_elsewhere(kept):
 
 def test_of_a_model_without_values_nothing_is_read():
     with torch.device("meta"):
-        net = network("layer")
+        net = network()
     assert substitute_relu(net).hardness == {}

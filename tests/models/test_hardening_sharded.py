@@ -15,9 +15,8 @@ from hf_lgelu import (
     freeze_hardness,
     hardness_profile,
     initialize_hardness,
-    replace_activations,
 )
-from hf_lgelu.models.hardening import is_hardened, release_hardness, smallest_by_site
+from hf_lgelu.models.hardening import is_hardened, release_hardness
 from hf_lgelu.training.refusals import check_hardness_learns
 
 
@@ -49,21 +48,6 @@ def test_a_sharded_s_is_annealed_frozen_and_released(process_group):
     assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
 
 
-def test_a_sharded_s_of_each_channel_is_read_and_annealed(process_group):
-    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.GELU(), torch.nn.Linear(6, 2))
-    replace_activations(model, granularity="channel", inputs=torch.zeros(1, 4))
-    model[1].raw_hardness.data.uniform_(-0.2, 0.2)
-    start = [float(hardness(value, 0.1)) for value in model[1].raw_hardness.tolist()]
-    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-    assert isinstance(model[1].raw_hardness, DTensor)
-    assert hardness_profile(model)["1"] == pytest.approx(sum(start) / 6, rel=1e-6)
-    assert smallest_by_site(model)["1"] == pytest.approx(min(start), rel=1e-6)
-    anneal_hardness(model, 0.25)
-    wanted = [value + 0.25 * (float(target()) - value) for value in start]
-    assert model[1].hardness_override.tolist() == pytest.approx(wanted, rel=1e-6)
-    assert hardness_profile(model)["1"] == pytest.approx(sum(wanted) / 6, rel=1e-6)
-
-
 def logged(model):
     callback = HardnessLogCallback()
     callback._runs_first = True
@@ -72,7 +56,6 @@ def logged(model):
 
 OF_HARDNESS = {
     "hardness_profile": hardness_profile,
-    "smallest_by_site": smallest_by_site,
     "is_hardened": is_hardened,
     "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
     "initialize_hardness": initialize_hardness,

@@ -12,6 +12,7 @@ import torch
 from families import BY_NAME
 from family import logits_of, rewrite_tensors
 from peft import LoraConfig, get_peft_model
+from small_networks import put_gates_of_two_forms
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -148,15 +149,15 @@ def test_one_lost_hardness_alone_is_initial_and_is_reported(tmp_path):
     assert raw_values(model) == pytest.approx({SITES[0]: 0.1, SITES[1]: INITIAL_RAW, SITES[2]: 0.3}, rel=1e-6)
 
 
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granularity, tmp_path, host_log):
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(has_record, tmp_path, host_log):
     """transformers says it of gates that the config names; an error says it of gates that its record describes."""
     model = BERT.build()
-    replace_activations(model, granularity=granularity, inputs=BERT.inputs())
+    put_gates_of_two_forms(model) if has_record else replace_activations(model)
     model.save_pretrained(tmp_path)
     of_gates = ("raw_hardness", "temperature", "hardness_override")
     rewrite_tensors(tmp_path, lambda t: {name: t[name] for name in t if not name.endswith(of_gates)})
-    if granularity == "channel":
+    if has_record:
         with pytest.raises(ValueError, match=f"does not hold λ of the gates in its config: .*{SITES[0]}"):
             from_pretrained(BertForMaskedLM, tmp_path)
     else:
@@ -169,7 +170,7 @@ def test_a_checkpoint_that_lacks_the_hardness_of_its_gates_is_reported(granulari
 
 def test_a_site_that_is_gone_is_named_by_the_load(tmp_path):
     model = BERT.build()
-    replace_activations(model, granularity="channel", inputs=BERT.inputs())
+    put_gates_of_two_forms(model)
     del model.bert.encoder.layer[1:]
     model.config.num_hidden_layers = 1
     model.save_pretrained(tmp_path)
@@ -182,7 +183,7 @@ def test_threads_load_at_once_each_its_own_gates(tmp_path):
     wanted = {}
     for family in families:
         model = family.build()
-        replace_activations(model, granularity="channel", inputs=family.inputs())
+        put_gates_of_two_forms(model)
         wanted[family.name] = logits_of(learn(model), family.inputs())
         model.save_pretrained(tmp_path / family.name)
 

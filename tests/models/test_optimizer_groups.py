@@ -3,9 +3,7 @@
 import pytest
 import torch
 from small_networks import NETWORKS
-from timm.optim import Muon
 from tiny_training import lambda_gelus, names_in, tiny_model
-from torch import nn
 from transformers import Trainer
 
 from hf_lgelu import hardness_parameter_groups, hardness_profile, replace_activations
@@ -55,27 +53,6 @@ def test_separation_leaves_a_frozen_hardness_alone(all_frozen):
     separate_hardness_group(optimizer, model)
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     assert sizes == ([8] if all_frozen else [8, 1])
-
-
-@pytest.mark.parametrize("way", ["groups", "separated"])
-def test_muon_takes_no_map_of_hardness_for_a_matrix(way):
-    """Its step along a matrix is orthogonal; AdamW's first, of rate η and ε, is η·g/(|g| + ε) for each number."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.Flatten(), nn.Linear(8 * 6 * 6, 4))
-    inputs = torch.randn(5, 3, 6, 6)
-    replace_activations(model, granularity="channel", inputs=inputs)
-    if way == "groups":
-        optimizer = Muon(hardness_parameter_groups(model, 0.01), lr=0.01)
-    else:
-        optimizer = Muon(model.parameters(), lr=0.01)
-        separate_hardness_group(optimizer, model)
-    s = model[1].raw_hardness
-    model(inputs).square().sum().backward()
-    before, gradient = s.detach().clone(), s.grad.clone()
-    optimizer.step()
-    assert s.shape == (8, 1, 1)
-    assert gradient.any()
-    expected = before - 0.09 * gradient / (gradient.abs() + optimizer.defaults["eps"])
-    torch.testing.assert_close(s.detach(), expected, rtol=1e-5, atol=1e-6)
 
 
 # Optimizers that somebody else built

@@ -1,4 +1,4 @@
-"""Checkpoints that no activation string describes: several λ per layer, one for all, or only some sites."""
+"""Checkpoints that no activation string describes: gates of two forms, or at some sites only."""
 
 import importlib
 import json
@@ -8,11 +8,13 @@ import torch
 import transformers
 from families import BY_NAME
 from family import Family, logits_of
+from small_networks import put_gates_of_two_forms
 from torch import nn
 from transformers import AutoModel, AutoModelForImageClassification, dynamic_module_utils
 from transformers.activations import ACT2FN
 
-from hf_lgelu import LambdaGELU, from_pretrained, replace_activations, substitute_relu
+from hf_lgelu import from_pretrained, replace_activations, substitute_relu
+from hf_lgelu.activation.module import LambdaGate
 
 MODELS = ["gpt2", "timm-wrapper-resnet18", "bert", "t5", "mpt", "clip", "openai-gpt"]
 MLP_SITES = ("encoder.layer.0.intermediate.intermediate_act_fn", "encoder.layer.1.intermediate.intermediate_act_fn")
@@ -21,22 +23,22 @@ BERT_HEAD = "cls.predictions.transform.transform_act_fn"
 
 @torch.no_grad()
 def learn(model: nn.Module) -> nn.Module:
-    """Another λ for every element of every site."""
+    """Another λ for every site."""
     generator = torch.Generator().manual_seed(5)
     for module in model.modules():
-        if isinstance(module, LambdaGELU):
+        if isinstance(module, LambdaGate):
             module.raw_hardness.uniform_(-0.2, 0.6, generator=generator)
     return model
 
 
 def operated(family: Family, **more) -> nn.Module:
     model = family.build()
-    replace_activations(model, granularity="channel", inputs=family.inputs(), **more)
+    put_gates_of_two_forms(model, **more)
     return learn(model)
 
 
 def raw_values(model: nn.Module) -> dict[str, list]:
-    return {name: m.raw_hardness.tolist() for name, m in model.named_modules() if isinstance(m, LambdaGELU)}
+    return {name: m.raw_hardness.tolist() for name, m in model.named_modules() if isinstance(m, LambdaGate)}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,7 +100,7 @@ def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
     code.OwnConfig.register_for_auto_class()
     code.Own.register_for_auto_class("AutoModel")
     model = code.Own(code.OwnConfig()).eval()
-    replace_activations(model, granularity="channel", inputs=torch.randn(2, 4))
+    replace_activations(model)
     learn(model).save_pretrained(tmp_path / "own")
     x = torch.randn(3, 4)
     loaded = from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=True).eval()
@@ -172,8 +174,7 @@ def test_a_family_without_a_key_is_warned_of(caplog):
             r"bert\.encoder\.layer\.0\.output\.dense.* which is no activation here",
         ),
         (lambda record: record[1].pop("site"), "is no record of λ-GELU sites"),
-        (lambda record: record[0].update(raw_shape=[-1]), "is no record of λ-GELU sites"),
-        (lambda record: record[0].update(raw_shape="24"), "is no record of λ-GELU sites"),
+        (lambda record: record[0].update(raw_shape=[24]), r"only hf_lgelu 0\.2\.0 has the gate"),
         (lambda record: record[0].update(gate="no gate"), "no gate"),
         (lambda record: record[0].update(call=-1), "no readable call"),
         (lambda record: record[0].update(call=json.loads("[" * 900 + "]" * 900)), "recursion limit|no readable call"),
@@ -192,20 +193,32 @@ def test_a_damaged_record_is_refused(edit, told, tmp_path):
 def test_repeated_surgery_is_remembered_whole(tmp_path):
     family = BY_NAME["bert"]
     model = family.build()
-    for site, granularity in zip((f"bert.{MLP_SITES[1]}", BERT_HEAD), ("channel", "layer"), strict=True):
-        replace_activations(
-            model, granularity=granularity, inputs=family.inputs(), include=lambda name, site=site: name == site
-        )
+    for site in (f"bert.{MLP_SITES[1]}", BERT_HEAD):
+        replace_activations(model, include=site.__eq__)
     learn(model).save_pretrained(tmp_path)
     loaded = from_pretrained(family.model_class, tmp_path)
     assert raw_values(loaded) == raw_values(model)
-    assert [len(value) for value in raw_values(loaded).values()] == [24, 1]
+    assert len(raw_values(loaded)) == 2
 
 
-def test_going_back_to_one_hardness_per_layer_forgets_the_record(tmp_path):
+def test_records_of_earlier_versions_are_read(tmp_path):
+    """They give the shape of each gate's one λ."""
     family = BY_NAME["bert"]
     model = operated(family)
-    replace_activations(model, kinds=("lambda_gelu",))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for entry in config["lambda_gelu"]:
+        entry["raw_shape"] = [1]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = from_pretrained(family.model_class, tmp_path)
+    assert raw_values(loaded) == raw_values(model)
+    assert "raw_shape" not in str(loaded.config.lambda_gelu)
+
+
+def test_going_back_to_gates_of_one_form_forgets_the_record(tmp_path):
+    family = BY_NAME["bert"]
+    model = operated(family)
+    replace_activations(model, kinds=("lambda_silu",), gate="lambda_gelu")
     assert not hasattr(model.config, "lambda_gelu")
     learn(model).save_pretrained(tmp_path)
     loaded = family.model_class.from_pretrained(tmp_path)
@@ -229,7 +242,7 @@ def composite():
     """An encoder-decoder whose encoder had surgery on its own, so that the record is in a sub-config."""
     sizes = BY_NAME["bert"].sizes
     encoder = transformers.BertModel(transformers.BertConfig(**sizes))
-    replace_activations(encoder, granularity="channel", inputs=BY_NAME["bert"].inputs())
+    put_gates_of_two_forms(encoder)
     decoder_config = transformers.BertConfig(
         **sizes, is_decoder=True, add_cross_attention=True, hidden_act="lambda_gelu"
     )
@@ -241,12 +254,12 @@ def test_a_record_in_a_sub_config_is_found(composite, tmp_path):
     composite.save_pretrained(tmp_path)
     loaded = from_pretrained(transformers.EncoderDecoderModel, tmp_path)
     assert raw_values(loaded) == raw_values(composite)
-    assert [len(value) for value in raw_values(loaded).values()] == [24, 24, 1, 1, 1]
+    assert len(raw_values(loaded)) == 5
 
 
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_a_part_of_which_only_the_whole_config_tells_is_not_loaded_alone(granularity, tmp_path):
-    if granularity == "layer":
+@pytest.mark.parametrize("is_of_two_configs", [True, False])
+def test_a_part_of_which_only_the_whole_config_tells_is_not_loaded_alone(is_of_two_configs, tmp_path):
+    if is_of_two_configs:
         torch.manual_seed(0)
         small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
         tower = transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4))
@@ -260,7 +273,7 @@ def test_a_part_of_which_only_the_whole_config_tells_is_not_loaded_alone(granula
         part = model.vision_model
     part.save_pretrained(tmp_path / "part")
     model.save_pretrained(tmp_path / "whole")
-    for folder in ("part", "whole")[: 1 if granularity == "layer" else 2]:
+    for folder in ("part", "whole")[: 1 if is_of_two_configs else 2]:
         with pytest.raises(RuntimeError, match="the whole network where this is a part of one"):
             from_pretrained(transformers.CLIPVisionModel if folder == "whole" else type(part), tmp_path / folder)
     loaded = from_pretrained(type(model), tmp_path / "whole")
@@ -306,8 +319,7 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
     assert raw_values(loaded) == {"net.1": [pytest.approx(0.2)], "net.3": [3.0]}
 
 
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(granularity, tmp_path):
+def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(tmp_path):
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "mamba_d_state": 4}
     heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_mamba_heads"), 2)
     heads["use_mamba_kernels"] = False
@@ -315,7 +327,7 @@ def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness
     torch.manual_seed(0)
     model = transformers.ZambaForCausalLM(transformers.ZambaConfig(**sizes, **heads, layers_block_type=kinds)).eval()
     inputs = {"input_ids": torch.tensor([[3, 4, 5]])}
-    replace_activations(model, granularity=granularity, inputs=inputs, include=lambda name: "shared_transf" in name)
+    replace_activations(model, include=lambda name: "shared_transf" in name)
     learn(model)
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(transformers.ZambaForCausalLM, tmp_path).eval()
@@ -335,7 +347,7 @@ class Encoder(SharedAct):
 
 def test_torchs_encoder_layer_runs_the_gates_that_are_put_back(tmp_path):
     model, x = Encoder(SharedActConfig()).eval(), torch.randn(2, 3, 8)
-    replace_activations(model, granularity="channel", inputs=x, init_hardness=9.0)
+    replace_activations(model, init_hardness=9.0)
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(Encoder, tmp_path).eval()
     with torch.no_grad():

@@ -127,8 +127,6 @@ def test_one_gelu_at_three_places_becomes_three_hardnesses():
 
 
 BAD = [
-    ({"granularity": "layers"}, ValueError, "granularity"),
-    ({"granularity": "channel"}, ValueError, "inputs"),
     ({"init_hardness": 1.0}, ValueError, "λ"),
     ({"temperature": 0.0}, ValueError, "temperature"),
     ({"kinds": "gelu"}, ValueError, "unknown activation kind 'g'"),
@@ -136,10 +134,6 @@ BAD = [
     ({"kinds": ("gelu", "swiglu")}, ValueError, "swiglu"),
     ({"kinds": ("mish",)}, ValueError, "it has GELU × 2"),
     ({"include": lambda name: False}, ValueError, "`include` accepts"),
-    ({"granularity": "channel", "inputs": torch.zeros(1, 3)}, RuntimeError, "multiplied"),
-    ({"granularity": "channel", "inputs": "words"}, TypeError, "inputs"),
-    ({"granularity": "channel", "inputs": torch.zeros(1, 4), "channel_axis": 5}, ValueError, "channel_axis=5"),
-    ({"granularity": "channel", "inputs": torch.zeros(1, 4), "channel_axis": "last"}, TypeError, "str"),
 ]
 
 
@@ -320,13 +314,12 @@ def test_relu_works_in_place_where_the_activation_did(make):
     model(x).sum().backward()
 
 
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
 @pytest.mark.parametrize("make", IN_PLACE)
-def test_an_in_place_activation_whose_input_is_used_again_is_refused(make, granularity):
+def test_an_in_place_activation_whose_input_is_used_again_is_refused(make):
     model, x = Reuse(make()), torch.randn(16, 4)
     before = snapshot(model)
     with pytest.raises(ValueError, match=r"^act works in place, and its input is used again"):
-        replace_activations(model, kinds=("silu", "mish"), granularity=granularity, inputs=x)
+        replace_activations(model, kinds=("silu", "mish"), inputs=x)
     assert_unchanged(model, before)
     assert model.harmless.inplace
     assert model.act.inplace
@@ -387,29 +380,11 @@ def test_a_subclass_that_computes_its_bases_function_is_one_of_its_kind(make, ga
     assert model.blocks[0][0].gate == gate
 
 
-def test_channels_along_a_length_that_cannot_be_told_have_to_be_given():
-    class Mixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.act = nn.Conv1d(3, 6, 1), nn.GELU()
-
-        def forward(self, x):
-            return self.act(self.conv(x).reshape(len(x), 3, -1))
-
-    inputs = torch.randn(2, 3, 5)
-    with pytest.raises(ValueError, match=r"act: which axis of its input, of shape \(2, 3, 10\), .* Give channel_axis"):
-        replace_activations(Mixed(), granularity="channel", inputs=inputs)
-    model = Mixed()
-    replace_activations(model, granularity="channel", inputs=inputs, channel_axis=1)
-    assert model.act.raw_hardness.shape == (3, 1)
-
-
-@pytest.mark.parametrize("granularity", ["layer", "channel"])
-def test_torchs_encoder_with_padding_gives_its_gates_plain_tensors(granularity):
+def test_torchs_encoder_with_padding_gives_its_gates_plain_tensors():
     layer = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True)
     encoder, rows = nn.TransformerEncoder(layer, 2).eval(), torch.randn(3, 5, 8)
     padding = torch.arange(5) >= torch.tensor([[5], [3], [2]])
-    replace_activations(encoder, granularity=granularity, inputs=rows)
+    replace_activations(encoder)
     with torch.no_grad():
         found = encoder(rows, src_key_padding_mask=padding)
         for number, length in enumerate((5, 3, 2)):  # a row without padding gives the same

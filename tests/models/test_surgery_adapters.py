@@ -6,11 +6,12 @@ import pytest
 import small_networks as networks
 import torch
 from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from small_networks import put_gates_of_two_forms
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 import hf_lgelu
-from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, replace_activations, substitute_relu
+from hf_lgelu import from_pretrained, hardness_profile, initialize_hardness, substitute_relu
 from hf_lgelu.models.optimizer_groups import hardness_modules_to_save
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
@@ -193,7 +194,7 @@ def test_an_adapter_on_a_base_that_says_its_gates_names_it(tmp_path, caplog):
 
 def test_an_adapter_of_gates_that_need_the_package_is_loaded_with_its_base(tmp_path):
     base = gpt2("gelu_new")
-    replace_activations(base, granularity="channel", inputs={"input_ids": torch.ones(1, 4, dtype=torch.long)})
+    put_gates_of_two_forms(base)
     base.save_pretrained(tmp_path / "base")
     soft = from_pretrained(AutoModelForCausalLM, tmp_path / "base")
     lora(soft).save_pretrained(tmp_path / "adapter")

@@ -1,4 +1,4 @@
-"""What shape reaches an activation and which axis counts channels."""
+"""Which axis of an activation's input counts channels."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.utils.parametrizations import weight_norm
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.networks.channels import site_input_shapes
+from hf_lgelu.networks.channels import ChannelAxes, one_module_per_site
+from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.networks.sites import find_sites
 
 
@@ -75,10 +76,24 @@ CASES = {
 }  # fmt: skip
 
 
+def seen_at(model, inputs):
+    """{site: (shape of its input, channel axis)} at each site's first call."""
+    axes, seen = ChannelAxes(model), {}
+    with one_module_per_site(model, find_sites(model)) as names:
+
+        def look(module, args):
+            seen.setdefault(names[id(module)], (tuple(args[0].shape), axes.of(args[0])))
+
+        gates = [module for module in model.modules() if id(module) in names]
+        with forward_pre_hooks(gates, look), axes.watching():
+            run_example(model, inputs)
+    return seen
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_shape_and_channel_axis(name):
     model, inputs, shape, axis = CASES[name]
-    (seen,) = site_input_shapes(model.train(), find_sites(model), inputs).values()
+    (seen,) = seen_at(model.train(), inputs).values()
     assert seen == (shape, axis)
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
@@ -87,7 +102,7 @@ def test_shape_and_channel_axis(name):
 def test_one_module_at_several_places_is_seen_at_each_and_stays_one():
     gelu = nn.GELU()
     model = nn.Sequential(nn.Linear(6, 7), gelu, nn.Linear(7, 8), gelu, nn.Linear(8, 9), gelu)
-    seen = site_input_shapes(model, find_sites(model), ROWS)
+    seen = seen_at(model, ROWS)
     assert {name: shape for name, (shape, _) in seen.items()} == {"1": (2, 7), "3": (2, 8), "5": (2, 9)}
     assert [model[i] for i in (1, 3, 5)] == [gelu] * 3
 
@@ -101,25 +116,4 @@ def test_attention_that_torch_would_compile_is_looked_through():
         def forward(self, x):
             return self.act(self.conv(flex_attention(x, x, x)[:, 0].mT))
 
-    model = nn.Sequential(Flexible())
-    assert site_input_shapes(model, find_sites(model), torch.randn(2, 1, 8, 16)) == {"0.act": ((2, 16, 8), 1)}
-
-
-def test_a_layer_that_is_called_twice_is_seen_at_its_first_call():
-    layer = nn.Sequential(nn.GELU())
-    model = nn.Sequential(layer, nn.Linear(6, 9), layer)
-    assert site_input_shapes(model, find_sites(model), ROWS) == {"0.0": ((2, 6), 1)}
-
-
-def test_a_site_that_is_never_reached_is_named():
-    class Unreached(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.GELU(), nn.GELU()
-
-        def forward(self, x):
-            return self.used(x)
-
-    model = Unreached()
-    with pytest.raises(ValueError, match="never reach unused;"):
-        site_input_shapes(model, find_sites(model), ROWS)
+    assert seen_at(nn.Sequential(Flexible()), torch.randn(2, 1, 8, 16)) == {"0.act": ((2, 16, 8), 1)}

@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from small_networks import put_gates_of_two_forms
 from tiny_training import assert_same_state, state_of, tiny_trainer
 from torch import nn
 from transformers import (
@@ -19,7 +20,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hf_lgelu import hardness_profile, replace_activations
+from hf_lgelu import hardness_profile
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12}
 
@@ -31,9 +32,9 @@ def vit(seed, activation="lambda_gelu", layers=2):
     return ViTForImageClassification(config)
 
 
-def vit_of_neurons(seed):
+def vit_of_two_forms(seed):
     model = vit(seed, "gelu")
-    replace_activations(model, granularity="channel", inputs={"pixel_values": torch.zeros(1, 3, 8, 8)})
+    put_gates_of_two_forms(model)
     return model
 
 
@@ -60,14 +61,14 @@ def texts():
     return [{"input_ids": ids, "labels": ids} for ids in drawn]
 
 
-FAMILIES = {"vit": (vit, images), "vit, λ per channel": (vit_of_neurons, images), "mixtral": (mixtral, texts)}
+FAMILIES = {"vit": (vit, images), "vit of two forms": (vit_of_two_forms, images), "mixtral": (mixtral, texts)}
 
 
 def trainer_for(folder, model, data, **options):
     return tiny_trainer(folder, model, train=data, eval_dataset=data[:4], num_train_epochs=4, **options)
 
 
-@pytest.mark.parametrize(("family", "harden"), [("vit", False), ("vit, λ per channel", True), ("mixtral", True)])
+@pytest.mark.parametrize(("family", "harden"), [("vit", False), ("vit of two forms", True), ("mixtral", True)])
 def test_a_resumed_run_is_the_run_that_was_never_interrupted(tmp_path, family, harden):
     build, data = FAMILIES[family]
     whole = trainer_for(tmp_path, build(0), data(), save_strategy="epoch", harden=harden)

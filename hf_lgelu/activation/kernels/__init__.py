@@ -21,7 +21,7 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 class Kernel:
     """One implementation of (x, λ, gate) → x·G(λx), with first derivatives in x and λ.
 
-    Functions may rely on checked arguments: floating dtypes, a λ that broadcasts to x, a key of GATES.
+    Functions may rely on checked arguments: floating dtypes, one λ that broadcasts to x, a key of GATES.
 
     Attributes:
         name: key in KERNELS.
@@ -29,7 +29,7 @@ class Kernel:
         function: (x, λ, gate) → x·G(λx).
         refusal: (x, λ, gate) → the reason why `function` cannot take this input here and now, or None.
         learned: (x, s, t, override, gate) → x·G(λx) with λ = `effective_hardness(s, t, override)` formed inside,
-            differentiable in x and s, for an s of one element; None where this would save nothing.
+            differentiable in x and s; None where this would save nothing.
         unavailable: () → the reason why this machine can run no input at all, or None.
     """
 
@@ -76,7 +76,7 @@ KERNELS: dict[str, Kernel] = {
         ),
         Kernel(
             "triton",
-            "one fused Triton pass each way on CUDA and ROCm devices, one λ; saves only x",
+            "one fused Triton pass each way on CUDA and ROCm devices; saves only x",
             _triton,
             _triton_refusal,
             learned=_triton,
@@ -169,16 +169,9 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: st
 def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: str | None = None) -> Tensor:
     """`lambda_gate` for a hardness whose values are known to be right; checks dtype, shape and device only."""
     check_dense(x)
-    if x.dim() == 0 and hardness.numel() == 1:
-        # A layer's λ has shape (1,), also where torch.func.vmap hands over single elements.
-        hardness = hardness.reshape(())
-    sizes = zip(hardness.shape, x.shape[x.dim() - hardness.dim() :], strict=True)  # torch 2.8 compiles no uneven zip
-    if hardness.dim() > x.dim() or not all(size in (1, wanted) for size, wanted in sizes):
-        raise ValueError(
-            f"hardness of shape {tuple(hardness.shape)} does not broadcast to x of shape {tuple(x.shape)}: "
-            "aligned at the last axis, each of its sizes must be 1 or that of x"
-        )
     _check_device(x, hardness)
+    if hardness.dim() > x.dim():  # a layer's λ has shape (1,), also where torch.func.vmap hands over single elements
+        hardness = hardness.reshape(())
     return choose_kernel(x, hardness, kernel, gate).function(x, hardness, gate)
 
 
@@ -187,14 +180,13 @@ def apply_learned_gate(
 ) -> Tensor:
     """`apply_gate` at λ = `effective_hardness(raw_hardness, temperature, override)`.
 
-    A kernel that forms a single λ itself saves the small operations on s and their derivatives.
+    A kernel that forms λ itself saves the small operations on s and their derivatives.
     """
-    if raw_hardness.numel() == 1:
-        check_dense(x)
-        _check_device(x, raw_hardness)
-        kernel = choose_kernel(x, raw_hardness, None, gate)
-        if kernel.learned is not None and raw_hardness.dim() <= x.dim():
-            return kernel.learned(x, raw_hardness, temperature, override, gate)
+    check_dense(x)
+    _check_device(x, raw_hardness)
+    kernel = choose_kernel(x, raw_hardness, None, gate)
+    if kernel.learned is not None and raw_hardness.dim() <= x.dim():
+        return kernel.learned(x, raw_hardness, temperature, override, gate)
     return apply_gate(x, effective_hardness(raw_hardness, temperature, override), gate)
 
 

@@ -25,7 +25,7 @@ from hf_lgelu.export.hub.conversion_page import layer_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score
-from hf_lgelu.models.hardening import mean_of_several, smallest_by_site
+from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
@@ -81,11 +81,10 @@ class CardFacts:
 
     Args:
         name: the card's title without its last part, which is the form.
-        hardness: {gate: λ} at the end of training, of a gate with several the smallest, which bounds its swap.
-        mean_hardness: {gate: mean λ} of the gates with several λ.
+        hardness: {gate: λ} at the end of training.
         gates: {gate: its name in a config}, such as "lambda_silu"; λ-GELU where it is left out.
         hardened: its gates were hardened, not only learned.
-        earlier_hardness: {stage: {gate: λ}} before, in the order of time; of several λ the mean.
+        earlier_hardness: {stage: {gate: λ}} before, in the order of time.
         trained_on: completes the sentence "A network of class X, trained on …".
         training, input_note, limits: how it was trained, in Markdown; sentences on its inputs and its limits.
         dataset, base_model: Hub ids of the data set that was read, and of the model that it was fine-tuned from.
@@ -95,7 +94,6 @@ class CardFacts:
 
     name: str = "model"
     hardness: Mapping[str, float] = field(default_factory=dict)
-    mean_hardness: Mapping[str, float] = field(default_factory=dict)
     gates: Mapping[str, str] = field(default_factory=dict)
     hardened: bool = False
     earlier_hardness: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -161,8 +159,7 @@ def write_card(
     still = f"It is no ReLU network throughout: it still has {had}, which were no λ-gates."
     facts = CardFacts(
         name=own_name(source) or "model",
-        hardness=smallest_by_site(model),
-        mean_hardness=mean_of_several(model),
+        hardness=hardness_profile(model),
         gates={site.name: site.kind for site in find_sites(model, LEARNED_KINDS)},
         license=license or (stated_licence(source) if source else None),
         limits=[still] if had else [],

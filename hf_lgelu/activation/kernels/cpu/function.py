@@ -1,7 +1,6 @@
 """The λ-gates through the compiled kernel, which `build` compiles.
 
-From top to bottom: its library in the process, how λ lies in it, and the autograd function, which saves only x and the
-hardness.
+From top to bottom: its library in the process, and the autograd function, which saves only x and the hardness.
 """
 
 import ctypes
@@ -28,16 +27,12 @@ GATES = ("lambda_gelu", "lambda_gelu_tanh", "lambda_silu")  # the structs of for
 # With fewer elements, waking other threads costs more than they save. torch's own kernels have this limit.
 _ALONE = 32768
 
-# The innermost loop with several λ: in shorter loops, such as three channels on the last axis, the steps between the
-# loops cost more than the function.
-_SHORTEST_RUN = 8
-
 
 Functions = dict[tuple[str, torch.dtype], Callable[..., None]]
 """{("forward" or "backward", dtype of x): function of the compiled kernel}.
 
-Forward takes (outer, count, inner; x, λ, y; threads): the sizes of x in the order of its memory, and λ varies along
-`count`. Backward takes (outer, count, inner; x, δ, λ, dx, sums; threads), with None for a result that is not needed."""
+Forward takes (count, x, λ, y, threads), with the number of elements of x. Backward takes (count, x, δ, λ, dx, sum,
+threads), with None for a result that is not needed."""
 
 
 Library = TypeVar("Library")
@@ -51,11 +46,14 @@ def load_library(gate: str) -> Functions | str:
 
 def _functions(library: ctypes.CDLL) -> Functions:
     functions = Functions()
-    for name, pointers in (("forward", 3), ("backward", 5)):
+    memory, number = ctypes.c_void_p, ctypes.c_float
+    for name, arguments in (
+        ("forward", (memory, number, memory)),
+        ("backward", (memory, memory, number, memory, memory)),
+    ):
         for dtype, suffix in DTYPES.items():
             function = functions[name, dtype] = getattr(library, f"lambda_gate_{name}_{suffix}")
-            sizes, memory = (ctypes.c_int64,) * 3, (ctypes.c_void_p,) * pointers
-            function.argtypes, function.restype = (*sizes, *memory, ctypes.c_int), None
+            function.argtypes, function.restype = (ctypes.c_int64, *arguments, ctypes.c_int), None
     return functions
 
 
@@ -71,70 +69,6 @@ def open_library(name: str, source: Path | None, read: Callable[[ctypes.CDLL], L
         reason = f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
     logger.warning("%s: their C++ kernel is not to be had: %s", without, reason.splitlines()[0])
     return reason
-
-
-class One:
-    """A single λ, and its gradient: Python's and C's numbers, which cost less than tensors of one element."""
-
-    def __init__(self, hardness: float) -> None:
-        # One NaN for all kinds of NaN: formulas.h rounds to bfloat16 without a check.
-        self._hardness = ctypes.c_float(math.nan if hardness != hardness else hardness)
-        self.address = ctypes.addressof(self._hardness)
-
-    def sizes(self, x: Tensor) -> tuple[int, int, int]:
-        """How λ lies along the memory of x: (outer, count, inner)."""
-        return 1, 1, x.numel()
-
-    @staticmethod
-    def new_sums() -> ctypes.c_double:
-        """Room for Σ δ·u²g(u)."""
-        return ctypes.c_double()
-
-    def gradient(self, sums: ctypes.c_double, rate: float, hardness: Tensor) -> Tensor:
-        """`rate` times ∂λ, as a tensor like `hardness`."""
-        # 1/λ² after the sum: no partial product can overflow.
-        return torch.full_like(hardness, rate * sums.value / self._hardness.value**2)
-
-
-class Several:
-    """A λ per channel or hidden unit, float32 and contiguous, and its gradient."""
-
-    def __init__(self, hardness: Tensor) -> None:
-        # One NaN, as above.
-        self._hardness = hardness.nan_to_num(math.nan, math.inf, -math.inf)
-        self.address = self._hardness.data_ptr()
-
-    def sizes(self, x: Tensor) -> tuple[int, int, int]:
-        """How λ lies along the memory of x: (outer, count, inner)."""
-        sizes = _sizes_around(x.shape, x.stride(), self._hardness.shape)
-        if sizes is None:
-            raise RuntimeError(f"λ, {tuple(self._hardness.shape)}, changes along several axes of x, {tuple(x.shape)}")
-        return sizes
-
-    def new_sums(self) -> ctypes.Array:
-        """Room for Σ δ·u²g(u) of each λ."""
-        return (ctypes.c_double * self._hardness.numel())()
-
-    def gradient(self, sums: ctypes.Array, rate: float, hardness: Tensor) -> Tensor:
-        """`rate` times ∂λ, as a tensor like `hardness`."""
-        if hardness.numel() == 0:  # torch makes no tensor from an empty buffer
-            return torch.zeros_like(hardness)
-        total = torch.frombuffer(sums, dtype=torch.float64).reshape(hardness.shape)
-        return (rate * total / self._hardness.double().square()).to(hardness.dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _sizes_around(shape: torch.Size, strides: tuple[int, ...], of_hardness: torch.Size) -> tuple[int, int, int] | None:
-    """(outer, count, inner) of a tensor without gaps, where several λ vary along `count`; None if they do not."""
-    order = sorted((axis for axis, size in enumerate(shape) if size != 1), key=lambda axis: -strides[axis])
-    missing = len(shape) - len(of_hardness)
-    along = [axis for axis in order if axis >= missing and of_hardness[axis - missing] != 1]
-    first = order.index(along[0])
-    if order[first : first + len(along)] != sorted(along):
-        return None
-    parts = order[:first], along, order[first + len(along) :]
-    outer, count, inner = (math.prod(shape[axis] for axis in part) for part in parts)
-    return outer, count, inner
 
 
 def _loaded(gate: str) -> Functions:
@@ -165,11 +99,6 @@ def refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str | None
         return f"it takes float32 and bfloat16, x is {x.dtype}"
     if (reason := opaque_refusal(x, hardness)) is not None:
         return reason
-    if hardness.numel() != 1 and x.numel():
-        sizes = _sizes_around(x.shape, torch.empty_like(x, device="meta").stride(), hardness.shape)
-        if sizes is None or (sizes[2] if sizes[2] > 1 else sizes[1]) < _SHORTEST_RUN:
-            shapes = f"λ, {tuple(hardness.shape)}, changes in the memory of x, {tuple(x.shape)},"
-            return f"{shapes} too often or along several axes"
     return unavailable(gate)
 
 
@@ -195,20 +124,17 @@ class _LambdaGate(torch.autograd.Function):
         ctx.save_for_backward(x, hardness)
         ctx.gate = gate
         ctx.state, ctx.rate = None, 1.0
-        if hardness.numel() != 1:
-            ctx.used = Several(hardness.detach().to(torch.float32).contiguous())
-        elif temperature is None or override is None:
-            ctx.used = One(hardness.item())
-        else:
+        value = hardness.item()
+        if temperature is not None and override is not None:
             # As numbers: hardening may write to the override before the backward pass.
             ctx.state = temperature.item(), override.item()
-            value, ctx.rate = _learned(hardness.item(), *ctx.state)
-            ctx.used = One(value)
+            value, ctx.rate = _learned(value, *ctx.state)
+        # In float32, with one NaN for all kinds of NaN: formulas.h rounds to bfloat16 without a check.
+        ctx.value = ctypes.c_float(math.nan if value != value else value).value
         y = torch.empty_like(x)  # in the layout that torch's own activations give it
         if x.numel():
             x = laid_as(y, x)
-            run = _loaded(gate)["forward", x.dtype]
-            run(*ctx.used.sizes(x), x.data_ptr(), ctx.used.address, y.data_ptr(), _threads(x))
+            _loaded(gate)["forward", x.dtype](x.numel(), x.data_ptr(), ctx.value, y.data_ptr(), _threads(x))
         return y
 
     @staticmethod
@@ -219,19 +145,21 @@ class _LambdaGate(torch.autograd.Function):
             rest = (None, None) if ctx.state is None else (torch.full_like(hardness, number) for number in ctx.state)
             state = (hardness, *rest)
             return *aten.learned_gradients(x, state, delta, needs_x, needs_hardness, ctx.gate), None, None, None
-        sums = ctx.used.new_sums() if needs_hardness and ctx.rate != 0 else None
+        total = ctypes.c_double() if needs_hardness and ctx.rate != 0 else None
         grad_x = torch.empty_like(x)
-        if x.numel() and (needs_x or sums is not None):
+        if x.numel() and (needs_x or total is not None):
             x, delta = laid_as(grad_x, x), laid_as(grad_x, delta)
             _loaded(ctx.gate)["backward", x.dtype](
-                *(*ctx.used.sizes(x), x.data_ptr(), delta.data_ptr(), ctx.used.address),
+                *(x.numel(), x.data_ptr(), delta.data_ptr(), ctx.value),
                 grad_x.data_ptr() if needs_x else None,
-                None if sums is None else ctypes.addressof(sums),
+                None if total is None else ctypes.addressof(total),
                 _threads(x),
             )
         grad_hardness = None
         if needs_hardness:
-            grad_hardness = torch.zeros_like(hardness) if sums is None else ctx.used.gradient(sums, ctx.rate, hardness)
+            # 1/λ² after the sum: no partial product can overflow.
+            gradient = 0.0 if total is None else ctx.rate * total.value / ctx.value**2
+            grad_hardness = torch.full_like(hardness, gradient)
         return grad_x if needs_x else None, grad_hardness, None, None, None
 
 
