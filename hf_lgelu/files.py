@@ -17,7 +17,20 @@ from huggingface_hub.utils import validate_repo_id
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FILE_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow", ".txt", ".safetensors", ".bin", ".onnx")
+_FILE_ENDINGS = (
+    ".csv",
+    ".tsv",
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".arrow",
+    ".txt",
+    ".safetensors",
+    ".bin",
+    ".onnx",
+    ".npz",
+    ".npy",
+)
 
 
 def could_be_hub_id(name: str) -> bool:
@@ -34,6 +47,11 @@ def could_be_hub_id(name: str) -> bool:
 def is_hub_id(name: str | None) -> bool:
     """Whether a name stands for a repository on the Hub: it could be one, and no file or folder has that name."""
     return name is not None and could_be_hub_id(name) and not Path(name).exists()
+
+
+def is_onnx(name: str) -> bool:
+    """Whether a name is that of an ONNX file."""
+    return name.endswith(".onnx")
 
 
 def local(name: str) -> Path | None:
@@ -102,7 +120,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
 
     Args:
         target: the folder to write. An empty folder may be there. If it is a link, the folder that it leads to.
-        overwrite: replace a folder that is not empty, if it holds a model: a config.json.
+        overwrite: replace a folder that is not empty, if it holds a model: a config.json or model.onnx.
 
     Raises the errors of `require_replaceable`, and OSError where nothing can be written.
     """
@@ -151,8 +169,8 @@ def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -
         raise FileExistsError(f"{target} is not empty; give another folder, or replace this one with `overwrite`")
     # sentence-transformers may keep its encoder, with the config, in a folder of its own.
     checkpoints = sorted(path.name for path in target.glob("checkpoint-*") if path.is_dir())
-    if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json")):
-        reason = "holds no config.json: it is no model that an export could replace"
+    if not any((target / name).is_file() for name in (constants.CONFIG_NAME, "modules.json", "model.onnx")):
+        reason = "holds no config.json or model.onnx: it is no model that an export could replace"
     elif (target / ".git").exists():
         reason = "is a repository of git, with its history"
     elif checkpoints:

@@ -187,9 +187,10 @@ class ConvertArguments(OutputArguments):
         "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
     )
 
+    model: str = _input("Folder or Hub id of the checkpoint, or an ONNX file.", is_word=True, reads="model")
     data: str | None = _input(
-        f"Unlabelled inputs from where the model is used: {_DATA}. Default: a language model samples 8,192 tokens of "
-        "text; other models need inputs.",
+        f"Unlabelled inputs from where the model is used: {_DATA}; of an ONNX file, a folder of pictures, or arrays in "
+        "an .npz or .npy file. Default: a language model samples 8,192 tokens of text; other models need inputs.",
         None,
         reads="dataset",
     )
@@ -197,6 +198,13 @@ class ConvertArguments(OutputArguments):
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(
         f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
+    )
+    mean: str = _input(
+        "Of pictures for an ONNX file: what is subtracted, for each channel, from pixels of 0 to 1. Default: 0.", "0"
+    )
+    std: str = _input("Of pictures for an ONNX file: what the difference is divided by. Default: 1.", "1")
+    image_size: int | None = _input(
+        "Of pictures for an ONNX file: their height and width. Default: as the file says.", None
     )
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)

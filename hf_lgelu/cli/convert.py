@@ -9,20 +9,20 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from hf_lgelu.cli.arguments import ConvertArguments, named
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import own_text, read_rows
+from hf_lgelu.cli.onnx_file import OnnxFile, read_onnx_file
 from hf_lgelu.cli.preview import preview_conversion
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import Provenance, own_name, render_conversion_card, save_card, stated_licence
 from hf_lgelu.export.hub.conversion_page import draw_conversion
-from hf_lgelu.export.hub.loading import facts_of_folder
-from hf_lgelu.files import is_hub_id, whole_folder
+from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.onnx.onnx_export import ONNX_FILE
+from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.processes import known_processes
@@ -61,20 +61,29 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     place = whole_folder(folder, overwrite=arguments.overwrite) if is_written else nullcontext()
     with place as new:
         with state.main_process_first():
-            given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
-            require_gates(given)
-            if given.sentences is not None:
-                _require_one_key_says_it(arguments)
+            made = list[str]()
+            if is_onnx(arguments.model):
+                given: Any
+                given, inputs, second = read_onnx_file(arguments)
+                require_gates(given)
+            else:
+                given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
+                require_gates(given)
+                if given.sentences is not None:
+                    _require_one_key_says_it(arguments)
+                if data is None:
+                    given.network.to(state.device)
+                    tell("No data were given, so the model samples text itself ...")
+                    inputs = own_text(given, arguments.max_samples)
+                    made.append(own_text_warning(inputs.first(len(inputs))["input_ids"]))
+                else:
+                    inputs = read_rows(data, given)
+                second = None if evaluation is None or arguments.dry_run else read_rows(evaluation, given)
             given.network.to(state.device)
-            if data is None:
-                tell("No data were given, so the model samples text itself ...")
-            inputs = own_text(given, arguments.max_samples) if data is None else read_rows(data, given)
-            made = [own_text_warning(inputs.first(len(inputs))["input_ids"])] if data is None else []
             config = arguments.config(None if inputs.whole else len(inputs))
             if arguments.dry_run:
                 tell(preview_conversion(given.network, inputs.batches("inputs", progress=progress), config))
                 return None
-            second = None if evaluation is None else read_rows(evaluation, given)
         is_logged = state.is_main_process and not arguments.progress and not arguments.disable_tqdm
         try:
             with _a_line_a_minute() if is_logged else nullcontext():
@@ -91,12 +100,12 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             raise
         report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
         tell(str(report))
-        if data is not None and not inputs.whole and arguments.max_samples is None:
+        if arguments.data is not None and not inputs.whole and arguments.max_samples is None:
             tell(f"Some rows of {inputs.description} were left out, for time: --max_samples takes more.")
         if new is not None:
             on_hub = is_hub_id(arguments.model)
             provenance = Provenance(
-                model=arguments.model if on_hub else own_name(arguments.model),
+                model=arguments.model if on_hub else own_name(arguments.model).removesuffix(".onnx"),
                 model_is_on_hub=on_hub,
                 data=inputs.description,
                 samples=len(inputs),
@@ -169,17 +178,22 @@ def _require_one_key_says_it(arguments: ConvertArguments) -> None:
 def _write(
     folder: Path,
     arguments: ConvertArguments,
-    given: GivenCheckpoint,
-    converted: nn.Module,
+    given: GivenCheckpoint | OnnxFile,
+    converted: Any,
     report: ConversionReport,
     provenance: Provenance,
     data: InputSet,
 ) -> None:
     """Write the output folder, and load the model from it: it must be the converted one."""
-    given.save(converted, folder)
-    reloaded = read_checkpoint(str(folder), **arguments.reading | {"progress": False}).network
-    reloaded.to(next(converted.parameters()).device)
-    require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
+    if isinstance(given, OnnxFile):
+        converted.save(folder / ONNX_FILE)
+        facts = CheckpointFacts(given.kind)
+    else:
+        given.save(converted, folder)
+        reloaded = read_checkpoint(str(folder), **arguments.reading | {"progress": False}).network
+        reloaded.to(next(converted.parameters()).device)
+        require_same_model(converted, reloaded, data.first(_COMPARED_ROWS))
+        facts = facts_of_folder(folder)
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
@@ -187,7 +201,7 @@ def _write(
     card = render_conversion_card(
         report,
         provenance,
-        facts_of_folder(folder),
+        facts,
         figure=FIGURE_FILE,
         repo_id=arguments.push_to_hub,
         license=arguments.license or stated_licence(given.name),

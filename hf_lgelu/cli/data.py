@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu.cli.arguments import ConvertArguments, InputArguments, RowArguments
-from hf_lgelu.files import local, require_there
+from hf_lgelu.files import is_onnx, local, require_there
 
 _SECOND_SPLITS = ("validation", "valid", "test")
 _SAVED_TO_DISK = ("dataset_dict.json", "state.json")
@@ -63,9 +63,13 @@ class Rows:
 
 
 def open_sets(arguments: Any) -> dict[str, Rows | None]:
-    """{"data": rows, "evaluation": rows}, of the options that a command has. Raises the errors of both functions."""
+    """{"data": rows, "evaluation": rows}, of the options that a command has. Raises the errors of both functions.
+
+    The rows of an ONNX file are read later, as its inputs take them.
+    """
     ways: dict[str, Callable[[Any], Rows | None]] = {"data": data_set, "evaluation": evaluation_set}
-    return {name: read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
+    is_file = is_onnx(getattr(arguments, "model", ""))
+    return {name: None if is_file else read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
 
 
 def data_set(arguments: Any) -> Rows | None:

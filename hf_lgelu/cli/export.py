@@ -17,13 +17,14 @@ from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import print_table, was_fitted_to
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
+from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.gelu import save_gelu
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.export.int8.judged import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
 from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
 from hf_lgelu.export.plain import save_relu
-from hf_lgelu.files import whole_folder
+from hf_lgelu.files import is_onnx, whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
 
 _EXAMPLE_ROWS = 64
@@ -35,6 +36,8 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
     Raises the errors of `export_relu`, `export_gelu`, `export_onnx` and `export_int8`. Raises ValueError if a
     checkpoint without λ-GELU is given to --to relu or gelu.
     """
+    if is_onnx(arguments.model):
+        return quantize_file(arguments)
     if data is not None:
         return _export_int8(arguments, data)
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"

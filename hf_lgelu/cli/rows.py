@@ -61,11 +61,11 @@ class InputSet:
 class TensorRows(Dataset):
     """N rows of named tensors, such as {"input_ids": (N, T), "attention_mask": (N, T)}.
 
-    `whole` says that no row of the data set was left out.
+    `whole` says that no row of the data set was left out, `is_cropped` that a batch ends with its longest sequence.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False) -> None:
-        self.tensors, self.whole = tensors, whole
+    def __init__(self, tensors: dict[str, Tensor], *, whole: bool = False, is_cropped: bool = True) -> None:
+        self.tensors, self.whole, self._is_cropped = tensors, whole, is_cropped
 
     @classmethod
     def of_set(cls, tensors: dict[str, Tensor], numbers: Any, labels: Tensor | None, size: int) -> "TensorRows":
@@ -80,7 +80,7 @@ class TensorRows(Dataset):
         """The rows `indices` as one batch, padded to its longest sequence."""
         batch = {name: tensor[list(indices)] for name, tensor in self.tensors.items()}
         mask = batch.get("attention_mask")
-        if mask is None or mask.ndim != 2 or not mask.any():
+        if mask is None or mask.ndim != 2 or not mask.any() or not self._is_cropped:
             return batch
         whole, longest = mask.shape[1], int(mask.any(0).nonzero().max()) + 1
         is_sequence = {name: tensor.ndim > 1 and tensor.shape[1] == whole for name, tensor in batch.items()}

@@ -17,6 +17,8 @@ _MLP_CLASS = mlp.MLPForClassification.__name__
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
 """Of sentence-transformers: embeddings, embeddings over a vocabulary, scores of pairs."""
 
+ONNX_CLASS = "OnnxNetwork"
+
 MODULES_FILE = "modules.json"
 """What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
 
@@ -44,6 +46,11 @@ from sentence_transformers import {model_class}
 
 model = {model_class}("{where}")"""
 
+_ONNX = """\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{where}/model.onnx")"""
+
 _HF_LGELU = """\
 import hf_lgelu
 from {package} import {model_class}
@@ -68,6 +75,8 @@ class CheckpointFacts:
     @property
     def library(self) -> str:
         """The Hub's name of the library that loads it."""
+        if self.model_class == ONNX_CLASS:
+            return "onnx"
         return "sentence-transformers" if self.model_class in SENTENCE_CLASSES else "transformers"
 
 
@@ -117,7 +126,9 @@ def python_code(
 
 
 def with_hf_lgelu(model_class: str, where: str) -> str:
-    """Python that loads a checkpoint with this package; `where` is a folder or Hub id."""
+    """Python that loads a checkpoint with this package; `where` is a folder or Hub id. "" for an ONNX file."""
+    if model_class == ONNX_CLASS:
+        return ""
     package = "hf_lgelu" if model_class == _MLP_CLASS else "transformers"
     package = "sentence_transformers" if model_class in SENTENCE_CLASSES else package
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
@@ -137,4 +148,5 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
         module = own if activation == "gelu" else TARGETS[activation].torch_module
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
+    form = _ONNX if checkpoint.model_class == ONNX_CLASS else form
     return form.format(model_class=checkpoint.model_class, where=where)

@@ -33,7 +33,8 @@ class OnnxModel:
             self._session = runtime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
         except runtime_errors() as error:
             raise ValueError(f"onnxruntime cannot run {path}; is it a whole ONNX file? {error}") from error
-        self.input_names: tuple[str, ...] = tuple(value.name for value in self._session.get_inputs())
+        self.input_shapes: dict[str, list[Any]] = {each.name: each.shape for each in self._session.get_inputs()}
+        self.input_names: tuple[str, ...] = tuple(self.input_shapes)
         self.output_names: tuple[str, ...] = tuple(value.name for value in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, np.ndarray | Tensor]) -> list[np.ndarray]:
