@@ -40,23 +40,6 @@ RELATIVE_ERROR = "relative error (share of squares)"
 DETECTION = "distance of scores and boxes"
 
 
-def main_measures(
-    kl: float | None, agreement: float, relative_error: float, embedding: Mapping[str, float]
-) -> dict[str, str]:
-    """{measure: value} of the measures that decide how near a network is to the original.
-
-    Class scores (with a KL), embeddings (`OutputComparison.embedding`) and other values have measures of their own.
-    """
-    if embedding:
-        names = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
-        found = {words: score("cosine", embedding[name]) for name, words in names.items() if name in embedding}
-        kept = embedding.get("same_neighbour")
-        return found if kept is None else found | {"same nearest neighbour among these": percent(kept)}
-    if kl is None:
-        return {RELATIVE_ERROR: significant(relative_error)}
-    return {"KL to the original (nats)": significant(kl), "same prediction": percent(agreement)}
-
-
 def counted(number: int, noun: str) -> str:
     """ "1 row", "1,200 rows"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

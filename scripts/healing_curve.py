@@ -18,7 +18,7 @@ from random import Random
 
 import torch
 from lgelu_lab.benchmarks.docstrings import docstring_paragraphs
-from lgelu_lab.benchmarks.real_inputs import Inputs, cut_samples
+from lgelu_lab.benchmarks.real_inputs import cut_samples
 from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.measurements.real import Measured, RealSettings, load_measured
 from lgelu_lab.rows_file import RowsFile
@@ -30,6 +30,7 @@ from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 
 STARTS = ("original", "swap", "refit", "distill")
+_SAME_GATES = {"original": "original", "swap": "swap", "refit": "swap", "distill": "swap"}  # and quick to make
 _BLOCKS_A_STEP = 4
 _WARMUP = 20
 _KEY = ("network", "start", "tokens", "learning_rate", "seed")
@@ -95,12 +96,8 @@ def _start(measured: Measured, arguments: HealingArguments, name: str) -> nn.Mod
     if name == "swap":
         substitute_relu(model, kinds=SMOOTH_KINDS)
     elif name != "original":
-        model = convert_to_relu(model, _fitted(measured, arguments), effort=name).model
+        model = convert_to_relu(model, measured.fitted[: arguments.samples], effort=name).model
     return model
-
-
-def _fitted(measured: Measured, arguments: HealingArguments) -> list[Inputs]:
-    return measured.fitted[: arguments.samples]
 
 
 def _healed(
@@ -110,13 +107,12 @@ def _healed(
     began = time.perf_counter()
     path = Path(arguments.state_dir, f"{name}-{arguments.learning_rate:g}-{arguments.seed}.pt")
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        state = torch.load(path, weights_only=False)
-        model, optimizer, done = state["model"], state["optimizer"], state["steps"]
-        optimizer = _optimizer(model, arguments, optimizer)
-    else:
-        model, done = _start(measured, arguments, name), 0
-        optimizer = _optimizer(model, arguments, None)
+    known = torch.load(path, weights_only=True) if path.exists() else {"steps": 0}
+    model, done = _start(measured, arguments, name if not known["steps"] else _SAME_GATES[name]), known["steps"]
+    optimizer = torch.optim.AdamW(model.parameters(), arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    if done:
+        model.load_state_dict(known["model"])
+        optimizer.load_state_dict(known["optimizer"])
     steps = round(tokens / (_BLOCKS_A_STEP * text.shape[1]))
     model.train()
     for step in range(done, steps):
@@ -129,7 +125,7 @@ def _healed(
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    torch.save({"model": model, "optimizer": optimizer.state_dict(), "steps": steps}, path)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps}, path)
     judged = measured.row("healed", model)
     row = {"start": name, "tokens": tokens, "perplexity": judged["score"], "steps": steps} | {
         "kl": judged["kl"], "agreement": judged["agreement"], "judged": judged["judged"],
@@ -139,13 +135,6 @@ def _healed(
     }  # fmt: skip
     print(", ".join(f"{column} {row[column]}" for column in ("start", "tokens", "perplexity", "kl")), flush=True)
     return row
-
-
-def _optimizer(model: nn.Module, arguments: HealingArguments, state: dict | None) -> torch.optim.AdamW:
-    optimizer = torch.optim.AdamW(model.parameters(), arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
-    if state is not None:
-        optimizer.load_state_dict(state)
-    return optimizer
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.comparing.net_change import networks_table
-from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.comparing.distance import networks_table
+from hf_lgelu.comparing.net_comparison import compare_outputs
 from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.config_keys import runtime_warnings
@@ -14,7 +14,7 @@ from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import with_plain_weights
 from hf_lgelu.networks.network import Network
-from hf_lgelu.networks.outputs import Compared
+from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.networks.sites import sites_in_words
 from hf_lgelu.processes import own_part
 from hf_lgelu.refit.config import ConversionConfig
@@ -50,15 +50,15 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         if can_be_wider(model, recording, found):
             lines.append("More hidden units usually help most: `width` 1.25 adds a quarter to each block.")
 
-        def swapped(inputs: Any) -> Compared:
+        def swapped(inputs: Any) -> Outputs:
             with exchange.plain_swap(model).applied():
                 return task.read(inputs)
 
         batches = own_part(task.folds.held_out or task.folds.fitted)
-        score, compared = compare_networks_on(
+        metrics, compared = compare_outputs(
             task.read, {"swap": swapped}, (batch.load() for batch in batches), over_processes=True
         )
-        table = networks_table(score.values, {"plain swap": compared["swap"].change}, main=True)
+        table = networks_table(metrics, {"plain swap": compared["swap"].distance}, main=True)
         lines += [f"{exchange.target.title} in their place, without a refit:", *text_table(*table, text_columns=1)]
         if len(sites) > 1:
             costs = list(costs_of_some(task.read, task.folds, exchange).items())[:_DEAREST]

@@ -1,49 +1,20 @@
-"""The distance of one network's outputs from another's on the same samples."""
+"""The distance of one network's output from another's on the same samples."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from hf_lgelu.formats import main_measures, percent
-from hf_lgelu.networks.outputs import OutputReader
-from hf_lgelu.networks.run import Inputs
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.networks.outputs import Kind
 
 _VARIES = 1e-9  # least variance, as a share of the mean square, of an output that is not constant up to rounding
 _NUMBERS_AT_ONCE = 2**21  # compared in float64
 _TIE = 1e-7  # of cosines: rounding may part equally near samples by this much
 MOST_NEIGHBOURS = 2048
 """The most samples among which nearest neighbours are searched: the products of all pairs are in memory."""
-
-
-@dataclass(frozen=True)
-class OutputChange:
-    """The distance of one model's first output (not the loss) from another's, as `OutputComparison` has found it.
-
-    `max_change` is the largest absolute difference, `largest_output` the largest finite absolute value of the first
-    model. `rows` is the number of predictions. `unchanged_predictions` is the share of predictions whose largest score
-    stays at its class; None for embeddings, and where a prediction is a single score.
-    """
-
-    max_change: float
-    largest_output: float
-    unchanged_predictions: float | None
-    rows: int
-    relative_error: float = math.nan
-    embedding: Mapping[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        text = f"largest change {self.max_change:.3g} of outputs up to {self.largest_output:.3g}"
-        if self.embedding:
-            near = main_measures(None, 1.0, self.relative_error, self.embedding)
-            return ", ".join([text, *(f"{name} {value}" for name, value in near.items())])
-        if self.unchanged_predictions is None:
-            return f"{text}, on {self.rows} rows of one score"
-        return f"{text}, {percent(self.unchanged_predictions)} of {self.rows} predictions unchanged"
 
 
 class OutputComparison:
@@ -65,19 +36,13 @@ class OutputComparison:
         self._vectors: list[Tensor] = []  # (2, samples, columns) of both networks, for the neighbours
 
     def add(
-        self,
-        original: Tensor,
-        changed: Tensor,
-        counted: Tensor | None = None,
-        *,
-        are_scores: bool = False,
-        are_embeddings: bool = False,
+        self, original: Tensor, changed: Tensor, counted: Tensor | None = None, *, kind: Kind = "values"
     ) -> "OutputComparison":
         """This comparison, with a batch of outputs added, (samples, ..., columns).
 
-        `counted` (samples, ...) says which predictions count; None for all. `are_scores` says that the columns are
-        scores of classes of which one is right: then there is a KL. If a sample's embedding has several positions, it
-        is the mean of the positions that count, as sentence-transformers pools by default.
+        `counted` (samples, ...) says which predictions count; None for all. If a sample's embedding has several
+        positions, it is the mean of the positions that count, as sentence-transformers pools by default. Probabilities
+        must come as scores (`Outputs.scores`).
         """
         samples = torch.arange(len(original)).reshape(-1, *[1] * (original.ndim - 2)).expand(original.shape[:-1])
         if counted is None:
@@ -98,12 +63,12 @@ class OutputComparison:
             self._squares += finite.square().sum().item()
             self._add_columns(len(owners), finite.sum(0).cpu())
             errors.index_add_(0, owners, change.square().sum(-1).cpu())
-            if are_scores:
+            if kind in ("scores", "probabilities"):
                 self._rows_of_scores += len(owners)
                 kls.index_add_(0, owners, kl_terms(wanted, found).sum(-1).cpu())
         self._kls += kls.tolist()
         self._errors += errors.tolist()
-        if are_embeddings:
+        if kind == "embeddings":
             vectors = torch.stack([_vectors(outputs, counted) for outputs in (original, changed)])
             self._vectors.append(vectors[:, : max(0, MOST_NEIGHBOURS - len(self._cosines))])
             self._cosines += F.cosine_similarity(*vectors.double(), dim=-1).tolist()
@@ -123,16 +88,21 @@ class OutputComparison:
         self._columns[len(total)] = before + count, sum_before + total
 
     @property
-    def agreement(self) -> float:
-        """The share of predictions whose largest number stays where it is."""
-        return self._unchanged / self.rows
+    def agreement(self) -> float | None:
+        """The share of predictions whose largest score stays where it is; None without scores of classes."""
+        return self._unchanged / self.rows if self._are_scores else None
 
-    @property
-    def change(self) -> OutputChange:
-        """The changes as a record."""
-        share = self.agreement if any(columns > 1 for columns in self._columns) and not self._cosines else None
-        return OutputChange(
-            self.largest_change, self.largest_output, share, self.rows, self.relative_error, self.embedding
+    def distance(self, output: str = "") -> Distance:
+        """The distance as a record of the output of this name."""
+        return Distance(
+            output,
+            self.rows,
+            self.kl,
+            self.agreement,
+            self.largest_change,
+            self.largest_output,
+            self.relative_error,
+            self.embedding,
         )
 
     @property
@@ -166,20 +136,24 @@ class OutputComparison:
         If an output does not vary, as with a single row, its error is relative to Σ original².
         """
         error = sum(self._errors)
-        varying = self._squares - sum((total.square().sum() / count).item() for count, total in self._columns.values())
-        scale = varying if varying > _VARIES * self._squares else self._squares
-        if not scale:  # the original is 0 everywhere, or NaN
+        if not self._scale:  # the original is 0 everywhere, or NaN
             return error if math.isnan(error) else float(error > 0)
-        return error / scale
+        return error / self._scale
+
+    @property
+    def _scale(self) -> float:
+        varying = self._squares - sum((total.square().sum() / count).item() for count, total in self._columns.values())
+        return varying if varying > _VARIES * self._squares else self._squares
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """The distance of each sample: the terms of the mean KL, or without class scores the terms of the error."""
-        return tuple(self._kls if self._are_scores else self._errors)
+        """Each sample's part of the KL, or of an output without scores of classes its part of the relative error."""
+        terms, whole = (self._kls, self.rows) if self._are_scores else (self._errors, self._scale)
+        return tuple(term / (whole or 1.0) for term in terms)
 
     @property
     def _are_scores(self) -> bool:
-        return self._rows_of_scores == self.rows
+        return 0 < self._rows_of_scores == self.rows
 
 
 def _vectors(output: Tensor, counted: Tensor | None) -> Tensor:
@@ -208,24 +182,3 @@ def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
     expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
     terms = F.kl_div(given, expected, reduction="none", log_target=True)
     return terms.masked_fill(expected == -math.inf, 0.0)
-
-
-def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> OutputChange:
-    """The change from the first counted output of `model` to the first counted output of `other`.
-
-    Raises ValueError for outputs of different shapes, for no or empty outputs, and for NaN of `model`.
-    """
-    before, after = (OutputReader(network)(inputs) for network in (model, other))
-    first, second = (next(iter(found.tensors.values())).cpu() for found in (before, after))
-    if first.shape != second.shape:
-        raise ValueError(
-            f"the first outputs of the models, {tuple(first.shape)} and {tuple(second.shape)}, must have one shape to "
-            "be compared"
-        )
-    if not first.numel():
-        raise ValueError(f"the outputs on the example inputs, of shape {tuple(first.shape)}, are empty; give a row")
-    if first.isnan().any():
-        raise ValueError("the model gives NaN on the example inputs; give finite inputs, or look at its weights")
-    mask = inputs.get("attention_mask") if before.are_embeddings and isinstance(inputs, Mapping) else None
-    counted = mask.bool().cpu() if isinstance(mask, Tensor) and mask.shape == first.shape[:-1] else None
-    return OutputComparison().add(first, second, counted, are_embeddings=before.are_embeddings).change

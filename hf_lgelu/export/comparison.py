@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from timeit import Timer
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.comparing.net_change import NetChange
-from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.comparing.net_comparison import LiveUnits, compare_outputs
 from hf_lgelu.environment import require
 from hf_lgelu.export.int8.quantize import quantize_onnx
 from hf_lgelu.export.onnx.onnx_export import export_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
-from hf_lgelu.formats import NONE, percent, score, significant, text_table
+from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
 from hf_lgelu.networks.sites import find_sites, uncompiled
@@ -39,33 +39,28 @@ _ROUNDS, _FEWEST_ROUNDS = 15, 5
 _ROUND_SECONDS = 0.005  # a quicker call is repeated for about this long
 _MOST_SECONDS = 60.0  # for the rounds after the fewest
 
-DISTANCES = ("relative_error", "distance")
-"""The measures of which less is better."""
-
 
 @dataclass(frozen=True)
 class ComparedNetwork:
     """A network in one precision, "float32" or "int8". It is named "original" or "converted", or "network" if alone.
 
-    `metrics` has the accuracy, or the perplexity of a causal language model; it is empty without labels. `change` is
-    the distance from the original in float32, None for the original itself. `milliseconds` are the quartiles of the
-    processor time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the
-    weights. `live_units` is the share of the gates' outputs that are not exactly zero; None for the original, and in
-    int8. In int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`). `int8_change` is
-    the distance from the same network in float32, and `int8_loss` what int8 takes from that network
-    (`NetworkComparison.int8_measure`).
+    `metrics` has the accuracy, or the perplexity of a causal language model; it is empty without labels. `distance` is
+    that from the original in float32, None for the original itself. `milliseconds` are the quartiles of the processor
+    time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the weights.
+    `live_units` is the share of the gates' outputs that are not exactly zero; None for the original, and in int8. In
+    int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), and `from_float32` is the
+    distance from the same network in float32.
     """
 
     network: str
     precision: str
     metrics: Mapping[str, float]
-    change: NetChange | None
+    distance: Distance | None
     milliseconds: tuple[float, float, float]
     megabytes: float
     live_units: float | None = None
     operations: str | None = None
-    int8_change: NetChange | None = None
-    int8_loss: float | None = None
+    from_float32: Distance | None = None
 
     @property
     def cells(self) -> dict[str, str]:
@@ -75,8 +70,8 @@ class ComparedNetwork:
             "": self.network,
             "precision": self.precision,
             **{metric: score(metric, value) for metric, value in self.metrics.items()},
-            **({} if self.change is None else self.change.main_measures),
-            **({} if self.int8_loss is None else {"lost in int8": significant(self.int8_loss)}),
+            **({} if self.distance is None else self.distance.main_measures),
+            **({} if self.from_float32 is None else {"lost in int8": significant(lost(self.from_float32)[1])}),
             **({} if self.live_units is None else {"live units": percent(self.live_units)}),
             "ms (quartiles)": f"{median} ({first} to {third})",
             "megabytes": significant(self.megabytes),
@@ -88,7 +83,8 @@ class NetworkComparison:
     """The rows of `compare_networks`: the networks in float32, and then in int8. Its text is a table.
 
     `samples` inputs were scored and compared. Other `calibration_samples` gave the ranges of int8; 0 without int8. A
-    timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it.
+    timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it. `uncounted` are the names of
+    the outputs that were left out.
     """
 
     rows: tuple[ComparedNetwork, ...]
@@ -96,22 +92,13 @@ class NetworkComparison:
     calibration_samples: int
     timed_samples: int
     runtime: str
+    uncounted: tuple[str, ...] = ()
 
     @property
     def by_network(self) -> list[list[ComparedNetwork]]:
         """The rows of each network."""
         names = dict.fromkeys(row.network for row in self.rows)
         return [[row for row in self.rows if row.network == name] for name in names]
-
-    @property
-    def int8_measure(self) -> str:
-        """The measure of `int8_loss`: "accuracy" or "perplexity" with labels, else that of `nearness`.
-
-        The loss is the score in float32 less the score in int8, of a perplexity in nats. Without labels it is the share
-        that differs from the same network in float32, or a distance from it.
-        """
-        last: Any = self.rows[-1]
-        return next(iter(last.metrics), nearness(last.int8_change)[0])
 
     def __str__(self) -> str:
         titles = list(self.rows[-1].cells)  # the original has no distance, and float32 loses nothing in int8
@@ -128,8 +115,10 @@ class NetworkComparison:
             told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
             layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
             where = f"{self.calibration_samples} other inputs gave the ranges"
-            lost = f"{self.int8_measure.replace('_', ' ')}, against the same network in float32"
-            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}; lost in int8: {lost}.")
+            measure = f"{lost(cast(Distance, self.rows[-1].from_float32))[0]}, against the same network in float32"
+            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}; lost in int8: {measure}.")
+        if self.uncounted:
+            lines.append(f"Not compared: {quoted(self.uncounted)}.")
         return "\n".join(lines)
 
 
@@ -165,9 +154,9 @@ def compare_networks(
             default they are removed.
         box_channels: how many channels of a detector's raw maps are the box, as in `ConversionConfig`.
 
-    Raises ValueError for inputs that a network does not take, for outputs that differ from the original's, or for a
-    single input with `int8`. Raises ImportError for int8 without the extra [onnx], and FileExistsError if `onnx_dir`
-    holds a file of the same name.
+    Raises ValueError for inputs that a network does not take, for labels that are none of its classes, for outputs of
+    another shape than the original's, or for a single input with `int8`. Raises ImportError for int8 without the extra
+    [onnx], and FileExistsError if `onnx_dir` holds a file of the same name.
 
     Example:
         >>> import torch, hf_lgelu
@@ -190,8 +179,12 @@ def compare_networks(
         raise nothing_given("data")
     if int8 and batches[0].is_sample:
         raise ValueError("the inputs of int8 have one shape, and here each batch has its own; leave int8 out")
+    few = batches[0][:TRIED]
     for name, network in networks.items():
-        require_taken(network, batches[0][:TRIED].inputs, f"data, given to the {name} network")
+        require_taken(network, few.inputs, f"data, given to the {name} network")
+    # What cannot be compared is refused before files are written.
+    uncounted = read(first)(few.inputs).uncounted
+    compare_outputs(read(first), {name: read(network) for name, network in networks.items()}, [few])
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
@@ -215,45 +208,50 @@ def compare_networks(
         runs = {
             f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs) for form in forms[1:]
         }
-        first_score, changes = compare_networks_on(read(first), runs, judged)
-        own = {}
+        metrics, found = compare_outputs(read(first), runs, judged)
+        from_float32 = {}
         for form in (form for form in forms if form.precision == INT8):
             name, network = f"{form.name} {INT8}", networks[form.name]
-            found = changes if network is first else compare_networks_on(read(network), {name: runs[name]}, judged)[1]
-            own[name] = found[name].change
+            own = found if network is first else compare_outputs(read(network), {name: runs[name]}, judged)[1]
+            from_float32[name] = own[name].distance
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
-    rows: list[ComparedNetwork] = []
+    rows = []
     for form, milliseconds in zip(forms, times, strict=True):
         name = f"{form.name} {form.precision}"
-        change = changes[name].change if name in changes else None
-        metrics = first_score.values if change is None else change.metrics
-        row = ComparedNetwork(form.name, form.precision, metrics, change, milliseconds, form.bytes / 1e6)
-        if form.precision == INT8:
-            float32 = next(each for each in rows if each.network == form.name)
-            loss = _loss(float32.metrics, metrics, own[name])
-            row = replace(row, operations=form.operations, int8_change=own[name], int8_loss=loss)
-        rows.append(replace(row, live_units=form.live.share))
+        distance = found[name].distance if name in found else None
+        row = ComparedNetwork(
+            form.name,
+            form.precision,
+            metrics if distance is None else distance.metrics,
+            distance,
+            milliseconds,
+            form.bytes / 1e6,
+            form.live.share,
+            form.operations,
+            from_float32.get(name),
+        )
+        rows.append(row)
     return NetworkComparison(
-        tuple(rows), sum(map(len, judged)), sum(map(len, calibration)), len(timed), "onnxruntime" if int8 else "torch"
+        tuple(rows),
+        sum(map(len, judged)),
+        sum(map(len, calibration)),
+        len(timed),
+        "onnxruntime" if int8 else "torch",
+        uncounted,
     )
 
 
-def nearness(change: NetChange) -> tuple[str, float]:
-    """(measure, value) of how near a network is to another one, for outputs without labels."""
-    if change.detection is not None:
-        return "distance", change.detection
-    for name in ("same_neighbour", "cosine"):
-        if name in change.embedding:
-            return name, change.embedding[name]
-    return ("relative_error", change.relative_error) if change.kl is None else ("same_prediction", change.agreement)
+def lost(distance: Distance) -> tuple[str, float]:
+    """(what, how much) a network loses by a change of its outputs, whatever its labels say.
 
-
-def _loss(float32: Mapping[str, float], int8: Mapping[str, float], change: NetChange) -> float:
-    """What int8 takes from a network, given its scores in float32 and in int8, and the change of its outputs."""
-    for name, value in int8.items():
-        return math.log(value / float32[name]) if name == "perplexity" else float32[name] - value
-    measure, value = nearness(change)
-    return value if measure in DISTANCES else 1 - value
+    Of class scores it is the share of predictions that differ, of embeddings the share of nearest neighbours that
+    differ, of other outputs the distance.
+    """
+    if distance.detection is None and distance.agreement is not None:
+        return "share of predictions that differ", 1 - distance.agreement
+    if "same_neighbour" in distance.embedding:
+        return "share of nearest neighbours that differ", 1 - distance.embedding["same_neighbour"]
+    return DETECTION if distance.detection is not None else RELATIVE_ERROR, distance.value
 
 
 @dataclass(frozen=True)
@@ -315,17 +313,26 @@ def _in_float32(network: nn.Module) -> nn.Module:
 
 
 def _apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """(inputs for the ranges of int8, all others). They are evenly spaced, because files are often sorted by class."""
+    """(inputs for the ranges of int8, all others), each input once.
+
+    They are evenly spaced, because files are often sorted by class.
+    """
+    keys = [key for batch in batches for key in sample_keys(batch)]
+    first = {key: number for number, key in reversed([*enumerate(keys)])}
+    is_new = torch.tensor([first[key] == number for number, key in enumerate(keys)])
+    parts = zip(batches, is_new.split([len(batch) for batch in batches]), strict=True)
+    batches = [batch[new] for batch, new in parts if new.any()]
     total = sum(map(len, batches))
     if total < 2:
-        raise ValueError("give two or more inputs: int8 takes its ranges from some of them and is judged on the others")
+        raise ValueError(
+            "give two or more distinct inputs: int8 takes its ranges from some of them and is judged on the others"
+        )
     wanted = max(1, min(_CALIBRATED_ON, total // 4))
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[[number * total // wanted for number in range(wanted)]] = True
-    parts = list(zip(batches, chosen.split([len(batch) for batch in batches]), strict=True))
-    return [batch[mask] for batch, mask in parts if mask.any()], [
-        batch[~mask] for batch, mask in parts if not mask.all()
-    ]
+    masks = chosen.split([len(batch) for batch in batches])
+    ranges = [batch[mask] for batch, mask in zip(batches, masks, strict=True) if mask.any()]
+    return ranges, [batch[~mask] for batch, mask in zip(batches, masks, strict=True) if not mask.all()]
 
 
 def _cropped(batch: Batch) -> Batch:

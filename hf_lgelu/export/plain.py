@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_lgelu.comparing.output_comparison import OutputChange, compare_models
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.comparing.net_comparison import compare_models
 from hf_lgelu.export.hub.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
@@ -36,7 +37,7 @@ class CheckpointExport:
     hardness: dict[str, float]
     swap_error: dict[str, float]
     config_changes: tuple[ConfigChange, ...]
-    change: OutputChange
+    change: Distance
     warnings: tuple[str, ...] = ()
     smooth_calls: tuple[SmoothCall, ...] = ()
     unreached: tuple[str, ...] = ()
@@ -103,7 +104,7 @@ def export_relu(
         >>> anneal_hardness(model, 1.0)  # every λ at 159.577, as after hardening
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = export_relu(model, f"{folder}/relu")
-        >>> report.change.unchanged_predictions, max(report.swap_error.values()) < 0.0011
+        >>> report.change.agreement, max(report.swap_error.values()) < 0.0011
         (1.0, True)
     """
     model = require_exportable(model, "relu")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ _TOKENS_AT_ONCE = 2048
 _IMAGES_AT_ONCE = 32
 _LONGEST_FEATURE_ROW = 4096  # a longer row of floats is a waveform, which runs in batches of image size
 _READ_AT_ONCE = 256
+_KEY_BYTES = 16
 _SEQUENCES = ("input_ids", "attention_mask", "decoder_input_ids")
 _CONSTANTS = (bool, int, float, str, type(None))
 _PAIR, _POSITIONS, _ARGUMENT = "(inputs, labels)", "positional arguments", "one argument"
@@ -159,6 +161,31 @@ def _leaves(inputs: Any) -> dict[str, Any]:
     except ValueError:  # a class that is registered without names for its parts
         return {str(number): leaf for number, leaf in enumerate(pytree.tree_leaves(inputs))}
     return {".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path): leaf for path, leaf in leaves}
+
+
+def sample_keys(batch: Batch) -> Iterator[bytes]:
+    """A digest of each sample: of its inputs' names, dtypes, shapes and bytes, without masked positions."""
+    if batch.is_sample:
+        digest = blake2b(f"{pytree.tree_structure(batch.inputs)} {batch.constants}".encode(), digest_size=_KEY_BYTES)
+        for value in batch.tensors.values():
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode() + _bytes_of(value))
+        yield digest.digest()
+        return
+    tensors = [(name, value, batch.mask_of(name)) for name, value in sorted(batch.tensors.items())]
+    header = [
+        (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
+    ]
+    start = blake2b(repr(header).encode(), digest_size=_KEY_BYTES)
+    for row in range(len(batch)):
+        digest = start.copy()
+        for _, value, mask in tensors:
+            content = value[row] if mask is None else value[row][mask[row].bool()]
+            digest.update(_bytes_of(content))
+        yield digest.digest()
+
+
+def _bytes_of(value: Tensor) -> memoryview:
+    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def read_batches(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ _NOT_READ = frozenset(
     (
         *("loss", "hidden_states", "attentions", "cross_attentions", "past_key_values", "cache_params", "aux_loss"),
         *("encoder_last_hidden_state", "encoder_hidden_states", "encoder_attentions", "decoder_hidden_states"),
-        *("decoder_attentions", "feature_maps"),
+        *("decoder_attentions", "feature_maps", "token_embeddings", "all_layer_embeddings"),
     )
 )
 _EMBEDDINGS = frozenset(
@@ -42,11 +42,12 @@ _TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by cha
 
 
 def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, Tensor]:
-    """The floating-point tensors of an output that count, by name; the first is the one that is compared closest.
+    """The floating-point tensors of an output that count, by name.
 
-    From an output with names, the outputs that a task reads; if it has none of these, all but hidden states,
-    attentions, caches and losses. A tensor is named "", the tensors of a tuple or list "0", "1" and so on; a tensor
-    deeper inside is "name.0". `names` are outputs that count instead; raises ValueError where one is missing.
+    Of an output of transformers, these are the outputs that its task reads. If it has none of these, and in any other
+    output with names, all count but losses, hidden states, attentions and caches. A tensor is named "", the tensors of
+    a tuple or list "0", "1" and so on; a tensor deeper inside is "name.0". `names` are outputs that count instead;
+    raises ValueError where one is missing.
     """
     found = _floating(output)
     if names is not None:
@@ -60,20 +61,11 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
         return {given: found[given] for name in names for given in found if _is_in(given, name)}
     if not isinstance(output, Mapping):
         return found
+    # Scores come first, because labels are read with the first output.
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
-    return read or {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
-
-
-def uncounted_outputs(output: Any) -> dict[str, Tensor]:
-    """The outputs that `task_outputs` leaves out although a task may read them; {} for classes of transformers."""
-    if not isinstance(output, Mapping) or type(output).__module__.startswith("transformers."):
-        return {}
-    counted = task_outputs(output)
-    return {
-        given: value
-        for given, value in _floating(output).items()
-        if given not in counted and given.partition(".")[0] not in _NOT_READ
-    }
+    if type(output).__module__.startswith("transformers.") and read:
+        return read
+    return read | {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
 
 
 def _is_in(given: str, name: str) -> bool:
@@ -99,17 +91,36 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from named_tensors(value, f"{name}.{inner}" if name else str(inner))
 
 
-class Compared(NamedTuple):
-    """The outputs that count, by name, and the kind of the first: class scores, embeddings or values.
+Kind = Literal["scores", "probabilities", "embeddings", "values"]
+"""The kind of an output: scores of classes of which one is right, what a softmax made of them, embeddings, or other
+values."""
+
+
+class Outputs(NamedTuple):
+    """The outputs that count, by name, each with its classes on the last axis, and the kind of each.
 
     `queries_are_chosen` is true for a detector that ranks places of a picture and gives the boxes of the best places in
-    the order of their rank. The n-th box of another network may then be at another place.
+    the order of their rank. The n-th box of another network may then be at another place. `uncounted` are the names
+    of the outputs that would count if the caller had not named others.
     """
 
     tensors: dict[str, Tensor]
-    are_logits: bool
+    kinds: dict[str, Kind]
     queries_are_chosen: bool = False
-    are_embeddings: bool = False
+    uncounted: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Tensor:
+        """The output that labels are read with."""
+        return next(iter(self.tensors.values()))
+
+    def has_classes(self, name: str) -> bool:
+        """Whether the columns of an output are classes of which one is right."""
+        return self.kinds[name] in ("scores", "probabilities")
+
+    def scores(self, name: str, output: Tensor) -> Tensor:
+        """This network's or another's `output` of this name as class scores: the logarithm of probabilities."""
+        return output.clamp(_LEAST_CHANCE).log() if self.kinds[name] == "probabilities" else output
 
     def certainty(self) -> Tensor | None:
         """(samples, boxes) the detector's certainty from 0 to 1 that a box holds something; None for other networks.
@@ -119,7 +130,7 @@ class Compared(NamedTuple):
         if next(iter(self.tensors)) != "logits" or not {*QUERIES} <= self.tensors.keys():
             return None
         scores = self.tensors["logits"].float()
-        return 1 - scores.softmax(-1)[..., -1] if self.are_logits else scores.sigmoid().amax(-1)
+        return 1 - scores.softmax(-1)[..., -1] if self.has_classes("logits") else scores.sigmoid().amax(-1)
 
 
 class OutputReader:
@@ -127,8 +138,8 @@ class OutputReader:
 
     The classes of maps (N, C, H, W) are moved there from the class axis of the layer before: axis 1 after a
     convolution, as in torch's losses, the last axis after a linear layer. This axis is followed once, in a run of its
-    own. Named outputs of three axes have classes last. One number per sample (N,) becomes (N, 1). Probabilities are no
-    class scores.
+    own. A map without a name whose axis cannot be followed holds values. Named outputs of three axes have classes last.
+    One number per sample (N,) becomes (N, 1).
 
     With `box_channels`, all outputs together are a detector's, as `_detections` reads them.
     """
@@ -146,7 +157,7 @@ class OutputReader:
         """The tensors that count of an output of the model."""
         return list(task_outputs(output, self._names).values())
 
-    def __call__(self, inputs: Any, call: Callable[[nn.Module, Any], Any] = run_example) -> Compared:
+    def __call__(self, inputs: Any, call: Callable[[nn.Module, Any], Any] = run_example) -> Outputs:
         """The outputs for inputs; `call` runs the model, and may keep gradients.
 
         Raises ValueError where no output has a leading axis that counts the inputs.
@@ -154,37 +165,41 @@ class OutputReader:
         model = self.model
         whole = call(model, inputs)
         found = task_outputs(whole, self._names)
+        uncounted = tuple(name for name in task_outputs(whole) if name not in found)
         if self._box_channels is not None:
-            return Compared(_detections(found, self._box_channels), are_logits=False)
-        name = next(iter(found), "")
-        if not found or found[name].ndim == 0:
+            detections = _detections(found, self._box_channels)
+            return Outputs(detections, dict.fromkeys(detections, "values"), uncounted=uncounted)
+        given = {name: value for name, value in found.items() if value.ndim}
+        if not given:
             raise ValueError(
                 f"{type(model).__name__} gives {'one number for all inputs' if found else 'no tensor'}: networks "
                 "are compared by an output whose leading axis counts the inputs. Convert the part that gives one, or "
                 "name another output (`outputs`)"
             )
-        are_vectors = are_embeddings(model, name, found[name])
-        maps = {name for name, value in found.items() if value.ndim > (2 if name == "" else 3)}
+        maps = {name for name, value in given.items() if value.ndim > (2 if name == "" else 3)}
         axes = self._class_axes
         if not maps <= axes.keys():
             followed = ChannelAxes(model)
             with followed.watching():
-                seen = task_outputs(run_example(model, inputs), list(found))
+                seen = task_outputs(run_example(model, inputs), list(given))
             axes |= {name: followed.followed(seen[name]) for name in maps}
-        tensors = {
-            name: classes_last(value, (name in maps and axes[name]) or None)
-            for name, value in found.items()
-            if value.ndim
+        tensors = {name: classes_last(value, (name in maps and axes[name]) or None) for name, value in given.items()}
+        unknown = {name for name in maps if name == "" and axes[name] is None}
+        kinds = {
+            name: "values" if name in unknown else self._kind(name, value, given) for name, value in tensors.items()
         }
-        are_logits = (
-            not are_vectors
-            and found[name].ndim > 1
-            and has_classes(tensors[name])
-            and _exclude_each_other(getattr(model, "config", None), name, found)
-            and not are_probabilities(tensors[name].detach())
-        )
-        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= found.keys()
-        return Compared(tensors, are_logits, chosen, are_vectors)
+        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= given.keys()
+        return Outputs(tensors, kinds, chosen, uncounted)
+
+    def _kind(self, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> Kind:
+        """The kind of one of the outputs, whose classes are on the last axis of `tensor`."""
+        if are_embeddings(self.model, name, given[name]):
+            return "embeddings"
+        config = getattr(self.model, "config", None)
+        if given[name].ndim < 2 or not has_classes(tensor) or not _exclude_each_other(config, name, given):
+            return "values"
+        chances = are_probabilities(tensor.detach())
+        return "scores" if chances is None else "probabilities" if chances else "values"
 
 
 def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Tensor]:
@@ -237,7 +252,7 @@ def as_of_softmax(scores: Tensor) -> Tensor:
     return torch.stack([scores, torch.zeros_like(scores)], -1)
 
 
-def in_order_of(reference: Compared, other: Compared) -> Compared:
+def in_order_of(reference: Outputs, other: Outputs) -> Outputs:
     """The other network's outputs; where queries are chosen, in the order of the reference's nearest queries.
 
     Queries with similar scores and a similar box are near.
@@ -268,15 +283,18 @@ def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
     return output.ndim > 1 and (without_classes or name in _EMBEDDINGS)
 
 
-def are_probabilities(output: Tensor) -> bool:
-    """Whether an output (..., classes) comes from softmax or a sigmoid; another softmax would make it near uniform."""
-    if not has_classes(output) or not output.numel():
-        return False
+def are_probabilities(output: Tensor) -> bool | None:
+    """Whether the rows of an output (..., classes) are probabilities that add up to 1; None for scores of any size.
+
+    Many numbers that all lie between 0 and 1 and do not add up are a sigmoid's: no classes of which one is right.
+    """
+    if not output.numel():
+        return None
     least, most = output.aminmax()
     if not (least >= 0 and most <= 1):
-        return False
-    add_up = (output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE
-    return bool(add_up.all()) or output.numel() >= _TOO_MANY_BY_CHANCE
+        return None
+    add_up = bool(((output.sum(-1, dtype=torch.float32) - 1).abs() < _OFF_ONE).all())
+    return True if add_up else False if output.numel() >= _TOO_MANY_BY_CHANCE else None
 
 
 def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:

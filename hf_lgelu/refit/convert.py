@@ -121,13 +121,15 @@ def convert_to_relu(
         best, steps = climb(build_rungs(task))
         warnings += compute_again(best.model, computed)
 
+        outputs = network.read(few)
         report = replace(
             report_of(task, best, steps, second),
-            outputs=tuple(network.read(few).tensors),
+            outputs=tuple(outputs.tensors),
+            uncounted=outputs.uncounted,
             smooth_calls=still_smooth(best.model, task.folds, config.outputs),
             seconds=time.perf_counter() - started,
         )
-        warnings += tuple(uncounted_warning(model, few, best.layers, config.outputs))
+        warnings += tuple(uncounted_warning(best.layers, outputs))
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
@@ -152,7 +154,7 @@ def prepare(network: Network, data: Any, config: ConversionConfig, progress: boo
         data_collator=config.data_collator,
     )
     samples = read_samples(batches, model=model)
-    warnings += require_comparable(network.read, samples.few, "data")
+    warnings += require_comparable(network.read, samples.batches[0], "data")
     network.take_calls(samples.few.inputs)
     require_gates(model, samples.few.inputs, config)
     folds = deal_folds(samples, network.read, batch_size=config.batch_size, is_choice=len(config.rungs) > 1)

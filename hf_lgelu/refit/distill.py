@@ -25,7 +25,7 @@ from transformers.pytorch_utils import Conv1D
 from hf_lgelu.comparing.net_comparison import samples_at_once
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared, OutputReader
+from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.processes import sum_gradients, summed
 from hf_lgelu.refit.folds import Folds, evenly
@@ -140,8 +140,8 @@ class _Descent:
         self._batches = [Share.of(piece) for batch in folds.fitted for piece in batch.pieces(most)]
         # A part with few rows may not show whether an output holds probabilities.
         first = next(folds.first.pieces(most)).load()
-        self._are_logits = self._original(first.inputs).are_logits
-        self._known: dict[int, Compared] = {}
+        self._kinds = self._original(first.inputs).kinds
+        self._known: dict[int, Outputs] = {}
         self._room = _KEPT_VALUES
         choosing = [piece for batch in folds.choosing for piece in batch.pieces(most)]
         self._watched = [Share.of(piece) for piece in evenly(choosing, _MOST_WATCHED)]
@@ -202,12 +202,12 @@ class _Descent:
         return output_loss(reference, self._converted, loaded, batch.weight, self._variances)
 
     @torch.no_grad()
-    def _reference(self, batch: Share, loaded: Batch) -> Compared:
+    def _reference(self, batch: Share, loaded: Batch) -> Outputs:
         """The outputs of the original for a batch; they are kept while the room lasts."""
         reference = self._known.get(id(batch))
         if reference is None:
             reference = self._original(loaded.inputs)
-            reference = reference._replace(are_logits=self._are_logits)
+            reference = reference._replace(kinds=self._kinds)
             self._room -= sum(value.numel() for value in reference.tensors.values())
             if self._room >= 0:
                 self._known[id(batch)] = reference

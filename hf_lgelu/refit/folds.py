@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from hf_lgelu.formats import counted
-from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches
+from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
 from hf_lgelu.networks.channels import ChannelAxes
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
 from hf_lgelu.processes import each_has, known_processes
-from hf_lgelu.refit.samples import Samples, choose_padding, sample_keys
+from hf_lgelu.refit.samples import Samples, choose_padding
 
 FOLDS = 4
 LEAST_ROWS = 16

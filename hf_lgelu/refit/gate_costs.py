@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.comparing.net_comparison import compare_outputs
 from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches
 from hf_lgelu.networks.network import Network
-from hf_lgelu.networks.outputs import Compared, OutputReader
+from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.sites import SMOOTH_KINDS, check_kinds, find_sites
 from hf_lgelu.refit.config import SAMPLES_TO_RANK
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE
@@ -27,9 +27,9 @@ def gate_costs(
     outputs: Sequence[str] | None = None,
     box_channels: int | None = None,
 ) -> dict[str, float]:
-    """{name of a gate: mean KL to the original in nats when it alone is exchanged for ReLU}, the dearest first.
+    """{name of a gate: distance from the original when it alone is exchanged for ReLU}, the dearest first.
 
-    If outputs are no class scores, the cost is the relative error. It is infinite where outputs are not finite. No
+    The distance is that of `hf_lgelu.comparing.distance.Distance`, infinite where outputs are not finite. No
     weight is refitted, so a conversion costs less, and only the order counts. `keep=3` of `convert_to_relu` keeps the
     first three gates. The function takes one forward pass per gate and one more; `model` stays as it is. `model` and
     `data` are as for `convert_to_relu`, and the options as in `ConversionConfig`.
@@ -63,15 +63,15 @@ def swap_costs(
     names = [site.name for site in find_sites(model, check_kinds(kinds))]
     swaps = {name: TemporaryRelu(model, kinds=kinds, include=name.__eq__, make=make) for name in names}
 
-    def alone(name: str, inputs: Any) -> Compared:
+    def alone(name: str, inputs: Any) -> Outputs:
         with swaps[name].applied():
             return read(inputs)
 
     runs = {name: partial(alone, name) for name in names}
-    _, found = compare_networks_on(read, runs, batches, over_processes=True)
-    if not all(comparison.first.rows for comparison in found.values()):
+    _, found = compare_outputs(read, runs, batches, over_processes=True)
+    if not all(comparison.rows for comparison in found.values()):
         raise ValueError("no input has a prediction that is no padding; give others")
-    costs = {name: comparison.change.distance for name, comparison in found.items()}
+    costs = {name: comparison.distance.value for name, comparison in found.items()}
     if min(costs.values()) == math.inf:
         raise ValueError(f"the outputs are not finite: {WHERE_NOT_FINITE}")
     return dict(sorted(costs.items(), key=lambda entry: entry[1], reverse=True))

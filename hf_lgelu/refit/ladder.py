@@ -61,7 +61,7 @@ def climb(rungs: Sequence[Any]) -> tuple[Student, tuple[StepTaken, ...]]:
         student = rung.make(best)
         is_better = best is None or is_nearer(student.gaps, best.gaps, RUNGS[rung.effort].standard_errors)
         best = student if is_better else best
-        distance = None if student.held_out is None else student.held_out.refitted.distance
+        distance = None if student.held_out is None else student.held_out.refitted.value
         steps.append(StepTaken(rung.effort, distance, is_better, time.perf_counter() - begun))
     return cast(Student, best), tuple(steps)
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from hf_lgelu.comparing.output_comparison import kl_terms
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import QUERIES, SIDES, Compared, OutputReader, as_of_softmax, in_order_of
+from hf_lgelu.networks.outputs import QUERIES, SIDES, OutputReader, Outputs, as_of_softmax, in_order_of
 from hf_lgelu.networks.run import call_alike
 from hf_lgelu.processes import own_part, summed
 from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
@@ -53,7 +53,7 @@ def learning(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tenso
 
 
 def output_loss(
-    reference: Compared,
+    reference: Outputs,
     converted: OutputReader,
     batch: Batch,
     weight: float = 1.0,
@@ -61,20 +61,20 @@ def output_loss(
 ) -> Tensor:
     """The distance of a network's outputs from the original's, without padding, summed over the outputs: a scalar.
 
-    For a first output of class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the
-    mean square error of a column over the column's variance, averaged over columns. `variances` gives the variances (by
-    default of this batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's
-    scores that a sigmoid reads have a KL for each class. A box's error counts four times, with the original's
-    certainty. Both are divided by the sum of the certainties. With several processes, the result is this process's
-    part of the mean over all rows, and its rows count with its `weight`.
+    For class scores, the distance is the mean KL(original ‖ converted). For other outputs it is the mean square error
+    of a column over the column's variance, averaged over columns. `variances` gives the variances (by default of this
+    batch). For embeddings, 1 − cos of each sample's mean over positions is added. A detector's scores that a sigmoid
+    reads have a KL for each class. A box's error counts four times, with the original's certainty. Both are divided by
+    the sum of the certainties. With several processes, the result is this process's part of the mean over all rows,
+    and its rows count with its `weight`.
     """
     given = in_order_of(reference, converted(batch.inputs, call_alike))
     variances = column_variances([(reference, batch, weight)]) if variances is None else variances
     total = torch.zeros((), device=next(converted.model.parameters()).device)
     certainty = reference.certainty()
-    for number, (name, expected) in enumerate(reference.tensors.items()):
-        pair = (expected, given.tensors[name])
-        if number == 0 and reference.are_embeddings:
+    for name, expected in reference.tensors.items():
+        pair = [reference.scores(name, value) for value in (expected, given.tensors[name])]
+        if reference.kinds[name] == "embeddings":
             counted = batch.counted(expected, name, channels_last=True)
             cosines = F.cosine_similarity(*(_pooled(value.float(), counted) for value in pair), dim=-1)
             total = total + (1 - cosines).sum() / summed(total.new_tensor(weight * len(cosines)))
@@ -83,8 +83,9 @@ def output_loss(
         if certainty is not None and name in QUERIES:
             shares = batch.without_padding(certainty[..., None], name, -1)[:, 0]
         rows = summed(weight * shares.sum()).clamp(min=1)
-        if number == 0 and (reference.are_logits or certainty is not None):
-            if not reference.are_logits:
+        has_classes = reference.has_classes(name)
+        if has_classes or (certainty is not None and name == QUERIES[0]):
+            if not has_classes:
                 wanted, found = map(as_of_softmax, (wanted, found))
             total = total + kl_terms(wanted, found).sum() / rows
         else:
@@ -95,15 +96,15 @@ def output_loss(
     return weight * total
 
 
-def column_variances(batches: Iterable[tuple[Compared, Batch, float]]) -> dict[str, Tensor]:
+def column_variances(batches: Iterable[tuple[Outputs, Batch, float]]) -> dict[str, Tensor]:
     """{output: variance of each column over the rows of all batches and processes}, 0 for a column that does not vary.
 
     `batches` are (outputs of the original, batch, weight of its rows). Class scores have no variance here.
     """
     sums: dict[str, Tensor] = {}
     for reference, batch, weight in batches:
-        for number, (name, value) in enumerate(reference.tensors.items()):
-            if number == 0 and reference.are_logits:
+        for name, value in reference.tensors.items():
+            if reference.has_classes(name):
                 continue
             rows = batch.without_padding(value, name, -1).double()
             seen = weight * torch.stack([torch.ones_like(rows).sum(0), rows.sum(0), rows.square().sum(0)])

@@ -1,9 +1,11 @@
 """The refusals of a conversion before the work."""
 
-import torch
-from torch import nn
+from typing import cast
 
-from hf_lgelu.comparing.net_comparison import labels_fit
+import torch
+from torch import Tensor, nn
+
+from hf_lgelu.comparing.net_comparison import labels_fit, require_classes
 from hf_lgelu.networks.batches import TRIED, Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs
@@ -87,12 +89,15 @@ def can_take_steps(model: nn.Module) -> bool:
 def require_comparable(read: OutputReader, batch: Batch, what: str) -> tuple[str, ...]:
     """Warnings of labels that do not fit the first output.
 
-    Raises ValueError unless the model gives outputs that can be compared.
+    Raises ValueError unless the model gives outputs that can be compared, and for labels that are none of its classes.
     """
     few = batch[:TRIED]
-    tensors = read(few.inputs).tensors
-    scores, labels = next(iter(tensors.values())), few.labels
-    if labels is None or labels.is_floating_point() or labels_fit(labels, scores):
+    scores, labels = read(few.inputs).first, batch.labels
+    if labels is None or labels.is_floating_point():
+        return ()
+    if labels_fit(cast(Tensor, few.labels), scores):
+        if labels.ndim == 1:  # in a sequence, padding may hold anything
+            require_classes(labels, scores)
         return ()
     unread = (
         f"the labels of {what}, of shape {tuple(labels.shape)}, are not one for each row of the scores, of shape "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from hf_lgelu.comparing.net_change import NetChange, networks_table
+from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.formats import counted, finite_or_none, percent, quoted, significant, text_table
 
 REPORT_FILE = "report.json"
@@ -77,12 +77,12 @@ class Evaluation:
     rows: int
     samples: int
     original_metrics: Mapping[str, float]
-    direct: NetChange
-    refitted: NetChange
+    direct: Distance
+    refitted: Distance
     live_units: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def networks(self) -> dict[str, NetChange]:
+    def networks(self) -> dict[str, Distance]:
         """{name: distance} of the networks that were compared with the original."""
         return {"plain swap": self.direct, "converted": self.refitted}
 
@@ -119,7 +119,8 @@ class ConversionReport:
         rows: number of distinct rows, held out or not. Tokens of sequences are rows, else samples. Below 64 samples,
             and where a batch is one sample, rows are counted at the map that sees most of them.
         folds: number of folds of the cross-validation; 1 without cross-validation.
-        outputs: names of the outputs that counted; the first was compared. "" is the name of a bare tensor.
+        outputs: names of the outputs that counted. "" is the name of a bare tensor.
+        uncounted: names of the outputs that `outputs` of the options left out.
         smooth_calls: the smooth operations that the ReLU network still runs, as text.
         warnings: facts to know before the network is used.
         steps: the rungs that were tried; the network is that of the last rung kept.
@@ -154,6 +155,7 @@ class ConversionReport:
     folds: int
     seconds: float = 0.0
     outputs: tuple[str, ...] = ("",)
+    uncounted: tuple[str, ...] = ()
     config_changes: tuple[str, ...] = ()
     smooth_calls: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -175,7 +177,7 @@ class ConversionReport:
             lines.append(f"On the {title} ({measured.size_in_words}):")
             lines += [f"  {line}" for line in text_table(*table, text_columns=1)]
         lines += [f"{what}: {how}" for what, how in what_was_done(self).items()]
-        if self.held_out is not None and _NEAR <= self.held_out.refitted.distance < math.inf:
+        if self.held_out is not None and _NEAR <= self.held_out.refitted.value < math.inf:
             if self.next_step is not None:
                 lines.append(f"The next rung, `effort` {self.next_step!r}, may bring the network nearer.")
             if self.can_be_wider:
@@ -237,6 +239,7 @@ def what_was_done(report: ConversionReport) -> dict[str, str]:
         "inputs": inputs,
         "ridge": f"strength chosen on {report.folds} folds" if report.folds > 1 else "fixed strength, not validated",
         "outputs that counted": "" if report.outputs == ("",) else quoted(report.outputs),
+        "outputs that did not count": quoted(report.uncounted),
         "embedding": f"mean of `{report.outputs[0]}` over all that is no padding" if means else "",
         f"rungs, distance on the {where}": rungs_in_words(report) if len(report.steps) > 1 else "",
         "hidden units": f"{width:.4g} times the original's" if is_wider else "",

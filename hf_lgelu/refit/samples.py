@@ -5,7 +5,7 @@ A digest of its content identifies a sample. Samples are sorted by digest, so th
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -13,17 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_lgelu.comparing.output_comparison import OutputComparison
-from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given
+from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given, sample_keys
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
-from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, are_class_scores, is_causal
+from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, is_causal
 from hf_lgelu.networks.run import NOT_TAKEN, evaluation_mode, same_randomness, structure_kept
 from hf_lgelu.processes import each_has
-
-_KEY_BYTES = 16
 
 # The largest change of the outputs by padding, relative to their spread: √ of `OutputComparison.relative_error`.
 # Rounding in bfloat16 changes them by 0.01, a wrong position by about 1.
@@ -216,31 +213,6 @@ def _shapes(batch: Batch) -> tuple[Any, ...]:
     return tuple(None if name in batch.spans else value.shape[1:] for name, value in tensors)
 
 
-def sample_keys(batch: Batch) -> Iterator[bytes]:
-    """A digest of each sample: of its inputs' names, dtypes, shapes and bytes, without masked positions."""
-    if batch.is_sample:
-        digest = blake2b(f"{pytree.tree_structure(batch.inputs)} {batch.constants}".encode(), digest_size=_KEY_BYTES)
-        for value in batch.tensors.values():
-            digest.update(f"{value.dtype} {tuple(value.shape)}".encode() + _bytes_of(value))
-        yield digest.digest()
-        return
-    tensors = [(name, value, batch.mask_of(name)) for name, value in sorted(batch.tensors.items())]
-    header = [
-        (name, str(value.dtype), tuple(value.shape[1:]) if mask is None else None) for name, value, mask in tensors
-    ]
-    start = blake2b(repr(header).encode(), digest_size=_KEY_BYTES)
-    for row in range(len(batch)):
-        digest = start.copy()
-        for _, value, mask in tensors:
-            content = value[row] if mask is None else value[row][mask[row].bool()]
-            digest.update(_bytes_of(content))
-        yield digest.digest()
-
-
-def _bytes_of(value: Tensor) -> memoryview:
-    return memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
 def _row_counts(batch: Batch, frames: Callable[[Tensor], Tensor] | None) -> list[int]:
     """The rows of each sample: tokens of a sequence, `frames` (or steps) of a sound, 1 for any other sample."""
     if batch.is_sample:
@@ -290,13 +262,12 @@ def choose_padding(samples: Samples, read: OutputReader) -> Samples:
 
 def _rows_of(read: OutputReader, batch: Batch) -> list[dict[str, Tensor]]:
     """{name: (rows, columns)} of each sample's outputs in float64, without padding."""
-    tensors = read(batch.inputs).tensors
-    found = []
+    outputs, found = read(batch.inputs), []
     for number in range(len(batch)):
         one, rows = slice(number, number + 1), {}
-        for name, value in tensors.items():
+        for name, value in outputs.tensors.items():
             rows[name] = batch[one].without_padding(value[one], name, -1).double()
-            if are_class_scores(name) and value.shape[-1] > 1:
+            if outputs.has_classes(name):
                 # A number added to all classes changes no prediction, and may be larger than all other changes.
                 rows[name] -= rows[name].mean(-1, keepdim=True)
         found.append(rows)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from transformers.activations import ACT2FN
 
-from hf_lgelu.comparing.net_comparison import LiveUnits, compare_networks_on
+from hf_lgelu.comparing.net_comparison import LiveUnits, compare_outputs
 from hf_lgelu.formats import significant
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recordings
@@ -20,7 +20,7 @@ from hf_lgelu.models.config_keys import ConfigChange
 from hf_lgelu.models.record import plan_gates
 from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_for, reused_inputs
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared, OutputReader
+from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
 from hf_lgelu.processes import each_has, own_part
@@ -161,7 +161,7 @@ class Task:
     def is_detector(self) -> bool:
         """Whether the original gives boxes, and class scores that a sigmoid reads."""
         few = self.read(self.folds.samples.few.inputs)
-        return not few.are_logits and few.certainty() is not None
+        return few.certainty() is not None and not few.has_classes("logits")
 
     def tell_layer(self, row: LayerRefit, done: int, layers: int, seconds: float) -> None:
         """Tell that `done` of the `layers` are refitted, the last one as in `row`, and took `seconds` together."""
@@ -192,7 +192,7 @@ def evaluate_conversion(
     `substitution` makes its plain swap. Every process must call, with batches of its own.
     """
 
-    def swapped(inputs: Any) -> Compared:
+    def swapped(inputs: Any) -> Outputs:
         with substitution.applied():
             return read(inputs)
 
@@ -202,15 +202,15 @@ def evaluate_conversion(
         with live.counting(inputs):
             return run_example(model, inputs)
 
-    runs: dict[str, Callable[[Any], Compared]] = {
+    runs: dict[str, Callable[[Any], Outputs]] = {
         "direct": swapped,
         "refitted": partial(read.of(converted), call=counted),
     }
-    score, found = compare_networks_on(read, runs, batches, over_processes=True)
+    metrics, found = compare_outputs(read, runs, batches, over_processes=True)
     direct, refitted = found["direct"], found["refitted"]
-    rows, gaps = refitted.first.rows, refitted.gaps
     counts = zip(*each_has((live.live, live.outputs)), strict=True)
     live.live, live.outputs = (sum(part, Counter()) for part in counts)
-    if not rows:
+    if not refitted.rows:
         return None, ()
-    return Evaluation(rows, len(gaps), score.values, direct.change, refitted.change, live.shares), gaps
+    gaps = refitted.gaps
+    return Evaluation(refitted.rows, len(gaps), metrics, direct.distance, refitted.distance, live.shares), gaps

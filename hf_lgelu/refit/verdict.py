@@ -9,9 +9,7 @@ from hf_lgelu.formats import counted, quoted, significant
 from hf_lgelu.models.config_keys import pretrained_roots, runtime_warnings
 from hf_lgelu.models.record import has_record, loads_elsewhere, saved_without_gates
 from hf_lgelu.networks.calls import lines_of_old_gates
-from hf_lgelu.networks.outputs import task_outputs, uncounted_outputs
-from hf_lgelu.networks.run import Inputs, run_example
-from hf_lgelu.networks.smooth_calls import unused_modules
+from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.folds import LEAST_ROWS_TO_HOLD_OUT, LEAST_SAMPLES_TO_HOLD_OUT
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
@@ -34,7 +32,7 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     The error gives the first reason of: outputs not finite, no nearer than the plain swap, beyond `max_kl`.
     """
     reason = None
-    distances = [evaluation.refitted.distance for _, evaluation in evaluations(report)]
+    distances = [evaluation.refitted.value for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
@@ -53,10 +51,10 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
 def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: str) -> str | None:
     """The reason, with `advice`, why outputs are refused: not finite, or no nearer than the plain swap's; else None."""
     direct, refitted = evaluation.direct, evaluation.refitted
-    if not math.isfinite(refitted.distance):
+    if not math.isfinite(refitted.value):
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
-    is_refitted = any(layer.rows for layer in report.layers)  # else the gates alone were exchanged
-    if refitted.distance < direct.distance or refitted.distance == 0 or not is_refitted:
+    # An output that no map comes before is as far as the swap's: then the next farthest decides.
+    if refitted.by_output < direct.by_output or refitted.value == 0:
         return None
     return (
         f"the converted network is no nearer to the original ({refitted.in_words}) than the plain swap "
@@ -69,9 +67,9 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
     yield from _of_what_was_held_out(report)
     for title, evaluation in evaluations(report):
         refitted = evaluation.refitted
-        if max_kl is None or not math.isfinite(refitted.distance):
+        if max_kl is None or not math.isfinite(refitted.value):
             continue
-        is_far = max_kl < refitted.distance
+        is_far = max_kl < refitted.value
         if refitted.embedding and (is_far or refitted.embedding.get("same_neighbour", 1.0) < _ENOUGH_SAME_NEIGHBOURS):
             *_, (measure, shown) = refitted.main_measures.items()
             yield (
@@ -153,21 +151,15 @@ def own_text_warning(text: Tensor) -> str:
     )
 
 
-def uncounted_warning(
-    model: nn.Module, inputs: Inputs, layers: Sequence[LayerRefit], outputs: Sequence[str] | None
-) -> Iterator[str]:
-    """A warning of outputs that did not count: after gates without a refit, or after maps of the user's own model."""
-    output, names = run_example(model, inputs), [layer.layers[0] for layer in layers if layer.is_uncounted]
-    others = {} if outputs else uncounted_outputs(output)
-    if others and not names:
-        maps = [name for name, module in model.named_modules() if isinstance(getattr(module, "weight", None), Tensor)]
-        only_others = unused_modules(model, inputs, maps) - unused_modules(model, inputs, maps, [*others])
-        names = [name for name in maps if name in only_others]
+def uncounted_warning(layers: Sequence[LayerRefit], outputs: Outputs) -> Iterator[str]:
+    """A warning of gates without a refit, because they lead to outputs that did not count alone."""
+    names = [layer.layers[0] for layer in layers if layer.is_uncounted]
     if names:
+        others = f" ({quoted(outputs.uncounted)})" if outputs.uncounted else ""
         yield (
-            f"outputs that depend on {quoted(names)} did not count{f' ({quoted(others)})' if others else ''}: the "
-            "weights on the way to them stayed, and their new values were not measured. Name the ones that you use in "
-            f"`outputs`, together with {quoted(task_outputs(output, outputs))}, or keep the gates (`keep`)"
+            f"outputs that depend on {quoted(names)} did not count{others}: the weights on the way to them stayed, and "
+            "their new values were not measured. Name the ones that you use in `outputs`, together with "
+            f"{quoted(outputs.tensors)}, or keep the gates (`keep`)"
         )
 
 

@@ -113,7 +113,7 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     status, said, errors = call(*words, tmp_path / "int8", "--original", place / "gelu", "--disable_tqdm")
     assert status == outliers
     last = said.splitlines()[-1]
-    assert last.startswith(f"int8: {'worse' if outliers else 'good'}; accuracy 0.")
+    assert last.startswith(f"int8: {'worse' if outliers else 'good'}; share of predictions that differ ")
     assert "Operators in int8: Gemm 3" in said
     if outliers:
         assert errors.splitlines()[-1].startswith("hf-lgelu export: Nothing is kept. Give data with more inputs")
@@ -306,5 +306,5 @@ def test_a_network_of_timm_in_its_wrapper_is_judged_on_a_folder_of_images(tmp_pa
         assert status == 0, errors
         (given,) = onnx.load(tmp_path / to / "model.onnx").graph.input
         assert [size.dim_value for size in given.type.tensor_type.shape.dim[1:]] == [3, 32, 32]
-    assert said.splitlines()[-1].startswith("int8: worse; same prediction ")  # of random weights
+    assert said.splitlines()[-1].startswith("int8: worse; share of predictions that differ ")  # of random weights
     assert "Operators in int8: Conv 13" in said  # the stem's, two in each of four blocks, and one beside each block

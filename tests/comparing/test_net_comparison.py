@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu.comparing.net_comparison import NetComparison, Score
+from hf_lgelu.comparing.distance import networks_table
+from hf_lgelu.comparing.net_comparison import NetComparison, compare_outputs, metrics_of, scores_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared, OutputReader, in_order_of
+from hf_lgelu.networks.outputs import OutputReader, Outputs, in_order_of
 from hf_lgelu.refit.output_loss import output_loss
 from hf_lgelu.refit.task import evaluate_conversion
 
@@ -22,21 +23,29 @@ def test_which_labels_count():
 
     def score(labels, mask, is_causal):
         inputs = {"input_ids": torch.zeros(1, 4)} | ({} if mask is None else {"attention_mask": torch.tensor([mask])})
-        return Score.of(Compared({"logits": logits}, True), Batch(inputs, labels), is_causal)
+        return scores_of(Outputs({"logits": logits}, {"logits": "scores"}), Batch(inputs, labels), is_causal)
 
-    assert score(labels, None, False).values == {"accuracy": 2 / 3}
+    assert metrics_of(score(labels, None, False)) == {"accuracy": 2 / 3}
     padding = [True, False, True, True]
-    assert score(labels, padding, False).values == {"accuracy": 0.5}
+    assert metrics_of(score(labels, padding, False)) == {"accuracy": 0.5}
     # Of a language model the prediction at t is of the token at t + 1, and neither may be padding.
     in_front = [False, True, True, True]
     following = score(labels, in_front, True)
-    assert following.predicted == 1
-    assert following.values["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
-    assert score(labels, padding, True).predicted == 0
+    assert following["predicted"] == 1
+    assert metrics_of(following)["perplexity"] == pytest.approx(1 + 2 * math.exp(-2), rel=1e-6)
+    assert score(labels, padding, True)["predicted"] == 0
     assert score(labels.int(), in_front, True) == following
     both = score(labels, None, True) + following
     loss = 3 * math.log(2 + math.exp(2)) - 4
-    assert (both.predicted, both.loss) == (3, pytest.approx(loss, rel=1e-6))
+    assert (both["predicted"], both["loss"]) == (3, pytest.approx(loss, rel=1e-6))
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_a_label_that_is_none_of_the_classes_is_refused(wrong):
+    network = nn.Linear(2, 3)
+    labels = torch.tensor([0, -100, 2, wrong, 1])
+    with pytest.raises(ValueError, match=rf"label is {wrong}.* 3 classes, 0 to 2"):
+        compare_outputs(OutputReader(network), {}, [Batch(torch.randn(5, 2), labels)])
 
 
 @pytest.mark.parametrize(
@@ -71,8 +80,83 @@ def test_the_mask_is_that_of_the_part_of_the_network(part, given, expected):
 )
 def test_only_classes_that_exclude_each_other_have_a_kl(problem, has_logits):
     config = MLPConfig(num_features=6, hidden_size=4, num_hidden_layers=1, num_labels=3, problem_type=problem)
-    tensors, found, *_ = OutputReader(MLPForClassification(config))({"features": torch.randn(5, 6)})
-    assert ({name: value.shape for name, value in tensors.items()}, found) == ({"logits": (5, 3)}, has_logits)
+    found = OutputReader(MLPForClassification(config))({"features": torch.randn(5, 6)})
+    assert {name: value.shape for name, value in found.tensors.items()} == {"logits": (5, 3)}
+    assert found.has_classes("logits") == has_logits
+
+
+class Given(nn.Module):
+    """Gives what it is given, under names of outputs."""
+
+    def forward(self, **outputs):
+        return outputs
+
+
+def test_the_farthest_output_decides_and_each_has_the_measure_of_its_kind():
+    draws = torch.Generator().manual_seed(0)
+    logits, values, chances = (torch.randn(20, 3, generator=draws) for _ in range(3))
+    chances, states = chances.softmax(-1), torch.randn(20, 4, generator=draws)
+    given = {"logits": logits, "values": values, "prediction_logits": chances, "loss": states, "hidden_states": states}
+
+    def distance(**others):
+        comparison, read = NetComparison(), OutputReader(Given())
+        comparison.add(Batch(given), read(given), read(given | others))
+        return comparison.distance, comparison.gaps
+
+    none, _ = distance(loss=-states, hidden_states=-states)
+    assert (none.value, list(none.outputs)) == (0, ["logits", "prediction_logits", "values"])
+    far, gaps = distance(logits=logits + torch.tensor([1e-4, 0, 0]), values=values + 0.1)
+    exact = 20 * 3 * 0.1**2 / (values - values.mean(0)).square().sum().item()
+    assert (far.output, far.kl, far.agreement) == ("values", None, None)
+    assert [far.value, sum(gaps), far.outputs["values"].relative_error] == pytest.approx([exact] * 3, rel=1e-5)
+    assert 0 < far.outputs["logits"].kl < 1e-7
+    assert "in `values`" in far.in_words
+    # Probabilities are compared as what they are, whatever column is exchanged.
+    turned = chances[:, [1, 0, 2]]
+    kl = (chances * (chances / turned).log()).sum(-1).mean().item()
+    near, gaps = distance(prediction_logits=turned)
+    assert [near.value, sum(gaps)] == pytest.approx([kl, kl], rel=1e-5)
+    assert near.output == "prediction_logits"
+
+
+def test_the_original_of_a_table_has_the_measures_of_all_outputs():
+    given = {"logits": torch.randn(20, 3), "values": torch.randn(20, 2)}
+    read, comparison = OutputReader(Given()), NetComparison()
+    comparison.add(Batch(given), read(given), read({name: value + 0.1 for name, value in given.items()}))
+    titles, (original, other) = networks_table({}, {"other": comparison.distance}, main=True)
+    assert titles[1:] == [
+        "logits: KL to the original (nats)", "logits: same prediction", "values: relative error (share of squares)",
+    ]  # fmt: skip
+    assert original[1:] == ["0", "100 %", "0"]
+    assert float(other[3]) > 0
+
+
+def test_outputs_of_another_shape_are_refused():
+    read = OutputReader(Given())
+    one, other = ({"waveform": torch.randn(2, length)} for length in (9, 8))
+    with pytest.raises(ValueError, match=r"\(2, 9\).*\(2, 8\).*`outputs`"):
+        NetComparison().add(Batch(one), read(one), read(other))
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (torch.randn(40, 3), "scores"),
+        (torch.randn(40, 1), "values"),
+        (torch.randn(40, 3).softmax(-1), "probabilities"),
+        (torch.randn(40, 3).sigmoid(), "values"),
+        (torch.randn(4, 3, 8), "values"),  # a raw map: which of its axes are classes is not known
+    ],
+)
+def test_the_kind_of_a_tensor_without_a_name(output, kind):
+    assert OutputReader(nn.Identity())(output).kinds == {"": kind}
+
+
+@pytest.mark.parametrize(
+    ("head", "kind"), [(nn.Linear(8, 5), "scores"), (nn.Conv1d(3, 5, 1), "scores"), (nn.Flatten(1), "scores")]
+)
+def test_a_map_whose_classes_a_layer_gives_holds_scores(head, kind):
+    assert OutputReader(head)(torch.randn(4, 3, 8)).kinds == {"": kind}
 
 
 class Places(nn.Module):
@@ -96,7 +180,7 @@ class Places(nn.Module):
 )
 def test_scores_of_places_have_a_kl_where_one_of_them_says_that_nothing_is_there(columns, config, has_logits):
     found = OutputReader(Places(columns, config))({"pixel_values": torch.randn(2, 5, 6)})
-    assert found.are_logits == has_logits
+    assert found.has_classes("logits") == has_logits
 
 
 def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order():
@@ -105,10 +189,10 @@ def test_boxes_of_chosen_queries_are_compared_with_the_nearest_in_whatever_order
     order = torch.stack([torch.randperm(7, generator=draws) for _ in range(2)])
     rows = torch.arange(2)[:, None]
     other = {"logits": scores[rows, order] + 0.01, "pred_boxes": boxes[rows, order], "logits_beside": scores}
-    fixed = Compared({"logits": scores, "pred_boxes": boxes}, True)
+    fixed = Outputs({"logits": scores, "pred_boxes": boxes}, {"logits": "values", "pred_boxes": "values"})
     chosen = fixed._replace(queries_are_chosen=True)
-    assert in_order_of(fixed, Compared(other, True)).tensors is other
-    found = in_order_of(chosen, Compared(other, True)).tensors
+    assert in_order_of(fixed, Outputs(other, {})).tensors is other
+    found = in_order_of(chosen, Outputs(other, {})).tensors
     torch.testing.assert_close(found["logits"], scores + 0.01, atol=0, rtol=0)
     torch.testing.assert_close(found["pred_boxes"], boxes, atol=0, rtol=0)
     assert found["logits_beside"] is scores
@@ -123,6 +207,7 @@ def test_queries_are_chosen_where_the_output_says_so():
 
 @pytest.mark.parametrize("are_logits", [True, False])
 def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
+    kinds = {"logits": "scores" if are_logits else "values", "pred_boxes": "values"}
     draws = torch.Generator().manual_seed(2)
     scores, boxes = 3 * torch.randn(5, 7, 3, generator=draws) - 3, torch.randn(5, 7, 4, generator=draws)
     worse = {"scores": {"logits": scores + 0.3, "pred_boxes": boxes}, "boxes": {"logits": scores, "pred_boxes": -boxes}}
@@ -132,9 +217,9 @@ def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
         for comparison, part in zip([found[name], found[name], *parts], 2 * [slice(3), slice(3, 5)], strict=True):
             of_both = ({key: value[part] for key, value in each.items()}
                        for each in ({"logits": scores, "pred_boxes": boxes}, other))  # fmt: skip
-            comparison.add(Batch({}), *(Compared(each, are_logits) for each in of_both))
+            comparison.add(Batch({}), *(Outputs(each, kinds) for each in of_both))
         parts[0].merge(parts[1])
-        twice[name] = parts[0].change.distance
+        twice[name] = parts[0].distance.value
     # By hand, in float64 and of single classes: p·log(p/q) of both sides of each sigmoid, or of a softmax.
     z, b = scores.double(), boxes.double()
     z = z if are_logits else torch.stack([z, 0 * z], -1)
@@ -144,10 +229,10 @@ def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
     expected = {"scores": (p * (p / q).log()).flatten(1).sum(1) / sure.sum(), "boxes": per_box / sure.sum()}
     for name, comparison in found.items():
         assert comparison.gaps == pytest.approx(expected[name].tolist(), rel=1e-5)
-        assert [comparison.change.distance, twice[name]] == pytest.approx(2 * [expected[name].sum().item()], rel=1e-5)
-    assert found["boxes"].change.in_words.startswith("distance of scores and boxes ")
+        assert [comparison.distance.value, twice[name]] == pytest.approx(2 * [expected[name].sum().item()], rel=1e-5)
+    assert found["boxes"].distance.in_words.startswith("distance of scores and boxes ")
     together = NetComparison()
-    both = (Compared(each, are_logits) for each in ({"logits": scores, "pred_boxes": boxes}, worse["boxes"]))
+    both = (Outputs(each, kinds) for each in ({"logits": scores, "pred_boxes": boxes}, worse["boxes"]))
     together.add(Batch({}, is_sample=True), *both)
     assert together.gaps == pytest.approx([expected["boxes"].sum().item()], rel=1e-5)
 
@@ -180,7 +265,7 @@ ANCHORS = torch.stack(MAPS[:1] * 2, 1).permute(0, 1, 3, 4, 2)
 )
 def test_maps_of_a_detector_are_read_as_the_scores_and_the_box_of_each_cell(given, names, expected):
     found = OutputReader(nn.Identity(), names, 4)(given, lambda model, inputs: inputs)
-    assert (list(found.tensors), found.are_logits) == (["logits", "pred_boxes"], False)
+    assert (list(found.tensors), found.has_classes("logits")) == (["logits", "pred_boxes"], False)
     torch.testing.assert_close(found.tensors["logits"], expected[..., 4:], rtol=0, atol=1e-4)
     assert torch.equal(found.tensors["pred_boxes"], expected[..., :4])
     torch.testing.assert_close(found.certainty(), expected[..., 4:].sigmoid().amax(-1), rtol=0, atol=1e-6)
@@ -202,12 +287,6 @@ def test_an_objectness_multiplies_the_chance_of_each_class(given):
 def test_maps_of_other_channels_each_are_no_detectors(given, channels):
     with pytest.raises(ValueError, match=rf"box_channels={channels}: .*\(2, .*name the raw maps"):
         OutputReader(nn.Identity(), None, channels)(given, lambda model, inputs: inputs)
-
-
-def test_outputs_of_other_lengths_are_not_compared():
-    sound = [Compared({"waveform": torch.zeros(2, length, 1)}, False) for length in (8, 9)]
-    with pytest.raises(ValueError, match=r"\(2, 8, 1\).*\(2, 9, 1\).*equal shapes"):
-        NetComparison().add(Batch(torch.zeros(2, 3)), *sound)
 
 
 class Copier(nn.Module):
@@ -245,7 +324,7 @@ def test_the_encoders_mask_says_nothing_of_a_decoder_that_is_as_long(given, coun
     rows = torch.cat([row[:count] for row, count in zip(ids, counted, strict=True)])
     p, q = (network.table(rows).double().log_softmax(-1) for network in (original, other))
     expected = (p.exp() * (p - q)).sum().item()
-    assert (found.first.rows, found.first.rows * found.change.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
+    assert (found.rows, found.rows * found.distance.kl) == (sum(counted), pytest.approx(expected, rel=1e-9))
     loss = output_loss(OutputReader(original)(batch.inputs), OutputReader(other), batch)
     assert loss.item() == pytest.approx(expected / sum(counted), rel=1e-5)
 

@@ -10,7 +10,8 @@ from small_networks import Calls
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu.comparing.output_comparison import OutputComparison, compare_models, kl_terms
+from hf_lgelu.comparing.net_comparison import compare_models
+from hf_lgelu.comparing.output_comparison import OutputComparison, kl_terms
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.networks.outputs import OutputReader, outputs_of
@@ -47,12 +48,13 @@ def test_the_relative_error_is_a_share_of_squares_around_the_mean_of_each_column
     draws = torch.Generator().manual_seed(0)
     original = torch.randn(9, 4, 3, generator=draws, dtype=torch.float64) + torch.tensor([0.0, 50.0, -7.0])
     other = original + 0.1 * torch.randn(9, 4, 3, generator=draws, dtype=torch.float64)
-    expected = (other - original).square().sum() / (original - original.mean((0, 1))).square().sum()
+    scale = 1 / (original - original.mean((0, 1))).square().sum()
+    expected = scale * (other - original).square().sum()
     whole, parts = OutputComparison().add(original, other), OutputComparison().add(original[:2], other[:2])
     parts.merge(OutputComparison().add(original[2:], other[2:]))
     for found in (whole, parts):
         assert found.relative_error == pytest.approx(expected.item(), rel=1e-9)
-        assert found.gaps == pytest.approx((other - original).square().sum((1, 2)).tolist(), rel=1e-12)
+        assert found.gaps == pytest.approx((scale * (other - original).square().sum((1, 2))).tolist(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -89,18 +91,18 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
     whole, first = OutputComparison(), OutputComparison()
     counted = None if kept is None else torch.from_numpy(kept)
     pair = [torch.from_numpy(values) for values in (states, others)]
-    whole.add(*pair, counted, are_embeddings=True)
+    whole.add(*pair, counted, kind="embeddings")
     for comparison, part in ((first, slice(None, 17)), (OutputComparison(), slice(17, None))):
         masks = None if counted is None else counted[part]
-        comparison.add(*(values[part] for values in pair), masks, are_embeddings=True)
+        comparison.add(*(values[part] for values in pair), masks, kind="embeddings")
     first.merge(comparison)
     for found in (whole, first):
         assert found.embedding == pytest.approx(
             {"cosine": np.mean(cosines), "least_cosine": min(cosines), "same_neighbour": same}, rel=1e-6
         )
-    assert (whole.change.unchanged_predictions, whole.kl) == (None, None)
-    assert "predictions" not in str(whole.change)
-    assert f"same nearest neighbour among these {100 * same:.2f} %" in str(whole.change)
+    assert (whole.agreement, whole.kl) == (None, None)
+    assert "predictions" not in str(whole.distance())
+    assert f"same nearest neighbour among these {100 * same:.2f} %" in str(whole.distance())
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,7 @@ def test_embeddings_are_compared_by_cosine_and_nearest_neighbour(is_masked):
 )
 def test_outputs_say_whether_a_network_gives_embeddings(network, are_vectors):
     found = OutputReader(network)(torch.randn(4, 5, 3))
-    assert found.are_embeddings == are_vectors
-    assert not (found.are_embeddings and found.are_logits)
+    assert (found.kinds[next(iter(found.tensors))] == "embeddings") == are_vectors
     assert bool(compare_models(network, network, torch.randn(4, 5, 3)).embedding) == are_vectors
 
 
@@ -136,11 +137,11 @@ def test_labels_put_a_loss_first_and_the_logits_are_compared(mlp):
     for given in (batch, batch | {"return_dict": False}):
         assert [tuple(output.shape) for output in outputs_of(first, given)] == [(5, 3)]
     change = compare_models(first, second, batch)
-    assert change.max_change == pytest.approx(2.5)
+    assert change.largest_change == pytest.approx(2.5)
     assert change.largest_output == logits.abs().max().item()
     assert change.rows == 5
     kept = [row.argmax() == (row + torch.tensor([0.0, 0.0, 2.5])).argmax() for row in logits]
-    assert change.unchanged_predictions == pytest.approx(sum(kept).item() / 5)
+    assert change.agreement == pytest.approx(sum(kept).item() / 5)
     assert mlp.training
 
 
@@ -159,15 +160,15 @@ def test_what_follows_the_logits_is_kept_and_a_scalar_alone_is_an_output():
 
 def test_outputs_that_cannot_be_compared_are_named(mlp):
     wider = MLPForClassification(MLPConfig(num_features=3, hidden_size=6, num_labels=4, hidden_act="gelu"))
-    with pytest.raises(ValueError, match=r"\(5, 3\) and \(5, 4\), must have one shape"):
+    with pytest.raises(ValueError, match=r"\(5, 3\).*\(5, 4\).*same task"):
         compare_models(mlp, wider, torch.randn(5, 3))
 
 
 def test_nan_is_a_change_and_no_measure():
     broken, rows = Calls(lambda x: torch.stack([x[:, 0] * torch.nan, x[:, 1]], 1)), torch.tensor([[2.0, 1.0]])
     change = compare_models(nn.Identity(), broken, rows)
-    assert change.max_change != change.max_change
-    assert change.unchanged_predictions == 0
+    assert change.largest_change != change.largest_change
+    assert change.agreement == 0
     with pytest.raises(ValueError, match="gives NaN on the example inputs"):
         compare_models(broken, nn.Identity(), rows)
 
@@ -178,9 +179,9 @@ def test_an_infinity_that_both_give_is_no_change():
 
     rows = torch.tensor([[2.0, 1.0]])
     change = compare_models(masked(0.0), masked(0.25), rows)
-    assert (change.max_change, change.largest_output, change.unchanged_predictions) == (0.25, 2.0, 1.0)
+    assert (change.largest_change, change.largest_output, change.agreement) == (0.25, 2.0, 1.0)
     for mask in (torch.inf, 0.0):
-        assert compare_models(masked(0.0), masked(0.0, mask), rows).max_change == torch.inf
+        assert compare_models(masked(0.0), masked(0.0, mask), rows).largest_change == torch.inf
 
 
 @pytest.mark.parametrize(("error", "accepted"), [(2e-6, True), (5e-5, False), (torch.nan, False)])
@@ -206,17 +207,16 @@ def test_another_tensor_dtype_or_name_is_another_model():
 @pytest.mark.parametrize(("shape", "rows"), [((7, 1), 7), ((7,), 7), ((2, 3, 1), 6)])
 def test_of_a_single_score_a_row_no_prediction_is_said_to_stay(shape, rows):
     change = compare_models(nn.Identity(), Calls(lambda x: x + 0.5), torch.randn(shape))
-    assert (change.unchanged_predictions, change.rows) == (None, rows)
-    assert change.max_change == pytest.approx(0.5, rel=1e-6)
-    assert str(change).endswith(f", on {rows} rows of one score")
-    assert not OutputReader(nn.Identity())(torch.randn(shape)).are_logits  # a softmax of one score is 1
+    assert (change.agreement, change.rows) == (None, rows)
+    assert change.largest_change == pytest.approx(0.5, rel=1e-6)
+    assert str(change).endswith(f", on {rows} rows")
 
 
 def test_the_classes_of_maps_are_on_axis_1():
     """Not along their width, where every column of an image would count as a class."""
 
     def fixed(scores):
-        return Calls(lambda x: scores[: len(x)])
+        return Calls(lambda x: {"logits": scores[: len(x)]})
 
     torch.manual_seed(0)
     scores = torch.randn(2, 3, 4, 5)
@@ -227,7 +227,7 @@ def test_the_classes_of_maps_are_on_axis_1():
         for maps in (scores, other)
     ]
     same = sum(a == b for a, b in zip(*best, strict=True))
-    assert (change.rows, change.unchanged_predictions) == (40, pytest.approx(same / 40))
+    assert (change.rows, change.agreement) == (40, pytest.approx(same / 40))
     assert 20 < same < 40
     one = compare_models(fixed(scores[:, :1]), fixed(other[:, :1]), torch.zeros(2, 1))
-    assert (one.rows, one.unchanged_predictions) == (40, None)
+    assert (one.rows, one.agreement) == (40, None)

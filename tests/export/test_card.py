@@ -9,7 +9,7 @@ import torch
 from huggingface_hub import ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
-from hf_lgelu.comparing.output_comparison import OutputChange
+from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.export.hub.card import TEMPLATE, CardFacts, CardScores, own_name, pipeline_tag, render_card, write_card
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.files import is_hub_id
@@ -17,7 +17,9 @@ from hf_lgelu.models.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).parents[2]
 MLP = CheckpointFacts("MLPForClassification", layers=2)
-CHANGE = OutputChange(max_change=0.00123, largest_output=4.5, unchanged_predictions=1.0, rows=64)
+CHANGE = Distance(
+    output="logits", rows=64, kl=0.0, agreement=1.0, largest_change=0.00123, largest_output=4.5, relative_error=0.0
+)
 
 FACTS = CardFacts(
     name="letters",
@@ -175,7 +177,7 @@ def test_an_export_comes_with_its_card(tmp_path):
     assert "λ-SiLU" in text
     assert "λ-GELU, a GELU" not in text
     assert "| `layers.1.activation` | 277.3 | 0.001 |" in text
-    assert f"largest change {report.change.max_change:.3g}" in text
+    assert f"largest change {report.change.largest_change:.3g}" in text
     assert str(tmp_path) not in text
     assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", 2)
     export_gelu(hardened_mlp(), tmp_path / "gelu")

@@ -11,6 +11,7 @@ from scipy.special import log_softmax, softmax
 from torch import nn
 
 from hf_lgelu import compare_networks, export_onnx, quantize_onnx
+from hf_lgelu.export.comparison import lost
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 
 
@@ -48,7 +49,7 @@ def test_both_networks_in_both_precisions_and_nothing_else(compared):
         ("original", "float32"), ("converted", "float32"), ("original", "int8"), ("converted", "int8"),
     ]  # fmt: skip
     assert (compared.samples, compared.calibration_samples, compared.timed_samples) == (60, 20, 8)
-    assert compared.rows[0].change is None
+    assert compared.rows[0].distance is None
     assert [row.operations for row in compared.rows] == [None, None, "all", "all"]
     for row in compared.rows:
         first, median, third = row.milliseconds
@@ -67,14 +68,16 @@ def test_scores_and_distances_are_those_of_numpy(compared, tmp_path):
     exact = outputs[0]
     for row, found in zip(compared.rows, outputs, strict=True):
         assert row.metrics["accuracy"] == (found.argmax(1) == labels).mean()
-        if row.change is not None:
+        if row.distance is not None:
             kl = (softmax(exact, 1) * (log_softmax(exact, 1) - log_softmax(found, 1))).sum(1).mean()
-            assert row.change.kl == pytest.approx(kl, rel=1e-3)
-            assert row.change.agreement == (found.argmax(1) == exact.argmax(1)).mean()
+            assert row.distance.kl == pytest.approx(kl, rel=1e-3)
+            assert row.distance.agreement == (found.argmax(1) == exact.argmax(1)).mean()
             varying = np.square(exact - exact.mean(0)).sum()
-            assert row.change.relative_error == pytest.approx(np.square(found - exact).sum() / varying, rel=1e-3)
-    scores = [row.metrics["accuracy"] for row in compared.rows]
-    assert [row.int8_loss for row in compared.rows] == [None, None, scores[0] - scores[2], scores[1] - scores[3]]
+            assert row.distance.relative_error == pytest.approx(np.square(found - exact).sum() / varying, rel=1e-3)
+    kept = [(outputs[n].argmax(1) == outputs[n + 2].argmax(1)).mean() for n in (0, 1)]
+    assert [row.from_float32 and lost(row.from_float32)[1] for row in compared.rows] == [
+        None, None, *(pytest.approx(1 - share) for share in kept),
+    ]  # fmt: skip
     sizes = [(tmp_path / f"{name}.onnx").stat().st_size for name in ("gelu", "relu", "gelu-8", "relu-8")]
     assert [1e6 * row.megabytes for row in compared.rows] == pytest.approx(sizes, rel=0.02)  # names of files differ
 

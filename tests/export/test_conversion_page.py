@@ -4,9 +4,8 @@ import dataclasses
 import re
 
 from matplotlib.figure import Figure
-from report_by_hand import REPORT, SECOND
+from report_by_hand import REPORT, SECOND, distance
 
-from hf_lgelu.comparing.net_change import NetChange
 from hf_lgelu.export.hub.conversion_page import draw_conversion, layer_table, whole_network
 from hf_lgelu.refit.report import Evaluation
 from hf_lgelu.refit.verdict import conversion_warnings
@@ -81,8 +80,8 @@ def test_outputs_that_are_no_logits_have_no_kl():
 def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     swapped = {"cosine": 0.58849, "least_cosine": 0.367, "same_neighbour": 0.38}
     nearer = {"cosine": 0.985, "least_cosine": 0.93, "same_neighbour": 0.81}
-    direct = NetChange(None, 0.5, 12.5, 0.5, embedding=swapped)
-    refitted = NetChange(None, 0.9, 0.5, 0.0296, embedding=nearer)
+    direct = distance(None, None, 12.5, 0.5, embedding=swapped)
+    refitted = distance(None, None, 0.5, 0.0296, embedding=nearer)
     of_embeddings = Evaluation(rows=4096, samples=400, original_metrics={}, direct=direct, refitted=refitted)
     report = dataclasses.replace(REPORT, held_out=of_embeddings, evaluation=None)
     page, text = whole_network(report), str(report)

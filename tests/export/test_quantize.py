@@ -146,10 +146,9 @@ def test_the_report_says_how_far_int8_is_from_float(files, activation):
     wanted, found = (OnnxModel(path)({"x": INPUTS})[0].astype(np.float64) for path in files[activation][:2])
     unexplained = np.square(found - wanted).sum() / np.square(wanted - wanted.mean(0)).sum()
     assert report.relative_error == pytest.approx(unexplained, rel=1e-6)
-    assert report.change.max_change == pytest.approx(np.abs(found - wanted).max())
+    assert report.change.largest_change == pytest.approx(np.abs(found - wanted).max())
     assert report.change.largest_output == pytest.approx(np.abs(wanted).max())
-    same = (found.argmax(1) == wanted.argmax(1)).mean()
-    assert (report.change.unchanged_predictions, report.change.rows) == (same, 64)
+    assert report.change.rows == 64
     assert 0 < report.relative_error < 0.01
     assert report.large_number_operations == 0
 
@@ -300,7 +299,6 @@ def test_a_trained_bert_keeps_its_accuracy_on_padded_rows(tmp_path):
     assert scores[0] > 0.9
     assert abs(scores[1] - scores[0]) <= 0.01  # without the masks in float a quarter of the predictions changes
     assert report.relative_error < 0.01
-    assert report.change.unchanged_predictions > 0.98
     assert report.calibration_rows == 128
     assert counted(tmp_path / "int8.onnx", tmp_path)["Softmax"] == 1
     assert "3 operations on numbers of 10,000 and more, such as attention masks, stay in float" in str(report)

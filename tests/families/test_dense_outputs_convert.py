@@ -159,9 +159,9 @@ def test_scores_boxes_and_maps_are_nearer_than_the_swaps(name, conversions):
     assert len(report.gates) == dense.gates
     assert {site.name for site in find_sites(converted, SMOOTH_KINDS)} == set(dense.kept(dense.model()))
     direct, refitted = report.held_out.direct, report.held_out.refitted
-    assert refitted.relative_error < direct.relative_error
+    assert refitted.value < direct.value
     for output in dense.outputs[1:]:
-        assert refitted.relative_errors[output] < direct.relative_errors[output]
+        assert refitted.outputs[output].relative_error < direct.outputs[output].relative_error
     with torch.no_grad():
         original = dense.model()(**dense.pictures(2))
     for output in dense.outputs:

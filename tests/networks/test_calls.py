@@ -656,7 +656,7 @@ def test_a_formula_that_is_a_function_is_a_gate(x):
     before = model(x)
     converted, report = hf_lgelu.convert_to_relu(model, x)
     assert list(report.gates.values()) == ["swish", "swish"]
-    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert report.held_out.refitted.value < report.held_out.direct.value
     assert torch.equal(model(x), before)
     expected = converted.out(F.relu(converted.b(F.relu(converted.a(x)))))
     compiled = torch.compile(converted, backend="eager")

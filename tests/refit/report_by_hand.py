@@ -2,8 +2,13 @@
 
 import dataclasses
 
-from hf_lgelu.comparing.net_change import NetChange
+from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.refit.report import ConversionReport, Evaluation, LayerRefit
+
+
+def distance(kl, agreement, largest_change, relative_error, rows=1024, **others):
+    return Distance("", rows, kl, agreement, largest_change, 100.0, relative_error, **others)
+
 
 LAYERS = (
     LayerRefit(("h.0.mlp.c_proj",), ("h.0.mlp.act",), "refit", 0.001, 0.25, 0.0123456, 512, 6144, 300, 0.5),
@@ -12,12 +17,12 @@ LAYERS = (
 )
 HELD_OUT = Evaluation(
     rows=1024, samples=8, original_metrics={},
-    direct=NetChange(0.5, 0.5, 12.5, 0.25), refitted=NetChange(0.00125, 0.99996, 0.5, 0.0003),
+    direct=distance(0.5, 0.5, 12.5, 0.25), refitted=distance(0.00125, 0.99996, 0.5, 0.0003),
 )  # fmt: skip
 SECOND = Evaluation(
     rows=2048, samples=2048, original_metrics={"perplexity": 113.186},
-    direct=NetChange(1.5, 0.25, 25.0, 0.75, {"perplexity": 292.361}),
-    refitted=NetChange(0.0025, 1.0, 0.75, 0.0005, {"perplexity": 113.424}),
+    direct=distance(1.5, 0.25, 25.0, 0.75, metrics={"perplexity": 292.361}),
+    refitted=distance(0.0025, 1.0, 0.75, 0.0005, metrics={"perplexity": 113.424}),
 )  # fmt: skip
 REPORT = ConversionReport(
     model="GPT2LMHeadModel",

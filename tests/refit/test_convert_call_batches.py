@@ -170,7 +170,7 @@ def test_each_batch_is_one_sample(case):
     batches = [batch(number) for number in range(24)]
     report = convert_to_relu(make().eval(), [*batches, batches[0]]).report
     assert (report.samples, report.distinct_samples, report.held_out.samples) == (25, 24, 4)
-    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert report.held_out.refitted.value < report.held_out.direct.value
     assert report.folds == 4
     assert not any(layer.is_unfit for layer in report.layers)
 
@@ -203,7 +203,7 @@ def test_two_tensors_by_position_are_split_like_one():
     report = convert_to_relu(Two().eval(), [(left, right)]).report
     named = convert_to_relu(Two().eval(), {"left": left, "right": right}).report
     assert (report.samples, report.rows, report.held_out.samples) == (200, 200, named.held_out.samples)
-    assert report.held_out.refitted.distance == pytest.approx(named.held_out.refitted.distance, rel=0.5)
+    assert report.held_out.refitted.value == pytest.approx(named.held_out.refitted.value, rel=0.5)
 
 
 def test_images_of_other_sizes_in_each_batch_are_samples_that_run_alone():
@@ -211,7 +211,7 @@ def test_images_of_other_sizes_in_each_batch_are_samples_that_run_alone():
     batches = [torch.randn(4, 3, 10 + size, 12, generator=seeded(size)) for size in range(6)]
     report = convert_to_relu(net.eval(), batches).report
     assert (report.samples, report.distinct_samples, report.held_out.samples) == (24, 24, 4)
-    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert report.held_out.refitted.value < report.held_out.direct.value
 
 
 def test_a_second_set_and_compare_take_such_batches():
@@ -224,7 +224,7 @@ def test_a_second_set_and_compare_take_such_batches():
     assert report.evaluation.original_metrics == {"accuracy": 1.0}
     comparison = compare_networks(original, model, graphs[20:])
     assert comparison.samples == 20
-    assert comparison.rows[1].change.kl == pytest.approx(report.evaluation.refitted.kl, rel=0.5)
+    assert comparison.rows[1].distance.kl == pytest.approx(report.evaluation.refitted.kl, rel=0.5)
     with pytest.raises(ValueError, match="leave int8 out"):
         compare_networks(original, model, graphs, int8=True)
 

@@ -155,7 +155,7 @@ class Detector(nn.Module):
         features = self.act(self.stem(pixel_values))
         places = self.neck(features).flatten(2).mT
         return {
-            "encoder_hidden_states": [features, self.beside(features)], "hidden": features,
+            "encoder_hidden_states": [features, self.beside(features)], "feature_maps": features,
             "pred_boxes": self.boxes(places).sigmoid(), "logits": self.scores(places),
         }  # fmt: skip
 
@@ -177,12 +177,14 @@ def test_outputs_that_the_task_reads_are_counted_and_no_others():
     with torch.no_grad():
         expected, found = model(**second), converted(**second)
     assert isinstance(converted.beside, nn.ReLU)
-    for name, error in report.evaluation.refitted.relative_errors.items():
+    for name, distance in report.evaluation.refitted.outputs.items():
         rows = [output[name].flatten(0, 1) for output in (expected, found)]
         exact = (rows[1] - rows[0]).square().sum() / (rows[0] - rows[0].mean(0)).square().sum()
-        assert error == pytest.approx(exact.item(), rel=1e-9)
+        assert distance.relative_error == pytest.approx(exact.item(), rel=1e-9)
     p, q = (output["logits"].log_softmax(-1) for output in (expected, found))
-    assert report.evaluation.refitted.kl == pytest.approx((p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-9)
+    assert report.evaluation.refitted.outputs["logits"].kl == pytest.approx(
+        (p.exp() * (p - q)).sum(-1).mean().item(), rel=1e-9
+    )
 
 
 class Wrapped(nn.Module):
@@ -199,6 +201,10 @@ class Wrapped(nn.Module):
         return {"logits": cells[..., 4 * BINS :], "pred_boxes": cells[..., : 4 * BINS]}
 
 
+def errors_of(distance):
+    return {name: output.relative_error for name, output in distance.outputs.items()}
+
+
 def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are(monkeypatch):
     monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *given: True)  # the later rung is kept
     net, pictures = load(), torch.rand(96, 3, 32, 32)
@@ -206,26 +212,24 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are(monkeypatc
     found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
     expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
     assert report.outputs == ("logits", "pred_boxes")
-    assert report.steps[-1].is_kept
     assert [name.removeprefix("net.") for name in of_wrapped.kept] == [*report.kept]
     for name, value in found.state_dict().items():
         torch.testing.assert_close(value, expected.net.state_dict()[name], rtol=1e-4, atol=1e-5)
-    errors = of_wrapped.held_out.refitted.relative_errors
-    assert report.held_out.refitted.relative_errors == pytest.approx(errors, rel=1e-3)
+    assert errors_of(report.held_out.refitted) == pytest.approx(errors_of(of_wrapped.held_out.refitted), rel=1e-3)
     swap = types.SimpleNamespace(gates=(), applied=contextlib.nullcontext)
     evaluation, gaps = evaluate_conversion(OutputReader(net, ["1"], 4 * BINS), found, swap, [Batch(pictures, None)])
     assert (len(gaps), sum(gaps)) == (96, pytest.approx(evaluation.refitted.detection, rel=1e-9))
     table = compare_networks(net, found, pictures, outputs=["1"], box_channels=4 * BINS)
-    errors = compare_networks(Wrapped(net), expected, pictures).rows[1].change.relative_errors
-    assert table.rows[1].change.relative_errors == pytest.approx(errors, rel=1e-3)
+    by_hand = compare_networks(Wrapped(net), expected, pictures)
+    assert errors_of(table.rows[1].distance) == pytest.approx(errors_of(by_hand.rows[1].distance), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_raw_maps_are_compared_in_int8_as_the_scores_and_boxes_that_they_are():
     net, pictures = load(), torch.rand(48, 3, 32, 32)
     rows = compare_networks(net, net, pictures, int8=True, outputs=["1"], box_channels=4 * BINS).rows
-    assert rows[1].change.relative_errors["pred_boxes"] < 1e-9
-    assert all(0 < row.change.relative_errors["pred_boxes"] < 0.01 for row in rows[2:])
+    assert errors_of(rows[1].distance)["pred_boxes"] < 1e-9
+    assert all(0 < errors_of(row.distance)["pred_boxes"] < 0.01 for row in rows[2:])
 
 
 def test_the_refit_keeps_the_mean_chance_of_each_class_of_a_detector():
@@ -246,7 +250,7 @@ def test_other_outputs_on_request():
     model = drawn(Detector())
     report = convert_with(model, images(), outputs=["pred_boxes"]).report
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
-    alone = convert_with(model, images(), outputs=["logits", "hidden"]).report
+    alone = convert_with(model, images(), outputs=["logits", "feature_maps"]).report
     assert any("its output is the model's" in (layer.note or "") for layer in alone.layers)
     with pytest.raises(ValueError, match=r"which are encoder_hidden_states\.0, .*got \['masks'\]"):
         convert_with(model, images(), outputs=["masks"])

@@ -45,7 +45,7 @@ def test_a_conversion_is_kept_where_the_plain_swap_overflows(near_the_end_of_flo
     converted, report = convert_to_relu(net, rows[:500], evaluation_data=rows[500:])
     assert report.evaluation.refitted.kl == pytest.approx(kl(net(rows[500:]), converted(rows[500:])), rel=1e-6)
     assert report.evaluation.refitted.kl < 0.01
-    assert report.held_out.direct.distance == math.inf
+    assert report.held_out.direct.value == math.inf
     assert not report.warnings
     assert "(infinitely far)" not in str(report)
 
@@ -78,16 +78,16 @@ class Root(nn.Module):
 def test_values_that_are_all_nan_are_not_taken_for_the_same():
     with pytest.raises(ConversionRefusedError, match="outputs are not finite") as caught:
         convert_to_relu(Root().eval(), torch.randn(200, 4))
-    assert caught.value.report.held_out.refitted.distance == math.inf
+    assert caught.value.report.held_out.refitted.value == math.inf
 
 
 def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
     broken = dataclasses.replace(
-        REPORT.held_out.direct, kl=math.nan, max_logit_change=math.inf, relative_error=math.nan
+        REPORT.held_out.direct, kl=math.nan, largest_change=math.inf, relative_error=math.nan
     )  # fmt: skip
     report = dataclasses.replace(REPORT, held_out=dataclasses.replace(REPORT.held_out, direct=broken))
     assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["held_out"]["direct"]["kl"] is None
-    assert report.held_out.direct.distance == math.inf
+    assert report.held_out.direct.value == math.inf
     assert report.held_out.direct.in_words == "infinitely far"
     for shown in (str(report), whole_network(report)):
         assert "not finite" in shown

@@ -462,4 +462,4 @@ class Causal(nn.Module):
 
 def test_a_decoder_of_torch_with_a_causal_mask_is_refitted():
     report = convert_to_relu(drawn(Causal()), {"x": rows(48, 5, 8)}).report
-    assert report.held_out.refitted.distance < 0.5 * report.held_out.direct.distance
+    assert report.held_out.refitted.value < 0.5 * report.held_out.direct.value

@@ -96,7 +96,7 @@ def test_metrics_and_distances_are_those_of_the_three_networks():
         p, q = (value.softmax(-1).numpy() for value in (original, output))
         assert change.kl == pytest.approx((p * np.log(p / q)).sum(-1).mean(), rel=1e-9)
         assert change.agreement == (original.argmax(-1) == output.argmax(-1)).double().mean().item()
-        assert change.max_logit_change == pytest.approx((original - output).abs().max().item(), rel=1e-12)
+        assert change.largest_change == pytest.approx((original - output).abs().max().item(), rel=1e-12)
         error = (original - output).square().sum() / (original - original.mean(0)).square().sum()
         assert change.relative_error == pytest.approx(error.item(), rel=1e-9)
         accuracy = (output.argmax(-1) == labels).double().mean().item()

@@ -12,7 +12,7 @@ from scipy import stats
 from hf_lgelu.comparing import output_comparison
 from hf_lgelu.comparing.net_comparison import NetComparison
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.outputs import Compared
+from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.refit.ladder import climb, is_nearer
 
 
@@ -67,17 +67,19 @@ def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monke
         mask = torch.rand(count, 6, generator=draws) < 0.6
         mask[:, 0] = True
         inputs = {"input_ids": torch.zeros(count, 6, dtype=torch.long)} | ({"attention_mask": mask} if masked else {})
-        for comparison, are_logits in ((of_classes, True), (of_numbers, False), (of_both, count == 5)):
-            comparison.add(Batch(inputs), *(Compared(network, are_logits) for network in networks))
+        kinds = ("scores", "values", "scores" if count == 5 else "values")
+        for comparison, kind in zip((of_classes, of_numbers, of_both), kinds, strict=True):
+            comparison.add(Batch(inputs), *(Outputs(network, {"logits": kind}) for network in networks))
         for sample in range(count):
             rows = [value["logits"][sample][mask[sample]] if masked else value["logits"][sample] for value in networks]
             p, q = (value.double().log_softmax(-1) for value in rows)
             kls.append(float((p.exp() * (p - q)).sum()))
             errors.append(float((rows[1].double() - rows[0].double()).square().sum()))
-    assert of_classes.first.gaps == pytest.approx(kls, rel=1e-9)
+    assert of_classes.gaps == pytest.approx([kl / of_classes.rows for kl in kls], rel=1e-9)
+    assert of_classes.distance.kl == pytest.approx(sum(of_classes.gaps), rel=1e-9)
     for comparison in (of_numbers, of_both):  # no class scores in one batch, so in none
-        assert comparison.first.gaps == pytest.approx(errors, rel=1e-9)
-    assert of_classes.change.kl * of_classes.first.rows == pytest.approx(sum(kls), rel=1e-9)
+        share = comparison.distance.relative_error / sum(errors)
+        assert comparison.gaps == pytest.approx([share * error for error in errors], rel=1e-9)
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Rung:
 
     def make(self, best):
         self.given.append(None if best is None else best.effort)
-        held_out = SimpleNamespace(refitted=SimpleNamespace(distance=self.kl))
+        held_out = SimpleNamespace(refitted=SimpleNamespace(value=self.kl))
         return SimpleNamespace(effort=self.effort, held_out=held_out, gaps=[2 * self.kl, self.kl / 2, self.kl / 2])
 
 

@@ -57,7 +57,7 @@ def test_a_column_is_measured_by_its_variance_over_all_batches():
         total += float(((0.1 * original(one)[name].detach().double()[:, :varying]).square() / spread).mean())
     loss = output_loss(OutputReader(original)(one), OutputReader(other), Batch(one, None), variances=variances)
     assert loss.item() == pytest.approx(total, rel=1e-4)
-    faint = parts[0][0]._replace(tensors={"boxes": torch.cat([x, 1e-30 * x], 1)}, are_logits=False)
+    faint = parts[0][0]._replace(tensors={"boxes": torch.cat([x, 1e-30 * x], 1)}, kinds={"boxes": "values"})
     assert (column_variances([(faint, Batch(x, None), 1.0)])["boxes"] > 0).tolist() == [True] * 4 + [False] * 4
 
 

@@ -28,11 +28,11 @@ def scores():
     return loud(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 12), nn.GELU(), nn.Linear(12, 5))
 
 
-@pytest.mark.parametrize(("last", "is_kl"), [(nn.Identity(), True), (nn.Softmax(-1), False), (nn.Sigmoid(), False)])
-def test_probabilities_are_no_scores_of_which_softmax_makes_shares(last, is_kl):
+@pytest.mark.parametrize(("last", "is_kl"), [(nn.Identity(), True), (nn.Softmax(-1), True), (nn.Sigmoid(), False)])
+def test_classes_have_a_kl_by_their_scores_or_by_their_probabilities(last, is_kl):
     report = convert_to_relu(nn.Sequential(scores(), last), torch.randn(400, 8)).report
     assert (report.held_out.refitted.kl is not None) == is_kl
-    assert report.held_out.refitted.distance > 0
+    assert report.held_out.refitted.value > 0
     assert ("KL" in report.held_out.refitted.in_words) == is_kl
 
 
@@ -91,12 +91,16 @@ def test_labels_that_are_not_one_for_each_row_are_told():
     net, x = scores(), torch.randn(400, 8)
     report = convert_to_relu(net, [(x, torch.zeros(400, 3, dtype=torch.long))]).report
     assert report.held_out.original_metrics == {}
-    assert any("of shape (2, 3), are not one for each row of the scores, of shape (2, 5)" in w for w in report.warnings)
+    assert any(
+        "of shape (400, 3), are not one for each row of the scores, of shape (2, 5)" in w for w in report.warnings
+    )
     second = [(torch.randn(100, 8), torch.zeros(100, 1, dtype=torch.long))]
     report = convert_to_relu(net, x, evaluation_data=second).report
     assert report.evaluation.original_metrics == {}
     (warning,) = report.warnings
-    assert warning.startswith("the labels of evaluation_data, of shape (2, 1), are not one for each row of the scores")
+    assert warning.startswith(
+        "the labels of evaluation_data, of shape (100, 1), are not one for each row of the scores"
+    )
     for labels in (torch.zeros(400, dtype=torch.long), torch.zeros(400, 3)):  # those of a regression are no classes
         assert not any("labels" in warning for warning in convert_to_relu(net, [(x, labels)]).report.warnings)
 
@@ -123,13 +127,12 @@ class TwoHeads(nn.Module):
 
 def test_gates_in_a_head_that_does_not_count_are_named():
     net, x = TwoHeads().eval(), torch.randn(400, 8)
-    report = convert_to_relu(net, x).report
+    report = convert_with(net, x, outputs=["logits"]).report
     (warning,) = (warning for warning in report.warnings if "did not count" in warning)
     assert warning.startswith("outputs that depend on `beside.1`, `beside.3` did not count (`other`)")
     assert "linear maps: 2 refitted\n" in str(report)
-    assert not any(
-        "did not count" in said for said in convert_with(net, x, outputs=["logits", "other"]).report.warnings
-    )
+    assert "outputs that did not count: `other`\n" in str(report)
+    assert not any("did not count" in said for said in convert_to_relu(net, x).report.warnings)
 
 
 class ActorCritic(nn.Module):
@@ -148,19 +151,19 @@ class ActorCritic(nn.Module):
 
 
 @torch.no_grad()
-def test_a_head_that_does_not_count_and_kept_its_weights_is_named():
+def test_all_heads_count_unless_the_caller_names_some():
+    """What the last gate gives counts, too, and is as far as the swap's of a network whose other outputs are nearer."""
     net, x, fresh = ActorCritic().eval(), torch.randn(600, 8), torch.randn(2000, 8)
-    errors = {}
-    for outputs in (None, ["logits", "value"]):
+    errors = []
+    for outputs in (None, ["logits"]):
         converted, report = convert_with(net, x, outputs=outputs)
-        told = [warning for warning in report.warnings if "did not count" in warning]
-        assert bool(told) == torch.equal(converted.value.weight, net.value.weight) == (outputs is None)
+        is_named = outputs is not None
+        assert report.outputs == (("logits",) if is_named else ("logits", "value", "hidden"))
+        assert report.uncounted == (("value", "hidden") if is_named else ())
+        assert torch.equal(converted.value.weight, net.value.weight) == is_named
         wanted, given = net(fresh)["value"], converted(fresh)["value"]
-        errors[bool(told)] = ((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item()
-        if told:
-            assert told[0].startswith("outputs that depend on `value` did not count (`value`, `hidden`)")
-            assert "Name the ones that you use in `outputs`, together with `logits`" in told[0]
-    assert errors[True] > 4 * errors[False]
+        errors.append(((given - wanted).square().sum() / (wanted - wanted.mean()).square().sum()).item())
+    assert errors[1] > 4 * errors[0]
 
 
 class States(ActorCritic):
@@ -194,7 +197,7 @@ def test_torchs_encoder_with_a_padding_mask_converts():
     mask[::3, 4:] = 0
     inputs = {"x": torch.randn(160, 6, 16), "attention_mask": mask}
     converted, report = convert_to_relu(Encoder().eval(), inputs)
-    assert report.held_out.refitted.distance < report.held_out.direct.distance
+    assert report.held_out.refitted.value < report.held_out.direct.value
     assert torch.backends.mha.get_fastpath_enabled()
     # Fused, as a user runs it, it gives what was measured.
     with torch.no_grad():

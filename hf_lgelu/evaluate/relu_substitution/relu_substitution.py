@@ -50,7 +50,7 @@ class ReluSubstitution(evaluate.Comparison):
             found = {"unchanged_predictions": (original == changed).double().mean().item()}
         else:
             classes, other_classes = original.argmax(-1), changed.argmax(-1)
-            total = OutputComparison().add(original, changed, are_scores=True)
+            total = OutputComparison().add(original, changed, kind="scores")
             found = {"unchanged_predictions": total.agreement, "max_logit_change": total.largest_change, "kl": total.kl}
         if labels is None:
             return found

@@ -17,8 +17,7 @@ from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import require_known, swap_error_bound
-from hf_lgelu.comparing.net_change import NetChange, networks_table
-from hf_lgelu.comparing.output_comparison import OutputChange
+from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.conversion_page import layer_table, whole_network
@@ -113,7 +112,7 @@ def write_card(
     folder: str | os.PathLike,
     *,
     form: str = "lambda_gelu",
-    change: OutputChange | None = None,
+    change: Distance | None = None,
     compared: "NetworkComparison | None" = None,
     license: str | None = None,
     repo_id: str | None = None,
@@ -165,7 +164,7 @@ def write_card(
         limits=[still] if had else [],
     )
     top = ""
-    if compared is not None and (distance := compared.rows[1].change) is not None:
+    if compared is not None and (distance := compared.rows[1].distance) is not None:
         top = _top(compared.rows[0].metrics, distance)
     card = render_card(facts, checkpoint, form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
@@ -196,7 +195,7 @@ def render_card(
     checkpoint: CheckpointFacts,
     *,
     form: str = "relu",
-    change: OutputChange | None = None,
+    change: Distance | None = None,
     figure: str | None = None,
     top: str = "",
     repo_id: str | None = None,
@@ -320,7 +319,7 @@ def render_conversion_card(
     )
 
 
-def _top(scores: Mapping[str, float], change: NetChange) -> str:
+def _top(scores: Mapping[str, float], change: Distance) -> str:
     """The table on a card's top: the original with its scores, and the card's network."""
     return markdown_table(*networks_table(scores, {"this model": change}, main=True), text_columns=1)
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_lgelu.comparing.net_change import networks_table
+from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.files import save_picture
 from hf_lgelu.formats import NONE, markdown_table, percent, quoted, significant
 from hf_lgelu.refit.report import ConversionReport, LayerRefit, evaluations
@@ -28,11 +28,6 @@ def whole_network(report: ConversionReport) -> str:
     for title, evaluation in evaluations(report):
         table = markdown_table(*networks_table(evaluation.original_metrics, evaluation.networks), text_columns=1)
         parts += [f"**On the {title}**: {evaluation.size_in_words}.", table]
-        direct, refitted = evaluation.direct.relative_errors, evaluation.refitted.relative_errors
-        if refitted:
-            rows = [(f"`{name}`", significant(direct[name]), significant(refitted[name])) for name in refitted]
-            header = ("output", "relative error (share of squares), plain swap", "converted")
-            parts.append(markdown_table(header, rows, text_columns=1))
     if report.evaluation is None:
         parts.append(
             "No second set was given. The held-out inputs are a part of the data. They do not show how far the network "

@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import nn
 
-from hf_lgelu.export.comparison import DISTANCES, ComparedNetwork, NetworkComparison, compare_networks, nearness
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.export.comparison import NetworkComparison, compare_networks, lost
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -22,19 +23,19 @@ from hf_lgelu.formats import finite_or_none, score, significant
 INT8_FILE, INT8_REPORT = "model-int8.onnx", "int8.json"
 
 _ENOUGH = 96  # inputs for a verdict
-_SHARES = ("accuracy", "same_neighbour", "same_prediction")
-_MARGIN = 0.01  # for measures that are no shares: 1 % of a perplexity, 0.01 of a cosine or of the relative error
+_MARGIN = 0.01  # for losses that are no shares
 
 
 @dataclass(frozen=True)
 class JudgedInt8:
     """The verdict on an int8 file, and the numbers that decide it.
 
-    `measure` decides: the comparison's `int8_measure`. `loss` is what int8 takes of it from the same network in
-    float32. A distance from the original would count what the conversion has changed too. `allowed` is the loss of the
-    original's int8 and a margin: one standard error of a share, at least one input, else 0.01; it is None without an
-    original. `relative_error` is that of int8 alone. `operators` are {"int8" and "float32": {operation: how many}} of
-    the file, and `inputs` the names of its inputs.
+    `loss` is what int8 changes in the network's outputs (`hf_lgelu.export.comparison.lost`), against the same network
+    in float32, and `measure` says of what it is a share or a distance. A distance from the original would count what
+    the conversion has changed too, and labels may miss what changes. `allowed` is the loss of the original's int8 and a
+    margin: one standard error of a share, at least one input, else 0.01; it is None without an original.
+    `relative_error` is that of int8 alone, the largest of all outputs. `operators` are {"int8" and "float32":
+    {operation: how many}} of the file, and `inputs` the names of its inputs.
     """
 
     comparison: NetworkComparison
@@ -53,13 +54,13 @@ class JudgedInt8:
     @property
     def line(self) -> str:
         """The verdict and its numbers in one line, for scripts."""
-        *originals, (float32, int8) = ([self._shown(row) for row in rows] for rows in self.comparison.by_network)
-        beside = f"original's int8 {originals[0][1]}" if originals else "not compared with an original's int8"
-        alone = f"loses {significant(self.loss)}, allowed {significant(self.allowed)}"
-        if self.allowed is None:
-            alone = f"has a relative error of {significant(self.relative_error)}, allowed {MAX_RELATIVE_ERROR}"
-        verdict, words = "good" if self.is_good else "worse", self.measure.replace("_", " ")
-        return f"int8: {verdict}; {words} {int8} (float32 {float32}; {beside}); int8 alone {alone}"
+        verdict = "good" if self.is_good else "worse"
+        allowed = f"relative error {significant(self.relative_error)} (allowed {MAX_RELATIVE_ERROR})"
+        if self.allowed is not None:
+            allowed = f"allowed {significant(self.allowed)} (what int8 takes from the original, and a margin)"
+        float32, int8 = (row.metrics for row in self.comparison.by_network[-1])
+        scores = [f"; {name} {score(name, int8[name])} (float32 {score(name, float32[name])})" for name in int8]
+        return f"int8: {verdict}; {self.measure} {significant(self.loss)}, {allowed}{''.join(scores)}"
 
     def __str__(self) -> str:
         operators = (
@@ -72,15 +73,9 @@ class JudgedInt8:
         """Notes that the verdict lacks: few inputs judged, or the original's int8 is nearer."""
         if self.comparison.samples < _ENOUGH:
             yield f"Only {self.comparison.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
-        *original, own = (rows[1].change for rows in self.comparison.by_network)
-        if original and original[0] and own and original[0].distance < own.distance:
+        *original, own = (rows[1].distance for rows in self.comparison.by_network)
+        if original and original[0] and own and original[0].value < own.value:
             yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
-
-    def _shown(self, row: ComparedNetwork) -> str:
-        is_error = self.measure in DISTANCES
-        itself = 0.0 if is_error else 1.0  # of the original in float32
-        value = row.metrics.get(self.measure, itself if row.change is None else nearness(row.change)[1])
-        return significant(value) if is_error else score(self.measure, value)
 
 
 class Int8RefusedError(RuntimeError):
@@ -122,13 +117,15 @@ def export_int8(
     outputs: Sequence[str] | None = None,
     data_collator: Callable[[Any], Any] | None = None,
     operations: str | None = None,
+    box_channels: int | None = None,
     allow_worse: bool = False,
     overwrite: bool = False,
 ) -> JudgedInt8:
     """Write model.onnx and model-int8.onnx into a new folder, if int8 is good on inputs that gave no ranges.
 
-    Up to 64 inputs, at most a quarter, give the ranges, and the others judge. With `original`, int8 must take no more
-    from the model than from the original, up to one standard error (`JudgedInt8.allowed`). Without `original`, the
+    Up to 64 distinct inputs, at most a quarter, give the ranges, and the others judge: by how many predictions or
+    nearest neighbours int8 changes, or by the distance of other outputs. With `original`, int8 must change no more in
+    the model than in the original, up to one standard error (`JudgedInt8.allowed`). Without `original`, the
     relative error from float32 must be at most 0.25, as in `quantize_onnx`. The folder also holds the report
     (int8.json), the config, and the tokenizer or image processor.
 
@@ -142,6 +139,7 @@ def export_int8(
         data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
             `model.preprocess`, with a list of texts as data.
         operations: as in `quantize_onnx`; for the original too.
+        box_channels: how many channels of a detector's raw maps are the box, as in `ConversionConfig`.
         allow_worse: keep files that are not good.
         overwrite: replace a folder that holds a model.
 
@@ -171,6 +169,7 @@ def export_int8(
                 outputs=outputs,
                 data_collator=data_collator,
                 operations=operations,
+                box_channels=box_channels,
                 onnx_dir=files,
             )
             for row, name in zip(compared.by_network[-1], (ONNX_FILE, INT8_FILE), strict=True):
@@ -188,15 +187,13 @@ def export_int8(
 def _judge(
     compared: NetworkComparison, operators: Mapping[str, Mapping[str, int]], inputs: tuple[str, ...]
 ) -> JudgedInt8:
-    in_int8: list[Any] = [rows[1] for rows in compared.by_network]
-    *originals, int8 = in_int8
-    change, measure = int8.int8_change, compared.int8_measure
-    error = float(np.max([change.relative_error, *change.relative_errors.values()]))  # NaN where one is
+    *originals, own = (cast(Distance, rows[1].from_float32) for rows in compared.by_network)
+    measure, loss = lost(own)
+    errors = [own.relative_error, *(output.relative_error for output in own.outputs.values())]
     allowed = None
     if originals:
-        lost, margin = originals[0].int8_loss, _MARGIN
-        if measure in _SHARES:
-            share = originals[0].metrics.get(measure, 1 - lost)
+        share, margin = lost(originals[0])[1], _MARGIN
+        if measure.startswith("share"):
             margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
-        allowed = lost + margin
-    return JudgedInt8(compared, operators, inputs, measure, int8.int8_loss, allowed, error)
+        allowed = share + margin
+    return JudgedInt8(compared, operators, inputs, measure, loss, allowed, float(np.max(errors)))  # NaN where one is

@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.hardness import require_known
-from hf_lgelu.comparing.output_comparison import OutputChange, OutputComparison
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx.onnx_run import (
     OnnxModel,
@@ -41,7 +42,7 @@ from hf_lgelu.export.onnx.onnx_run import (
 from hf_lgelu.files import whole_file
 from hf_lgelu.networks.batches import nothing_given, read_batches
 from hf_lgelu.networks.masks import counted_rows
-from hf_lgelu.networks.outputs import are_embeddings, classes_last
+from hf_lgelu.networks.outputs import Kind, are_embeddings, classes_last
 
 QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers": ("Conv", "Gemm", "MatMul")}
 """The operations with integer inputs and outputs: all that onnxruntime has, or those with most of the arithmetic."""
@@ -67,8 +68,8 @@ _NOT_LARGE_BEHIND = frozenset(
 class Int8Report:
     """The file that `quantize_onnx` wrote, and its distance from the float file on the calibration rows.
 
-    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen for the graph. `change` compares the first
-    outputs. `relative_error` is the largest of all outputs, a share of squares as in a conversion's report. A file that
+    `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen for the graph. `change` is the distance of
+    the output that is farthest, and `relative_error` its share of squares, as in a conversion's report. A file that
     gives the mean for every row has 1. Padding does not count. `large_number_operations` is the number of nodes that
     stay in float because they compute on numbers of at least 1e4, such as attention masks. `weight_bits` is 8, or 7 for
     processors whose products saturate.
@@ -79,7 +80,7 @@ class Int8Report:
     file_bytes: int
     float_file_bytes: int
     calibration_rows: int
-    change: OutputChange
+    change: Distance
     relative_error: float
     large_number_operations: int
     weight_bits: int
@@ -162,7 +163,8 @@ def quantize_onnx(
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
         large = _quantize(quantization, path, file, batches, operations, reduce_range)
-        change, error = _compare(float_model, OnnxModel(file), batches)
+        change = _compare(float_model, OnnxModel(file), batches)
+        error = change.relative_error
         if not error <= max_relative_error:
             fewer = "" if operations == "layers" else "operations='layers', which leaves more in float, or "
             raise RuntimeError(
@@ -205,25 +207,23 @@ def _read_arrays(
     return found
 
 
-def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> tuple[OutputChange, float]:
-    """(change of the first floating-point output, largest relative error of all outputs)."""
+def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndarray]]) -> Distance:
+    """The distance of the floating-point output of `other` that is farthest from that of `model`."""
     found: dict[str, OutputComparison] = {}
     for batch in batches:
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         for name, array, other_array in zip(model.output_names, model(batch), other(batch), strict=True):
             if array.dtype.kind == "f" and array.size:
                 pair = [torch.from_numpy(values) for values in (array, other_array)]
-                are_vectors = are_embeddings(model, name, pair[0])
-                counted = counted_rows(inputs, pair[0], name) if are_vectors else None
+                kind: Kind = "embeddings" if are_embeddings(model, name, pair[0]) else "values"
+                counted = counted_rows(inputs, pair[0], name) if kind == "embeddings" else None
                 if counted is None:
                     pair = [classes_last(without_padding(values, inputs, name)) for values in pair]
-                found.setdefault(name, OutputComparison()).add(pair[0], pair[1], counted, are_embeddings=are_vectors)
-    first = next(iter(found.values()), None)
-    if first is None or not first.rows:
+                found.setdefault(name, OutputComparison()).add(pair[0], pair[1], counted, kind=kind)
+    distances = [comparison.distance(name) for name, comparison in found.items() if comparison.rows]
+    if not distances:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
-    # torch's maximum, unlike Python's, is NaN if one error is.
-    errors = torch.tensor([output.relative_error for output in found.values()], dtype=torch.float64)
-    return first.change, errors.max().item()
+    return max(distances, key=lambda distance: distance.value)
 
 
 def operators_by_precision(path: str | os.PathLike) -> dict[str, dict[str, int]]:

@@ -179,8 +179,8 @@ def export_onnx(
         opset=opset,
         inputs={n: tuple(axes.get(n, {}).get(i, size) for i, size in enumerate(v.shape)) for n, v in inputs.items()},
         outputs=outputs,
-        max_abs_difference=example.max_change,
-        other_shapes_max_abs_difference=max((change.max_change for change in others), default=0.0),
+        max_abs_difference=example.largest_change,
+        other_shapes_max_abs_difference=max((change.largest_change for change in others), default=0.0),
         other_shapes=tuple(sizes for sizes, *_ in resized),
         largest_output=example.largest_output,
     )

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_lgelu.comparing.output_comparison import OutputChange, OutputComparison
+from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import require
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import classes_last
@@ -83,27 +84,27 @@ def read_onnx(path: str | os.PathLike) -> Any:
 
 def require_parity(
     onnx_model: OnnxModel, inputs: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float, where: str
-) -> OutputChange:
-    """The change of all outputs from `expected`, torch's outputs by name, to onnxruntime's outputs for `inputs`.
+) -> Distance:
+    """The distance of onnxruntime's outputs for `inputs` from `expected`, torch's by name, where it changes most.
 
     Padding is left out, and so are inputs that the graph does not have. `tolerance` is relative to an output's largest
     value, or to 1 if that is larger. Raises RuntimeError for a larger change; `where` names the inputs in the message.
     """
     found = onnx_model({name: value for name, value in inputs.items() if name in onnx_model.input_names})
-    total = OutputComparison()
+    distances = []
     for (name, wanted), array in zip(expected.items(), found, strict=True):
         if array.shape != wanted.shape:
             raise RuntimeError(f"onnxruntime gives {name} of shape {array.shape} {where}, torch {tuple(wanted.shape)}")
         pair = (without_padding(values.detach().cpu(), inputs, name) for values in (wanted, torch.from_numpy(array)))
-        output = OutputComparison().add(*map(classes_last, pair))
-        here, size = output.largest_change, output.largest_output
+        distance = OutputComparison().add(*map(classes_last, pair)).distance(name)
+        here, size = distance.largest_change, distance.largest_output
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(
                 f"onnxruntime differs from torch by {here:.3g} in {name} {where}; the largest value is {size:.3g}, and "
                 f"{tolerance:g} of it, or of 1 if that is larger, is allowed. The file is not kept"
             )
-        total.merge(output)
-    return total.change
+        distances.append(distance)
+    return max(distances, key=lambda distance: distance.largest_change)
 
 
 def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> Tensor:

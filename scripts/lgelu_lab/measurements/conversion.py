@@ -161,7 +161,7 @@ def change_of_outputs(
         expected, given = found.tensors["logits"], changed.tensors["logits"]
         labels = batch.get("labels")
         counted = labels != IGNORED_LABEL if labels is not None and labels.shape == expected.shape[:-1] else None
-        change.add(expected, given, counted, are_scores=found.are_logits)
+        change.add(expected, given, counted, kind=found.kinds["logits"])
     return {"kl": change.kl, "agreement": change.agreement, "max_logit_change": change.largest_change}
 
 

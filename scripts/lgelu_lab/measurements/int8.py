@@ -175,7 +175,7 @@ def _evaluate(
         for variant in variants:
             found = [torch.from_numpy(output) for output in variant.session(inputs)]
             variant.predictions.append(_predictions(found, batch["labels"], benchmark))
-            variant.change.add(wanted, found[0])
+            variant.change.add(wanted, found[0], kind="scores")
     label_ids = np.concatenate(labels)
     for variant in variants:
         variant.facts |= {

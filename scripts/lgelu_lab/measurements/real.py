@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, export_onnx, quantize_onnx, substitute_relu
-from hf_lgelu.comparing.net_comparison import compare_networks_on
+from hf_lgelu.comparing.net_comparison import compare_outputs
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
 from hf_lgelu.networks.batches import Batch
@@ -65,20 +65,21 @@ METRICS = {"classification": "accuracy", "embedding": "same_neighbour", "text": 
 """{task: by what its networks are judged}."""
 
 
-def judge(original: nn.Module, network: nn.Module, batches: list[Inputs]) -> Row:
+def judge(original: nn.Module, network: nn.Module, batches: list[Inputs], outputs: Sequence[str] | None = None) -> Row:
     """The score by the labels, which of a text are its tokens; of embeddings the neighbours that stay."""
     labelled = []
     for batch in batches:
         inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
         labelled.append(Batch(inputs, batch["labels"] if "labels" in batch else batch["input_ids"]))
-    _, found = compare_networks_on(OutputReader(original), {"": OutputReader(network)}, labelled)
-    change = found[""].change
-    if change.embedding:
-        same = change.embedding["same_neighbour"]
-        cosines = {name: change.embedding[name] for name in ("cosine", "least_cosine")}
+    read = OutputReader(original, outputs)
+    _, found = compare_outputs(read, {"": read.of(network)}, labelled)
+    distance = found[""].distance
+    if distance.embedding:
+        same = distance.embedding["same_neighbour"]
+        cosines = {name: distance.embedding[name] for name in ("cosine", "least_cosine")}
         return {"score": same, "agreement": same, **cosines}
-    (score,) = change.metrics.values()
-    return {"score": score, "kl": change.kl, "agreement": change.agreement}
+    (score,) = distance.metrics.values()
+    return {"score": score, "kl": distance.kl, "agreement": distance.agreement}
 
 
 _FITTED_AT_ONCE = _JUDGED_AT_ONCE = 16
@@ -137,7 +138,9 @@ class Measured:
         asked = {"model": self.network.name, "method": method, "metric": METRICS[self.network.task]}
         scores: Row = {}
         if changed is not None:
-            scores = {**judge(self.model, changed, self.judged), "judged": len(self.evaluation)}
+            # An embedding is the mean of the last states; the pooler, which was trained for pairs, is not read.
+            outputs = ["last_hidden_state"] if self.network.task == "embedding" else None
+            scores = {**judge(self.model, changed, self.judged, outputs), "judged": len(self.evaluation)}
         return dict.fromkeys(REAL_COLUMNS) | asked | {"precision": "float32"} | scores | values
 
 

@@ -204,7 +204,7 @@ def _with_change(record: RunRecord, trainer: LambdaGELUTrainer) -> RunRecord:
             _, after, _ = trainer.prediction_step(model, batch, False)
         before, after = (each[0] if isinstance(each, tuple) else each for each in (before, after))
         labels = labels_of_predictions(labels, model)
-        change.add(before, after, labels != IGNORED_LABEL if labels.shape == before.shape[:-1] else None)
+        change.add(before, after, labels != IGNORED_LABEL if labels.shape == before.shape[:-1] else None, kind="scores")
     found = {"relu_max_logit_change": change.largest_change, "relu_unchanged_predictions": change.agreement}
     epochs = (replace(epoch, **found) if epoch is record.saved else epoch for epoch in record.epochs)
     return replace(record, epochs=tuple(epochs))
