@@ -129,8 +129,10 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
         fitted = sum(layer.rows > 0 for layer in layers)
         worst = min(starved, key=lambda layer: layer.rows / layer.width)
         enough = math.ceil(samples * ENOUGH_ROWS * worst.width / worst.rows)
-        # Where all inputs were used, no option brings more.
-        option = "" if report.config.get("max_samples") is None else f" (`max_samples` {enough})"
+        # Where all inputs were used, no option brings more; how many more there are is not known here.
+        option = (
+            "" if report.config.get("max_samples") is None else " (`max_samples` reads more of those that you have)"
+        )
         yield (
             f"{len(starved)} of {fitted} layers are starved, with fewer than {ENOUGH_ROWS} rows a feature (most of all "
             f"{worst.layers[0]}: {worst.rows:,} rows, {worst.width:,} features): give {enough:,} inputs like these "

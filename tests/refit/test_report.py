@@ -1,8 +1,10 @@
 """The report's tables: cells read back from them are the numbers that went in, and nothing is left out."""
 
 import json
+from dataclasses import replace
 
 import torch
+from report_by_hand import LAYERS, REPORT
 from small_networks import convert_with
 from torch import nn
 from torch.utils.data import TensorDataset, default_collate
@@ -27,6 +29,20 @@ def test_maps_are_counted_and_no_gates():
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
     assert "linear maps: 3 refitted\n" in str(report)
     assert "last: the gate alone was exchanged" in str(report)
+
+
+def test_the_map_from_which_on_the_signal_is_lost_is_named():
+    def said(errors, **changes):
+        layers = [replace(LAYERS[0], layers=(f"map {number}",), error_after=each) for number, each in enumerate(errors)]
+        return str(replace(REPORT, layers=tuple(layers), next_step="place", **changes))
+
+    lost = said([0.05, 0.33, 0.2, 0.4, 0.8])
+    assert "lost from `map 3` on (relative error 0.4 there, 0.8 in the last map)" in lost
+    assert "The next rung" not in lost
+    for errors, changes in (([0.05, 0.8, 0.2], {}), ([0.5, 0.8], {}), ([0.1, 0.8], {"can_be_wider": True})):
+        other = said(errors, **changes)
+        assert "lost" not in other
+        assert "The next rung, `effort` 'place'" in other
 
 
 def test_the_report_has_the_options_as_plain_values():
