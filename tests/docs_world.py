@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import small_networks as networks
 import torch
 from datasets import Dataset, DatasetDict
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 import hf_lgelu
@@ -39,6 +41,10 @@ def build_world(folder: Path) -> None:
     (folder / "pictures").mkdir()
     for number, picture in enumerate(torch.randint(256, (64, 32, 32, 3), dtype=torch.uint8)):
         Image.fromarray(picture.numpy()).save(folder / "pictures" / f"{number}.png")
+    rows = torch.randn(64, 3, 32, 32)
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.SiLU(), nn.Conv2d(8, 4, 3, 2), nn.Flatten()).eval()
+    hf_lgelu.export_onnx(network, folder / "your" / "net.onnx", {"input": rows[:4]})
+    np.savez(folder / "your" / "rows.npz", input=rows.numpy())
     texts = _texts(160)
     for name in ("texts.txt", "other.txt"):
         (folder / name).write_text("\n".join(texts), encoding="utf-8")

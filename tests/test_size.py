@@ -25,7 +25,7 @@ LIMITS = {  # limit, goal
     "package: modules": (119, 100),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),
-    "package: raise statements": (268, 290),
+    "package: raise statements": (272, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (9_043, 9_000),

@@ -161,6 +161,13 @@ class InputArguments(RowArguments):
 class OutputArguments(InputArguments):
     """The folder that a command writes, and where it goes."""
 
+    mean: str = _input(
+        "Of pictures for an ONNX file: what is subtracted, for each channel, from pixels of 0 to 1. Default: 0.", "0"
+    )
+    std: str = _input("Of pictures for an ONNX file: what the difference is divided by. Default: 1.", "1")
+    image_size: int | None = _input(
+        "Of pictures for an ONNX file: their height and width. Default: as the file says.", None
+    )
     output_dir: str = _output("Folder to write. It is written whole or not at all.")
     overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
     license: str | None = _output(
@@ -198,13 +205,6 @@ class ConvertArguments(OutputArguments):
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(
         f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
-    )
-    mean: str = _input(
-        "Of pictures for an ONNX file: what is subtracted, for each channel, from pixels of 0 to 1. Default: 0.", "0"
-    )
-    std: str = _input("Of pictures for an ONNX file: what the difference is divided by. Default: 1.", "1")
-    image_size: int | None = _input(
-        "Of pictures for an ONNX file: their height and width. Default: as the file says.", None
     )
     target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)

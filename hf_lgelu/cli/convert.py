@@ -98,7 +98,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             if error.report is not None:
                 tell(str(error.report))
             raise
-        report = replace(report, model=given.kind, warnings=(*made, *report.warnings))
+        changes = (f"{ONNX_FILE} has the gates",) if is_onnx(arguments.model) else report.config_changes
+        report = replace(report, model=given.kind, warnings=(*made, *report.warnings), config_changes=changes)
         tell(str(report))
         if arguments.data is not None and not inputs.whole and arguments.max_samples is None:
             tell(f"Some rows of {inputs.description} were left out, for time: --max_samples takes more.")

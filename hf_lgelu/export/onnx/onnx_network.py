@@ -39,7 +39,8 @@ _TOLERANCE = 1e-3  # of the largest output: two runtimes add in another order
 class OnnxNetwork(nn.Module):
     """The network of an ONNX file, in eval mode, for `convert_to_relu`.
 
-    It takes tensors in the order of the file's inputs, or by their names. It gives a tensor, or the outputs by name.
+    It takes tensors in the order of the file's inputs, or by their names. It gives the outputs by name, or a single
+    output with an entry or a row for each sample as a bare tensor, which is compared as class scores.
     Where the file fixes a batch size, another one is taken if the graph allows that.
 
     >>> import tempfile, torch
@@ -82,7 +83,8 @@ class OnnxNetwork(nn.Module):
     def forward(self, *args: Tensor, **inputs: Tensor) -> Any:
         inputs |= dict(zip(self.input_names, args, strict=False))
         outputs = self.graph(*(inputs[name] for name in self.input_names))
-        return outputs[0] if len(outputs) == 1 else dict(zip(self.output_names, outputs, strict=True))
+        is_scores = len(outputs) == 1 and outputs[0].ndim < 3  # a bare tensor is read as class scores
+        return outputs[0] if is_scores else dict(zip(self.output_names, outputs, strict=True))
 
     def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> Path:
         """Write the file's own graph with the present gates and weights. All else in it stays as it was.
