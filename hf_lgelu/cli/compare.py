@@ -1,8 +1,10 @@
 """`hf-lgelu compare`: a table of two checkpoints, which helps to choose the one to ship."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -29,18 +31,26 @@ def compare(arguments: CompareArguments, data: Rows) -> None:
         inputs,
         int8=arguments.int8,
         onnx_dir=arguments.onnx_dir,
-        is_fitted=was_fitted_to(converted.name, inputs),
+        report=Converted.read(converted.name),
         progress=progress,
     )
 
 
-def was_fitted_to(name: str, inputs: InputSet) -> bool:
-    """Whether the report in a conversion's folder names this set as fitted; False for any other folder."""
-    try:
-        report = json.loads((Path(name) / REPORT_FILE).read_text(encoding="utf-8"))
-        return report["provenance"]["data"] == inputs.description
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+@dataclass(frozen=True)
+class Converted:
+    """What the report in a conversion's folder says: the data, and how its outputs are read. Else nothing is known."""
+
+    data: str | None = None
+    reading: Mapping[str, Any] = field(default_factory=dict)  # the options `outputs` and `box_channels`
+
+    @classmethod
+    def read(cls, folder: str) -> "Converted":
+        try:
+            report = json.loads((Path(folder) / REPORT_FILE).read_text(encoding="utf-8"))
+            reading = {name: report["report"]["config"].get(name) for name in ("outputs", "box_channels")}
+            return cls(report["provenance"]["data"], reading)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return cls()
 
 
 def print_table(
@@ -50,16 +60,16 @@ def print_table(
     *,
     int8: bool,
     progress: bool,
-    is_fitted: bool = False,
-    outputs: Sequence[str] | None = None,
+    report: Converted | None = None,
     onnx_dir: str | None = None,
 ) -> NetworkComparison:
-    """The printed comparison of two networks on `data`. `is_fitted`: the conversion was fitted to the data."""
+    """The printed comparison of two networks on `data`. `report` is that of the second, if it is a conversion."""
+    report = report or Converted()
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
     batches = data.batches("comparison", progress=progress)
-    compared = compare_networks(original, converted, batches, int8=int8, outputs=outputs, onnx_dir=onnx_dir)
+    compared = compare_networks(original, converted, batches, int8=int8, onnx_dir=onnx_dir, **report.reading)
     say(f"{data.description}:\n{compared}")
-    if is_fitted:
+    if report.data == data.description:
         say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
     return compared

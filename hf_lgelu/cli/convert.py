@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.cli.arguments import ConvertArguments, named
+from hf_lgelu.cli.arguments import ConvertArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_gates
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.data import Rows
@@ -120,16 +120,15 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
         if arguments.compare:
-            from hf_lgelu.cli.compare import print_table  # only --compare needs it
+            from hf_lgelu.cli.compare import Converted, print_table  # only --compare needs it
 
             print_table(
                 given.network,
                 converted,
                 second or inputs,
                 int8=arguments.int8,
-                outputs=named(arguments.outputs),
                 onnx_dir=arguments.onnx_dir,
-                is_fitted=second is None,
+                report=Converted.read(str(folder)),
                 progress=progress,
             )
     state.wait_for_everyone()

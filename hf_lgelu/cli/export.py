@@ -14,7 +14,7 @@ from transformers.utils import IMAGE_PROCESSOR_NAME
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.compare import print_table, was_fitted_to
+from hf_lgelu.cli.compare import Converted, print_table
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.onnx_file import quantize_file
@@ -93,7 +93,8 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
     rows = read_rows(data, given)
     say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
-    if was_fitted_to(given.name, rows):
+    converted = Converted.read(given.name)
+    if converted.data == rows.description:
         say("The conversion was fitted to inputs of this set; on other inputs int8 may lose more.")
     try:
         report = export_int8(
@@ -105,6 +106,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
             operations=arguments.operations,
             allow_worse=arguments.allow_worse,
             overwrite=arguments.overwrite,
+            **converted.reading,
         )
     except Int8RefusedError as error:
         say(str(error.report))

@@ -1,5 +1,8 @@
 """hf-lgelu compare, and the table at the end of hf-lgelu convert, end to end on a small trained MLP."""
 
+import json
+import shutil
+
 import pytest
 
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -48,6 +51,21 @@ def test_inputs_that_were_fitted_are_named(place, relu, tmp_path, call):
     words = ("export", relu[0], "--to", "int8", "--allow_worse", "--data", place / "rows.csv", "--disable_tqdm")
     said = call(*words, "--output_dir", tmp_path / "int8")[1]
     assert "The conversion was fitted to inputs of this set" in said
+
+
+def test_the_outputs_that_counted_in_the_conversion_count_again(place, relu, tmp_path, call):
+    folder = shutil.copytree(relu[0], tmp_path / "relu")
+    report = json.loads((folder / "report.json").read_text())
+    report["report"]["config"]["outputs"] = ["boxes"]
+    (folder / "report.json").write_text(json.dumps(report))
+    data = ("--data", place / "test.csv", "--disable_tqdm")
+    for words in (
+        ("compare", place / "gelu", folder),
+        ("export", folder, "--to", "int8", "--output_dir", tmp_path / "8"),
+    ):
+        status, _, errors = call(*words, *data)
+        assert status == 1
+        assert "are logits, got ['boxes']" in errors
 
 
 @pytest.mark.slow
