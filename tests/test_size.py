@@ -21,7 +21,7 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_795, 19_000),
+    "package: lines": (20_875, 19_000),
     "package: modules": (119, 100),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),

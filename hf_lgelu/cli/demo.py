@@ -20,8 +20,7 @@ from transformers.utils import logging
 from hf_lgelu.cli.arguments import DemoArguments
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.convert import FIGURE_FILE
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card
-from hf_lgelu.export.hub.conversion_page import draw_conversion
+from hf_lgelu.export.hub.card import Provenance, draw_conversion, render_conversion_card, save_card
 from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification

@@ -20,7 +20,7 @@ from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.gelu import save_gelu
-from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.hub.card import top_table, write_card
 from hf_lgelu.export.int8.judged import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
 from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
 from hf_lgelu.export.plain import save_relu
@@ -68,20 +68,14 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
         say(str(report))
         if rows is None:
             say("  These inputs are random; give real ones by --evaluation DATA.")
-        compared = None
+        top = ""
         if is_checkpoint and rows is not None:
             exported = read_checkpoint(str(new), **arguments.reading).network
-            compared = print_table(given.network, exported, rows, int8=False, progress=progress)
+            original, other = print_table(given.network, exported, rows, int8=False, progress=progress).rows[:2]
+            top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
         if is_checkpoint:
-            write_card(
-                given.model,
-                new,
-                form=arguments.to,
-                change=report.change,
-                compared=compared,
-                license=arguments.license,
-                repo_id=arguments.push_to_hub,
-            )
+            license, repo_id = arguments.license, arguments.push_to_hub
+            write_card(given.model, new, report=report, top=top, license=license, repo_id=repo_id)
     say(f"Saved in {folder}" + (", with the model card README.md" if is_checkpoint else ""))
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
     return report

@@ -77,7 +77,7 @@ def export_gelu(
     model = require_exportable(model, "gelu")
     with whole_folder(folder, overwrite=overwrite) as new:
         report = save_gelu(model, new, processor=processor, source=source, inputs=inputs)
-        write_card(model, new, form="gelu", change=report.change)
+        write_card(model, new, report=report)
     return replace(report, folder=str(folder))
 
 

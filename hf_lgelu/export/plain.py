@@ -18,7 +18,7 @@ from hf_lgelu.models.hardening import MAX_SWAP_ERROR, softest_gate
 from hf_lgelu.models.surgery import put_relu
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import Inputs, forward_hooks, in_own_forward
-from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
+from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
 from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 
 
@@ -113,7 +113,7 @@ def export_relu(
             model, new, processor=processor, source=source, inputs=inputs, max_swap_error=max_swap_error,
             allow_soft=allow_soft,
         )  # fmt: skip
-        write_card(model, new, form="relu", change=report.change)
+        write_card(model, new, report=report)
     return replace(report, folder=str(folder))
 
 
@@ -132,8 +132,8 @@ def save_relu(
     inputs = random_inputs(model) if inputs is None else inputs
     relu = independent_copy(model).eval()
     surgery = put_relu(relu)
-    gates, ran = find_sites(model, LEARNED_KINDS), set()
-    with forward_hooks([gate.module for gate in gates], lambda module, given, output: ran.add(id(module))):
+    gates, ran = {name: model.get_submodule(name) for name in surgery.hardness}, set[nn.Module]()
+    with forward_hooks(list(gates.values()), lambda module, given, output: ran.add(module)):
         change = compare_models(model, relu, inputs)
     soft = [name for name, error in surgery.swap_error.items() if not error <= max_swap_error]  # nor NaN
     if soft and not allow_soft:
@@ -156,7 +156,7 @@ def save_relu(
         change,
         runtime_warnings(relu),
         tuple(find_smooth_calls(relu, inputs)),
-        tuple(gate.name for gate in gates if id(gate.module) not in ran),
+        tuple(name for name, gate in gates.items() if gate not in ran),
     )
 
 

@@ -10,7 +10,8 @@ from report_by_hand import REPORT
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.export.hub.conversion_page import draw_conversion, whole_network
+from hf_lgelu.export.hub.card import Provenance, draw_conversion, render_conversion_card
+from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.refit.gate_costs import gate_costs
 
 
@@ -89,7 +90,8 @@ def test_json_has_null_for_what_is_not_finite_and_no_page_says_nan(tmp_path):
     assert json.loads(json.dumps(report.as_dict(), allow_nan=False))["held_out"]["direct"]["kl"] is None
     assert report.held_out.direct.value == math.inf
     assert report.held_out.direct.in_words == "infinitely far"
-    for shown in (str(report), whole_network(report)):
+    card = render_conversion_card(report, Provenance("a", "b", 3), CheckpointFacts("GPT2LMHeadModel"))
+    for shown in (str(report), str(card)):
         assert "not finite" in shown
         assert "nan" not in shown.replace("nanos", "").split()
     draw_conversion(tmp_path / "a.png", dataclasses.replace(report, evaluation=None))

@@ -1,5 +1,9 @@
-"""Model cards: of a network that was trained with λ-GELU, and of one that was converted to ReLU."""
+"""Model cards: of a network that was trained with λ-GELU, and of one that was converted to ReLU.
 
+Each has a template beside this file. What stands in a template and is not given is left out of the card.
+"""
+
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,28 +20,23 @@ from transformers import PreTrainedModel
 from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
-from hf_lgelu.activation.hardness import require_known, swap_error_bound
+from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.conversion_page import layer_table, whole_network
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files import is_hub_id, whole_file
-from hf_lgelu.formats import markdown_table, percent, quoted, score
+from hf_lgelu.files import is_hub_id, save_picture, whole_file
+from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models.hardening import hardness_profile
-from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, require_lambda_gelu, sites_in_words
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
 if TYPE_CHECKING:
-    from hf_lgelu.export.comparison import NetworkComparison
+    from hf_lgelu.export.plain import CheckpointExport
 
-FORMS = ("relu", "gelu", "lambda_gelu")
-"""What a card's network is: with ReLU in the place of its λ-gates, with λ in the weights, or as trained."""
-
-TEMPLATE = Path(__file__).with_name("model_card_template.md")
-_CONVERSION_TEMPLATE = Path(__file__).with_name("conversion_card_template.md")
-_MARKUP = re.compile(r"([\\`*\[\]<>|])")
+TEMPLATE, _CONVERSION_TEMPLATE = (
+    Path(__file__).with_name(f"{name}_card_template.md") for name in ("model", "conversion")
+)
 
 # By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
 # and new or rare ones of transformers.
@@ -53,67 +52,12 @@ _OTHER_TASKS = {
 }
 
 
-@dataclass(frozen=True)
-class CardScores:
-    """The scores of a λ-GELU network as trained, and with ReLU in the place of each gate (`relu_…`), if measured.
-
-    `metric` is spelled as by `evaluate`; `measured` says on what and when, in Markdown, `epoch` after which epoch. Of
-    scores of all rows of a `split` of `CardFacts.dataset` the card's header lists a result on that data set.
-    """
-
-    metric: str
-    score: float
-    greater_is_better: bool = True
-    loss: float | None = None
-    relu_score: float | None = None
-    relu_loss: float | None = None
-    relu_max_logit_change: float | None = None
-    relu_unchanged_predictions: float | None = None
-    measured: str = ""
-    epoch: float | None = None
-    split: str | None = None
-
-
-@dataclass(frozen=True)
-class CardFacts:
-    """The facts of a card about a network that was trained with λ-GELU; the card leaves out what is not given.
-
-    Args:
-        name: the card's title without its last part, which is the form.
-        hardness: {gate: λ} at the end of training.
-        gates: {gate: its name in a config}, such as "lambda_silu"; λ-GELU where it is left out.
-        hardened: its gates were hardened, not only learned.
-        earlier_hardness: {stage: {gate: λ}} before, in the order of time.
-        trained_on: completes the sentence "A network of class X, trained on …".
-        training, input_note, limits: how it was trained, in Markdown; sentences on its inputs and its limits.
-        dataset, base_model: Hub ids of the data set that was read, and of the model that it was fine-tuned from.
-        loading_code: {form: Python that loads it}, where `from_pretrained` of its class does not.
-        license: the Hub's short name of it, e.g. "mit"; None says that none was stated.
-    """
-
-    name: str = "model"
-    hardness: Mapping[str, float] = field(default_factory=dict)
-    gates: Mapping[str, str] = field(default_factory=dict)
-    hardened: bool = False
-    earlier_hardness: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    trained_on: str = ""
-    training: str = ""
-    scores: CardScores | None = None
-    dataset: str | None = None
-    input_note: str = ""
-    limits: Sequence[str] = ()
-    loading_code: Mapping[str, str] = field(default_factory=dict)
-    license: str | None = None
-    base_model: str | None = None
-
-
 def write_card(
     model: PreTrainedModel,
     folder: str | os.PathLike,
     *,
-    form: str = "lambda_gelu",
-    change: Distance | None = None,
-    compared: "NetworkComparison | None" = None,
+    report: "CheckpointExport | None" = None,
+    top: str = "",
     license: str | None = None,
     repo_id: str | None = None,
 ) -> Path:
@@ -122,128 +66,74 @@ def write_card(
     Args:
         model: with λ-GELU, as it was trained.
         folder: of `model`, or of what an export made of it.
-        form: what is in the folder: "lambda_gelu" (`model` itself), "relu" or "gelu" (λ in the weights).
-        change: what an export did to the outputs on example inputs.
-        compared: `compare_networks` of `model` and what is in the folder, for the table on top.
+        report: of the export; None for the folder of `model` itself.
+        top: the table below the title, in Markdown.
         license: the Hub's short name of it, such as "mit"; None takes that of the checkpoint's own card.
         repo_id: on the Hub, "user/name".
 
-    Raises:
-        ValueError: `model` has no λ-GELU, config.json has λ-gates where `form` says that they are gone, or a repository
-            is not named as the Hub names it.
-        FileNotFoundError: no config.json.
+    Raises ValueError where `model` has no λ-GELU or a repository is not named as the Hub names it, and
+    FileNotFoundError without a config.json.
 
-    Example:
-        >>> import tempfile
-        >>> from hf_lgelu import MLPConfig, MLPForClassification
-        >>> from hf_lgelu.export.hub.card import write_card
-        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.save_pretrained(folder)
-        ...     write_card(model, folder, license="mit").name
-        'README.md'
+    >>> import tempfile
+    >>> from hf_lgelu import MLPConfig, MLPForClassification
+    >>> from hf_lgelu.export.hub.card import write_card
+    >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.save_pretrained(folder)
+    ...     write_card(model, folder, license="mit").name
+    'README.md'
     """
-    require_lambda_gelu(model)
+    hardness = hardness_profile(model) if report is None else report.hardness
     source = str(model.name_or_path)
     if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
-    checkpoint = loading.facts_of_folder(folder)
-    if checkpoint.gates and form != "lambda_gelu":
-        raise ValueError(
-            f"{folder}/config.json says {', '.join(checkpoint.gates)}, and a card of form={form!r} would say that they "
-            "are gone; give form='lambda_gelu', or the folder that export_relu or export_gelu saved"
-        )
-    others = [kind for kind in SMOOTH_KINDS if kind not in LEARNED_KINDS]
-    had = sites_in_words(model, others) if form == "relu" and find_sites(model, others) else ""
-    still = f"It is no ReLU network throughout: it still has {had}, which were no λ-gates."
-    facts = CardFacts(
+    card = render_card(
+        loading.facts_of_folder(folder),
+        hardness,
+        {site: str(model.get_submodule(site).gate) for site in hardness},
         name=own_name(source) or "model",
-        hardness=hardness_profile(model),
-        gates={site.name: site.kind for site in find_sites(model, LEARNED_KINDS)},
+        form="lambda_gelu" if report is None else report.form,
+        repo_id=repo_id,
         license=license or (stated_licence(source) if source else None),
-        limits=[still] if had else [],
+        top=top,
+        change=None if report is None else report.change,
+        smooth_calls=[] if report is None else report.smooth_calls,
     )
-    top = ""
-    if compared is not None and (distance := compared.rows[1].distance) is not None:
-        top = _top(compared.rows[0].metrics, distance)
-    card = render_card(facts, checkpoint, form=form, change=change, top=top, repo_id=repo_id)
     return save_card(card, folder)
 
 
-def own_name(source: str) -> str:
-    """The network's own name: the last part of a Hub id; of a folder the title of its card, or else its own name."""
-    path = Path(source)
-    if not source or not path.exists():
-        return source.rpartition("/")[2]
-    path = path.resolve()
-    if path.parent.name == "snapshots":  # models--USER--NAME/snapshots/REVISION in the Hub's cache
-        return path.parent.parent.name.rpartition("--")[2]
-    titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
-    return titled[1] if titled else path.name
-
-
-def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
-    """Write a card into a folder, whole or not at all, and return its path; a link in its place is replaced."""
-    path = Path(folder) / name
-    with whole_file(path, overwrite=True) as new:
-        new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
-    return path
-
-
 def render_card(
-    facts: CardFacts,
     checkpoint: CheckpointFacts,
+    hardness: Mapping[str, float],
+    gates: Mapping[str, str],
     *,
-    form: str = "relu",
-    change: Distance | None = None,
-    figure: str | None = None,
-    top: str = "",
-    repo_id: str | None = None,
+    name: str,
+    form: str,
+    **words: Any,
 ) -> ModelCard:
-    """The card of a network that was trained with λ-GELU, in one of FORMS; `figure` is the picture's path.
+    """The card of a network that was trained with λ-GELU; `words` are the template's, and arguments of `fill_card`.
 
-    `top` is the table below the title, in Markdown, where the facts have no scores.
-
-    Raises ValueError for an unknown form, gates that are none, or a repository that is not named as the Hub names it.
+    `hardness` is {gate: λ}, `gates` {gate: its row of GATES}. `form` says what the network is: with ReLU in the place
+    of its λ-gates ("relu"), with λ in the weights ("gelu"), or as trained ("lambda_gelu").
     """
-    require_known("form", form, FORMS)
-    gates = {site: facts.gates.get(site, DEFAULT_GATE) for site in facts.hardness}
     rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
-    low, high = (f"{value(facts.hardness.values()):.4g}" for value in (min, max))
-    dataset, scores = facts.dataset if is_hub_id(facts.dataset) else None, facts.scores
-    measured = None if scores is None else scores.relu_score if form == "relu" else scores.score
-    results = []
-    # A ReLU model that was not evaluated has no result, least of all the smooth one's.
-    if scores is not None and measured is not None and dataset and scores.split is not None:
-        split = {"dataset_type": dataset, "dataset_name": dataset, "dataset_split": scores.split}
-        results = [
-            _result(checkpoint, scores.metric, measured, "" if scores.epoch is None else ", last epoch", **split)
-        ]
-    title = _title(repo_id, f"{facts.name}-{form.replace('_', '-')}")
-    header = _header(checkpoint, title, results, facts.license, facts.base_model)
-    header.tags = ["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])]
-    header.datasets, header.metrics = [dataset] if dataset else None, [scores.metric] if scores else None
-    activation = None if form == "lambda_gelu" else form
-    own_code = facts.loading_code.get(form, "").strip()
-    loaded = {"plain_code" if activation else "lgelu_code": own_code} if own_code else None
-    return _filled(
+    low, high = (f"{value(hardness.values()):.4g}" for value in (min, max))
+    return fill_card(
         TEMPLATE,
-        header,
-        loaded or loading.python_code(checkpoint, repo_id, activation, rows[0].name),
-        model_class=checkpoint.model_class,
-        title=plain(title),
-        facts=facts,
+        checkpoint,
+        f"{name}-{form.replace('_', '-')}",
+        ["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
+        activation=None if form == "lambda_gelu" else form,
+        gate=rows[0].name,
         form=form,
-        change=change,
-        figure=figure,
-        top=top,
+        hardness=hardness,
         learned=" and ".join(row.label for row in rows),
         unlearned=" or ".join(row.plain_label for row in rows),
         formulas="; ".join(f"{row.formula}: λ = 1 is {row.plain_label}, and λ → ∞ is ReLU" for row in rows),
         span=f"λ = {low}" if low == high else f"λ from {low} to {high}",
-        bounds={site: swap_error_bound(value, gates[site]) for site, value in facts.hardness.items()},
+        bounds={site: swap_error_bound(value, gates[site]) for site, value in hardness.items()},
         largest=max(row.swap_error for row in rows),
-        stages={label: stage for label, stage in facts.earlier_hardness.items() if stage},
+        **words,
     )
 
 
@@ -269,96 +159,132 @@ class Provenance:
 
 
 def render_conversion_card(
-    report: ConversionReport,
-    provenance: Provenance,
-    checkpoint: CheckpointFacts,
-    *,
-    figure: str | None = None,
-    repo_id: str | None = None,
-    license: str | None = None,
+    report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts, **words: Any
 ) -> ModelCard:
-    """The card of a converted network; `figure` is the path of `draw_conversion`'s picture, relative to the card.
-
-    `license` is the Hub's short name of it; the original's holds for this model too.
-
-    Raises ValueError for a repository that is not named as the Hub names it.
-    """
+    """The card of a converted network; `words` may be `figure`, the path of `draw_conversion`'s picture relative to the
+    card, `repo_id`, and `license`, which is the original's."""
     # After the target's title a report may have a slope.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
-    metrics = report.evaluation.refitted.metrics if report.evaluation else {}
-    measured = evaluations(report)[-1:]
+    measured, metrics = evaluations(report), report.evaluation.refitted.metrics if report.evaluation else {}
     results, source = [], provenance.evaluation_source
     if source is not None:
         of = {"dataset_type": source, "dataset_name": provenance.evaluation or source}
-        results = [_result(checkpoint, name, value, ", second set", **of) for name, value in metrics.items()]
-    title = _title(repo_id, f"{provenance.model.rpartition('/')[2]}-{target.tag}")
-    header = _header(checkpoint, title, results, license, provenance.model if provenance.model_is_on_hub else None)
-    header.tags = [target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"]
-    header.metrics = list(metrics) or None
-    return _filled(
+        results = [result_on(checkpoint, name, value, ", second set", **of) for name, value in metrics.items()]
+    return fill_card(
         _CONVERSION_TEMPLATE,
-        header,
-        loading.python_code(checkpoint, repo_id, None if checkpoint.needs_package else target.name),
-        model_class=checkpoint.model_class,
-        title=plain(title),
-        license=license,
+        checkpoint,
+        f"{provenance.model.rpartition('/')[2]}-{target.tag}",
+        [target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
+        activation=None if checkpoint.needs_package else target.name,
+        base_model=provenance.model if provenance.model_is_on_hub else None,
+        results=results,
+        metrics=list(metrics),
         report=report,
         provenance=provenance,
-        figure=figure,
         gates=gates_in_words(report),
         last_rung=next((RUNGS[step.effort] for step in reversed(report.steps) if step.is_kept), None),
-        network_table=whole_network(report),
+        measured=[
+            (title, found, top_table(found.original_metrics, found.networks, main=False)) for title, found in measured
+        ],
         top="".join(
-            f"On the {name}, {of.size_in_words}:\n\n" + _top(of.original_metrics, of.refitted) for name, of in measured
+            f"On the {title}, {of.size_in_words}:\n\n" + top_table(of.original_metrics, {"this model": of.refitted})
+            for title, of in measured[-1:]
         ),
-        has_perplexity=any("perplexity" in found.original_metrics for _, found in evaluations(report)),
         done=what_was_done(report),
-        layers=layer_table(report.layers),
         has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),
+        **words,
     )
 
 
-def _top(scores: Mapping[str, float], change: Distance) -> str:
-    """The table on a card's top: the original with its scores, and the card's network."""
-    return markdown_table(*networks_table(scores, {"this model": change}, main=True), text_columns=1)
+def top_table(scores: Mapping[str, float], networks: Mapping[str, Distance], *, main: bool = True) -> str:
+    """A table in Markdown of the original with its scores, and of networks next to it."""
+    return markdown_table(*networks_table(scores, networks, main=main), text_columns=1)
 
 
-def _title(repo_id: str | None, name: str) -> str:
-    """The name of the repository, or `name` where there is none. Raises ValueError for what the Hub cannot have."""
+def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
+    """The path of a PNG: each layer's relative error on rows that it was not fitted on, with its weights kept and as
+    chosen, on a logarithmic axis."""
+    from matplotlib.figure import Figure  # not with the package: it takes half a second
+
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
+    before, after = (
+        [error if error is not None and 0 < error < math.inf else math.nan for error in errors]
+        for errors in ([layer.error_before for layer in report.layers], [layer.error_after for layer in report.layers])
+    )
+    if any(map(math.isfinite, [*before, *after])):
+        places = list(range(1, len(before) + 1))
+        axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)
+        # Colours that stay apart for colour-blind readers (Okabe and Ito).
+        axis.plot(places, before, "o", color="#D55E00", markerfacecolor="white", markersize=6, label="weights kept")
+        axis.plot(places, after, "o", color="#0072B2", markersize=5, label="as chosen")
+        axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
+        axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)
+    else:
+        text = "not measured:\ntoo few inputs for cross-validation"
+        axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#666666")
+        axis.set_axis_off()
+    return save_picture(figure, path, dots_per_inch=130)
+
+
+def fill_card(
+    template: Path,
+    checkpoint: CheckpointFacts,
+    name: str,
+    tags: Sequence[str],
+    *,
+    repo_id: str | None = None,
+    license: str | None = None,
+    activation: str | None = None,
+    gate: str = DEFAULT_GATE,
+    base_model: str | None = None,
+    results: Sequence[EvalResult] = (),
+    metrics: Sequence[str] = (),
+    datasets: Sequence[str] = (),
+    **words: Any,
+) -> ModelCard:
+    """A template with its header, the code that loads the checkpoint, and `words`; `name` is the title without a
+    repository. Raises ValueError for a repository that is not named as the Hub names it."""
     validate_repo_id(repo_id)
-    return repo_id.rpartition("/")[2] if repo_id else name
-
-
-def _result(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
-    task = pipeline_tag(checkpoint.model_class) or "other"
-    shown_value = float(score(metric, value))
-    return EvalResult(task, metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown_value, **dataset)
-
-
-def _header(
-    checkpoint: CheckpointFacts, title: str, results: list[EvalResult], license: str | None, base_model: str | None
-) -> ModelCardData:
-    """What the headers of all cards have in common."""
-    return ModelCardData(
+    title = repo_id.rpartition("/")[2] if repo_id else name
+    header = ModelCardData(
         license=license,
         library_name=checkpoint.library,
         pipeline_tag=pipeline_tag(checkpoint.model_class),
         base_model=base_model if is_hub_id(base_model) else None,
-        eval_results=results or None,
+        eval_results=list(results) or None,
         model_name=title if results else None,
+        tags=list(tags),
+        metrics=list(metrics) or None,
+        datasets=list(datasets) or None,
     )
+    words = loading.python_code(checkpoint, repo_id, activation, gate) | {"license": license} | words
+    words |= {"title": plain(title), "model_class": checkpoint.model_class}
+    tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}
+    return ModelCard.from_template(header, template_path=str(template), **tools, **words)
 
 
-def _filled(template: Path, header: ModelCardData, loading_code: Mapping[str, str], **words: Any) -> ModelCard:
-    """The template with these words in it."""
-    tools = {"plain": plain, "code": code, "score": score, "percent": percent, "quoted": quoted}
-    return ModelCard.from_template(header, template_path=str(template), **tools, **loading_code, **words)
+def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_NAME) -> Path:
+    """Write a card into a folder, whole or not at all, and return its path; a link in its place is replaced."""
+    path = Path(folder) / name
+    with whole_file(path, overwrite=True) as new:
+        new.write_text(f"{str(card).rstrip()}\n", encoding="utf-8")
+    return path
+
+
+def result_on(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
+    """A score on a data set, for the card's header."""
+    task, shown = pipeline_tag(checkpoint.model_class) or "other", float(score(metric, value))
+    return EvalResult(task, metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown, **dataset)
 
 
 def plain(text: Any) -> str:
     """A text on one line, with what Markdown would take for markup escaped."""
-    return _MARKUP.sub(r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))
 
 
 def code(text: Any) -> str:
@@ -367,21 +293,18 @@ def code(text: Any) -> str:
 
 
 def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
-    """Hardware and versions in a few sentences; empty where nothing is known of either."""
-    parts = []
+    """Hardware and versions in two sentences; empty where nothing is known of either."""
+    told = []
     if hardware:
         processes = hardware.get("processes", 1)
         cores = f" ({hardware['cpu_cores']} cores)" if hardware.get("cpu_cores") else ""
-        told = [
-            f"with {processes} process{'' if processes == 1 else 'es'}"
-            f" on {hardware.get('cpu', 'an unnamed CPU')}{cores}",
-            ", ".join(hardware.get("accelerators") or ()) or "no accelerator",
-            (hardware.get("platform") or "").partition("-")[0],  # without the build of the kernel
-        ]
-        parts.append(", ".join(filter(None, told)))
+        cpu = f"with {processes} process{'es' * (processes != 1)} on {hardware.get('cpu', 'an unnamed CPU')}{cores}"
+        system = (hardware.get("platform") or "").partition("-")[0]  # without the build of the kernel
+        parts = (cpu, ", ".join(hardware.get("accelerators") or ()) or "no accelerator", system)
+        told.append(", ".join(filter(None, parts)) + ".")
     if versions:
-        parts.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()))
-    return plain(". ".join(parts) + "." if parts else "")
+        told.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
+    return plain(" ".join(told))
 
 
 def pipeline_tag(model_class: str) -> str | None:
@@ -391,6 +314,18 @@ def pipeline_tag(model_class: str) -> str | None:
         if any(model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
             return task
     return next((task for ending, task in _OTHER_TASKS.items() if model_class.endswith(ending)), None)
+
+
+def own_name(source: str) -> str:
+    """The network's own name: the last part of a Hub id; of a folder the title of its card, or else its own name."""
+    path = Path(source)
+    if not source or not path.exists():
+        return source.rpartition("/")[2]
+    path = path.resolve()
+    if path.parent.name == "snapshots":  # models--USER--NAME/snapshots/REVISION in the Hub's cache
+        return path.parent.parent.name.rpartition("--")[2]
+    titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
+    return titled[1] if titled else path.name
 
 
 def stated_licence(name_or_path: str | os.PathLike) -> str | None:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.export.hub.card import CardFacts, CardScores, made_with, plain, render_card, save_card
+from hf_lgelu.activation.gates import GATES
+from hf_lgelu.export.hub.card import made_with, plain, render_card, result_on, save_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture
+from hf_lgelu.formats import percent, score
 from lgelu_lab.report.paper import DATA_READ, data_folder
 from lgelu_lab.studies.records import RunRecord, read_record
 
@@ -87,46 +89,64 @@ def shown(value: Any) -> str:
     return re.split(r"[/\\]", text.partition("?")[0].rstrip("/\\"))[-1]
 
 
-def card_facts(record: RunRecord, *, license: str | None = None) -> CardFacts:
-    """What a card says of the network of a run, whose gates have one λ each; `license` is the Hub's short name."""
+def card_words(record: RunRecord, checkpoint: CheckpointFacts) -> dict[str, Any]:
+    """The words of the card of a run's network, for `render_card`."""
     saved, benchmark = record.saved, record.config["benchmark"]
-    loss, relu_loss = saved.loss, saved.relu_loss
-    if record.config.get("label_smoothing_factor"):  # Trainer smooths the labels of an evaluation too: no loss of these
-        loss = relu_loss = None
     hub_id, evaluated_on, data_note = _data(record)
     earlier = {"before training": record.initial_hardness}
     if record.as_learned is not None:
         earlier["as learned, before hardening"] = record.as_learned.hardness
-    seconds, ended = record.whole_seconds, f"ended on {plain(record.created[:10])}"
-    told = ended if seconds is None else f"took {seconds:,.0f} s, evaluation included, and {ended}"
-    provenance = f"The run {told}, {made_with(record.hardware, record.versions)}"
+    seconds = record.whole_seconds
+    took = "" if seconds is None else f"took {seconds:,.0f} s, evaluation included, and "
+    made = made_with(record.hardware, record.versions)
+    provenance = f"The run {took}ended on {plain(record.created[:10])}, {made}"
     is_whole = record.config.get("max_eval_samples", "the earliest records do not say") is None
-    return CardFacts(
-        name=benchmark,
-        hardness=saved.hardness,
-        gates=dict.fromkeys(saved.hardness, record.config["activation"]),
-        hardened=bool(record.config["harden"]),
-        earlier_hardness=earlier,
-        trained_on=f"the benchmark {benchmark} of hf_lgelu",
-        training="\n\n".join((_recipe(record), data_note, provenance)),
-        scores=CardScores(
-            metric=record.metric, score=saved.score, greater_is_better=record.greater_is_better, loss=loss,
-            relu_score=saved.relu_score, relu_loss=relu_loss, relu_max_logit_change=saved.relu_max_logit_change,
-            relu_unchanged_predictions=saved.relu_unchanged_predictions, epoch=saved.epoch,
-            measured=f"Measured after the last epoch ({saved.epoch:g}), which is the one saved, on {evaluated_on} One "
-            f"run with seed {record.config['seed']}.",
-            split=record.data["eval_split"] if is_whole else None,
-        ),
-        dataset=hub_id,
-        input_note=_input_note(record),
-        limits=(
+    results, datasets = [], [hub_id] if is_hub_id(hub_id) else []
+    # A ReLU model that was not evaluated has no result, least of all the smooth one's.
+    if datasets and is_whole and saved.relu_score is not None:
+        of = {"dataset_type": hub_id, "dataset_name": hub_id, "dataset_split": record.data["eval_split"]}
+        results = [result_on(checkpoint, record.metric, saved.relu_score, ", last epoch", **of)]
+    of_logits = ""
+    if saved.relu_max_logit_change is not None and saved.relu_unchanged_predictions is not None:
+        of_logits = (
+            f"On the samples of the table above, the largest change of a logit was {saved.relu_max_logit_change:.2g}, "
+            f"and {percent(saved.relu_unchanged_predictions)} of the predictions (the largest logit) stayed the same."
+        )
+    measured = (
+        f"Measured after the last epoch ({saved.epoch:g}), which is the one saved, on {evaluated_on} One run with seed "
+        f"{record.config['seed']}."
+    )
+    return {
+        "top": f"{_scores(record)}\n\n{measured}",
+        "trained_on": f"the benchmark {benchmark} of hf_lgelu",
+        "hardened": bool(record.config["harden"]),
+        "stages": {label: stage for label, stage in earlier.items() if stage},
+        "training": "\n\n".join((_recipe(record), data_note, provenance)),
+        "of_logits": of_logits,
+        "input_note": _input_note(record),
+        "limits": (
             "A network of a benchmark, made to measure activations; it was not examined for any other use.",
             "The numbers are of one run; another seed gives others.",
         ),
-        loading_code=_loading_code(record),
-        license=license,
-        base_model=record.config.get("pretrained"),
-    )  # fmt: skip
+        "results": results,
+        "metrics": [record.metric],
+        "datasets": datasets,
+        "base_model": record.config.get("pretrained"),
+        **_loading_code(record),
+    }
+
+
+def _scores(record: RunRecord) -> str:
+    """The table of the scores as trained, and with ReLU in the place of each gate."""
+    saved, learned = record.saved, GATES[record.config["activation"]].label
+    is_smoothed = record.config.get("label_smoothing_factor")  # Trainer smooths the labels of an evaluation, too
+    better = "higher" if record.greater_is_better else "lower"
+    lines = [f"| network | {plain(record.metric)} ({better} is better) | loss |", "|---|---|---|"]
+    of_relu = ("ReLU, the same weights (this model)", saved.relu_score, saved.relu_loss)
+    for title, value, loss in ((f"{learned}, as trained", saved.score, saved.loss), of_relu):
+        shown_loss = "–" if loss is None or is_smoothed else f"{loss:.4f}"
+        lines += [f"| {title} | {score(record.metric, value)} | {shown_loss} |"] if value is not None else []
+    return "\n".join(lines)
 
 
 def draw_hardness(
@@ -159,12 +179,15 @@ def write_record_card(
     record: RunRecord, path: str | os.PathLike, *, repo_id: str | None = None, license: str | None = None
 ) -> Path:
     """Write a card of the ReLU network where no model is, its picture as figures/<name of the card>.png beside it."""
-    path, facts, figure = Path(path), card_facts(record, license=license), f"figures/{Path(path).stem}.png"
-    model_class = record.model["class"]
-    layers = record.model["activation_sites"] if model_class == "MLPForClassification" else None
-    checkpoint = CheckpointFacts(model_class, layers=layers)
-    draw_hardness(path.parent / figure, facts.earlier_hardness, facts.hardness)
-    card = render_card(facts, checkpoint, form="relu", figure=figure, repo_id=repo_id)
+    path, figure, hardness = Path(path), f"figures/{Path(path).stem}.png", record.saved.hardness
+    layers = record.model["activation_sites"] if record.model["class"] == "MLPForClassification" else None
+    checkpoint = CheckpointFacts(record.model["class"], layers=layers)
+    words = card_words(record, checkpoint)
+    draw_hardness(path.parent / figure, words["stages"], hardness)
+    card = render_card(
+        checkpoint, hardness, dict.fromkeys(hardness, record.config["activation"]), name=record.config["benchmark"],
+        form="relu", figure=figure, repo_id=repo_id, license=license, **words,
+    )  # fmt: skip
     return save_card(card, path.parent, path.name)
 
 
@@ -239,7 +262,8 @@ def _loading_code(record: RunRecord) -> dict[str, str]:
     if not small_resnet:
         return {}
     # The earliest records do not say how many classes there are; CIFAR-10 and CIFAR-100 do.
-    return {"relu": _CIFAR_RESNET.format(classes=record.data.get("classes") or int(classes))}
+    plain_code = _CIFAR_RESNET.format(classes=record.data.get("classes") or int(classes))
+    return {"plain_code": plain_code, "lgelu_code": ""}
 
 
 def _input_note(record: RunRecord) -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from huggingface_hub import ModelCard
 from lgelu_lab.benchmarks.cifar_resnet import new_cifar_resnet
-from lgelu_lab.studies.cards import card_facts, shown, write_record_card
+from lgelu_lab.studies.cards import shown, write_record_card
 from lgelu_lab.studies.records import EpochRecord, RunRecord
 from safetensors.torch import load_file
 from transformers import TimmWrapperForImageClassification
@@ -70,29 +71,42 @@ def test_whole_card(tmp_path):
     assert picture.read_bytes() == first
 
 
-def test_only_a_whole_split_is_a_result_on_the_hubs_data_set():
-    whole = with_config()
-    assert card_facts(whole).scores.split == RECORD.data["eval_split"]
-    assert card_facts(with_config(max_eval_samples=300)).scores.split is None
+def header_of(record, tmp_path):
+    return ModelCard(card_of(record, tmp_path)).data
+
+
+READ = {"copy_of": None, "folder": None, "files": {}, "readme": None}
+
+
+def test_only_a_whole_split_is_a_result_on_the_hubs_data_set(tmp_path):
+    whole = dataclasses.replace(RECORD, data={**RECORD.data, **READ})
+    (result,) = header_of(whole, tmp_path).eval_results
+    assert (result.dataset_split, result.metric_value) == (RECORD.data["eval_split"], 0.8565)
+    of_some = dataclasses.replace(whole, config={**whole.config, "max_eval_samples": 300})
+    assert header_of(of_some, tmp_path).eval_results is None
     early = dataclasses.replace(
         whole, config={name: value for name, value in whole.config.items() if name != "max_eval_samples"}
     )
-    assert card_facts(early).scores.split is None
-    digits = dataclasses.replace(whole, data={**RECORD.data, "source": "scikit-learn", "classes": 10})
-    assert card_facts(digits).dataset is None
+    assert header_of(early, tmp_path).eval_results is None
+    digits = dataclasses.replace(whole, data={**whole.data, "source": "scikit-learn", "classes": 10})
+    assert header_of(digits, tmp_path).datasets is None
+    unmeasured = dataclasses.replace(
+        whole, epochs=(*whole.epochs[:-1], dataclasses.replace(whole.epochs[-1], relu_score=None))
+    )
+    assert header_of(unmeasured, tmp_path).eval_results is None
+    assert "(this model)" not in card_of(unmeasured, tmp_path)
 
 
 def test_a_card_names_the_hubs_data_set_only_where_that_was_read(tmp_path):
     whole = with_config(max_train_samples=None)
-    read = {"copy_of": None, "folder": None, "files": {}, "readme": None}
-    hub = dataclasses.replace(whole, data={**RECORD.data, **read})
-    assert card_facts(hub).dataset == RECORD.data["source"]
+    hub = dataclasses.replace(whole, data={**RECORD.data, **READ})
+    assert header_of(hub, tmp_path).datasets == [RECORD.data["source"]]
     assert "model-index" in card_of(hub, tmp_path)
     copy = {"source": "local folder adult_few", "copy_of": "scikit-learn/adult-census-income", "folder": "adult_few"}
     local = dataclasses.replace(
-        whole, data={**RECORD.data, **read, **copy, "readme": "# few\n\nThe test split, as train."}
+        whole, data={**RECORD.data, **READ, **copy, "readme": "# few\n\nThe test split, as train."}
     )
-    assert card_facts(local).dataset is None
+    assert header_of(local, tmp_path).datasets is None
     text = card_of(local, tmp_path)
     assert "model-index" not in text
     assert "samples of local folder adult" in text

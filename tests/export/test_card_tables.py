@@ -1,4 +1,4 @@
-"""The page of a conversion: cells read back from its tables are the numbers that went in, and nothing is left out."""
+"""The tables of a conversion's card: cells read back are the numbers that went in, and nothing is left out."""
 
 import dataclasses
 import re
@@ -6,7 +6,8 @@ import re
 from matplotlib.figure import Figure
 from report_by_hand import REPORT, SECOND, distance
 
-from hf_lgelu.export.hub.conversion_page import draw_conversion, layer_table, whole_network
+from hf_lgelu.export.hub.card import Provenance, draw_conversion, render_conversion_card
+from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.refit.report import Evaluation
 from hf_lgelu.refit.verdict import conversion_warnings
 
@@ -23,8 +24,14 @@ def tables_of(page):
     return tables
 
 
+def section(report, title):
+    """The part of the card of a report below a title."""
+    card = render_conversion_card(report, Provenance("a", "b", 3), CheckpointFacts("GPT2LMHeadModel"))
+    return re.split(r"\n##+ ", str(card).split(f" {title}\n", 1)[1])[0]
+
+
 def test_numbers_of_the_whole_network():
-    held_out, second = tables_of(whole_network(REPORT))
+    held_out, second = tables_of(section(REPORT, "Results"))
     assert [row["network"] for row in held_out] == ["original", "plain swap", "converted"]
     assert [row["KL to the original (nats)"] for row in held_out] == ["0", "0.5", "0.00125"]
     assert [row["same prediction"] for row in held_out] == ["100 %", "50.00 %", "99.99 %"]
@@ -36,7 +43,7 @@ def test_numbers_of_the_whole_network():
 
 
 def test_numbers_of_the_layers():
-    (layers,) = tables_of(layer_table(REPORT.layers))
+    (layers,) = tables_of(section(REPORT, "Layers"))
     assert [row["layer"] for row in layers] == ["`h.0.mlp.c_proj`", "`h.1.mlp.c_proj`", "`conv2`, `downsample.0`"]
     assert [row["choice"] for row in layers] == ["refit", "bias only", "kept"]
     assert [row["α"] for row in layers] == ["0.001", "–", "–"]
@@ -65,7 +72,7 @@ def test_outputs_that_are_no_logits_have_no_kl():
         refitted=dataclasses.replace(SECOND.refitted, kl=None),
     )
     report = dataclasses.replace(REPORT, held_out=without, evaluation=None)
-    (held_out,) = tables_of(whole_network(report))
+    (held_out,) = tables_of(section(report, "Results"))
     assert [row.pop("relative error (share of squares)") for row in held_out] == ["0", "0.75", "0.0005"]
     assert [row.pop("largest change") for row in held_out] == ["0", "25", "0.75"]
     assert {column for row in held_out for column in row} == {"network", "perplexity"}
@@ -84,7 +91,7 @@ def test_embeddings_have_cosines_and_neighbours_and_no_predictions():
     refitted = distance(None, None, 0.5, 0.0296, embedding=nearer)
     of_embeddings = Evaluation(rows=4096, samples=400, original_metrics={}, direct=direct, refitted=refitted)
     report = dataclasses.replace(REPORT, held_out=of_embeddings, evaluation=None)
-    page, text = whole_network(report), str(report)
+    page, text = section(report, "Results"), str(report)
     (held_out,) = tables_of(page)
     assert [row.pop("cosine to the original") for row in held_out] == ["1.0000", "0.5885", "0.9850"]
     assert [row.pop("least cosine") for row in held_out] == ["1.0000", "0.3670", "0.9300"]
