@@ -1,6 +1,6 @@
 """An ONNX file in the place of a checkpoint, and its rows: arrays by the names of its inputs, or pictures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,8 @@ def quantize_file(arguments: Any) -> Any:
     with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
         batches = rows.batches("int8", progress=arguments.progress, batch_size=_batch_of(arguments.model) or 32)
         report = quantize_onnx(arguments.model, new / INT8_FILE, batches, operations=arguments.operations)
+    report = replace(report, path=Path(arguments.output_dir) / INT8_FILE)  # not the hidden folder, written first
     say(str(report))
-    say(f"Saved in {arguments.output_dir}: {INT8_FILE}")
     return report
 
 

@@ -180,7 +180,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
         OnnxNetwork(path, torch.randn(4, 4))
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "net.onnx", nodes, {"x": ((4, 4), 1)})
-    with pytest.raises(ValueError, match="takes the inputs x, got images"):
+    with pytest.raises(ValueError, match="takes the inputs x, in batches of 4 or more rows; got images"):
         OnnxNetwork(path, {"images": torch.randn(4, 4)})
 
 
@@ -323,6 +323,26 @@ def test_constants_of_nodes_and_biases_that_are_added_are_refitted(tmp_path):
     converted.save(after)
     torch.testing.assert_close(torch.tensor(run(after, {"x": rows})[0]), of(converted, rows), rtol=1e-4, atol=1e-4)
     assert {each.name for each in onnx.load(after).graph.initializer} == {"w2", "b2_"}
+
+
+ADDED = {
+    # name: (operator, x, weight, what is added, attributes, whether it becomes the bias)
+    "a convolution's, of one row": ("Conv", draw(4, 3, 6, 8), draw(8, 3, 1, 1), draw(8, 1, 1), {}, True),
+    "along the width": ("Conv", draw(4, 3, 6, 8), draw(8, 3, 1, 1), draw(8), {}, False),
+    "of groups": ("ConvTranspose", draw(4, 6, 5, 5), draw(6, 2, 3, 3), draw(1, 6, 1, 1), {"group": 3}, True),
+    "a product's": ("MatMul", draw(4, 3, 6), draw(6, 5), draw(1, 5), {}, True),
+    "a product of stacks": ("MatMul", draw(4, 2, 3, 6), draw(2, 6, 2), draw(2), {}, False),
+}
+
+
+@pytest.mark.parametrize("case", ADDED)
+def test_what_is_added_for_each_channel_is_the_bias(tmp_path, case):
+    name, x, weight, added, attributes, is_bias = ADDED[case]
+    nodes = [helper.make_node(name, ["x", "w"], ["h"], **attributes), helper.make_node("Add", ["b", "h"], ["y"])]
+    path = save(tmp_path / "net.onnx", nodes, {"x": (x.shape, 1)}, {"w": weight, "b": added})
+    network = OnnxNetwork(path, torch.tensor(x))
+    torch.testing.assert_close(of(network, torch.tensor(x)), torch.tensor(run(path, {"x": x})[0]), rtol=1e-4, atol=1e-4)
+    assert len(list(network.parameters())) == 1 + is_bias
 
 
 def test_a_gate_that_stays_and_a_leaky_one_are_written(tmp_path):

@@ -67,10 +67,12 @@ class OnnxNetwork(nn.Module):
         reader = _Reader(model)
         self.input_names, self.output_names = reader.inputs, [output.name for output in model.graph.output]
         named = rows if isinstance(rows, Mapping) else {reader.inputs[0]: rows}
-        if {*named} != {*reader.inputs}:
-            raise ValueError(f"{path} takes the inputs {', '.join(reader.inputs)}, got {', '.join(named)}")
-        self._rows = {name: torch.as_tensor(named[name])[:_COMPARED_ROWS] for name in reader.inputs}
-        self._batch = reader.batch
+        least, self._batch = reader.batch or 1, reader.batch
+        if {*named} != {*reader.inputs} or any(len(value) < least for value in named.values()):
+            wanted = f"{path} takes the inputs {', '.join(reader.inputs)}, in batches of {least} or more rows"
+            raise ValueError(f"{wanted}; got {in_words(named)}")
+        most = max(_COMPARED_ROWS // least, 1) * least
+        self._rows = {name: torch.as_tensor(named[name])[:most] for name in reader.inputs}
         self.graph = with_gate_modules(GraphModule(reader.root, reader.graph))
         self._tensors = reader.tensors
         self._gates = {
@@ -133,13 +135,11 @@ class OnnxNetwork(nn.Module):
             raise ValueError(f"{path} does not run in torch on {in_words(self._rows)}: {error}{fixed}") from error
         found = dict(zip(self.output_names, [found], strict=True)) if isinstance(found, Tensor) else found
         runtime, count = OnnxModel(path), len(next(iter(rows.values())))
-        for start in range(0, count, self._batch or count):  # a fixed batch size at a time
-            end = start + (self._batch or count)
-            if end > count:
-                break
+        parts = count // (self._batch or count)  # a fixed batch size at a time
+        for number in range(parts):
 
-            def part(value: Tensor, start: int = start, end: int = end) -> Tensor:
-                return value[start * len(value) // count : end * len(value) // count] if value.ndim else value
+            def part(value: Tensor, number: int = number) -> Tensor:
+                return value.chunk(parts)[number] if parts > 1 and value.ndim else value
 
             given, expected = ({name: part(value) for name, value in each.items()} for each in (self._rows, found))
             require_parity(runtime, given, expected, _TOLERANCE, f"of {path}")
@@ -189,15 +189,15 @@ class _Reader:
     def _tensor(self, value: Any) -> Tensor:
         return torch.from_numpy(np.array(self._onnx.numpy_helper.to_array(value)))
 
+    def _option(self, attribute: Any) -> Any:
+        value = self._onnx.helper.get_attribute_value(attribute)
+        value = self._tensor(value) if isinstance(value, self._onnx.TensorProto) else value
+        return value.decode() if isinstance(value, bytes) else value
+
     def _read(self, node: Any) -> None:
         """Add a node of the file."""
-        options = {each.name: self._onnx.helper.get_attribute_value(each) for each in node.attribute}
-        options = {name: value.decode() if isinstance(value, bytes) else value for name, value in options.items()}
-        options = {
-            name: self._tensor(value) if isinstance(value, self._onnx.TensorProto) else value
-            for name, value in options.items()
-        }
-        kind, (name, *others) = node.op_type, node.output
+        options = {each.name: self._option(each) for each in node.attribute}
+        kind, name = node.op_type, node.output[0]
         if kind == "Constant":
             (value,) = options.values()
             self._constants[name] = value if isinstance(value, Tensor) else torch.tensor(value)
@@ -227,28 +227,27 @@ class _Reader:
             made.meta["is_wrapped"] = True  # for torch.fx: another trace goes around it, not through it
         made.meta["tensor"] = name
         self._nodes[name] = made
-        for place, other in enumerate([name, *others] if others and kind in ("Split", "TopK") else ()):
-            self._nodes[other] = self.graph.call_function(operator.getitem, (made, place))
-            self._nodes[other].meta["tensor"] = other
+        for place, each in enumerate(node.output if kind in ("Split", "TopK") else ()):
+            self._nodes[each] = self.graph.call_function(operator.getitem, (made, place))
+            self._nodes[each].meta["tensor"] = each
 
     def _added(self, node: Any, name: str) -> bool:
         """Whether an Add of one number a channel became the bias of the map before it."""
         for x, bias in (node.input, reversed(node.input)):
             made, value = self._nodes.get(x), self._constants.get(bias)
-            if made is None or value is None or made.target is not run_operator or self._uses[x] > 1:
+            if made is None or value is None or bias in self._nodes or self._uses[x] > 1 or value.numel() == 1:
                 continue
-            if bias in self._nodes or value.numel() == 1:
+            kind, _, weight, *more = (*made.args, None, None)[:4] if made.target is run_operator else (None,) * 4
+            sizes = weight.meta.get("shape", ()) if isinstance(weight, Node) else ()
+            axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}.get(str(kind))
+            if axis is None or more != [None] or (len(sizes) != 2 if kind == "MatMul" else len(sizes) < 3):
                 continue
-            kind, _, weight, *rest = made.args
-            axis = {"Conv": 0, "ConvTranspose": 1, "MatMul": 1}.get(kind)
-            shape = None if axis is None or weight.op != "get_attr" else weight.meta["shape"]
-            if shape is None or rest or value.numel() != shape[axis] or made.kwargs.get("group", 1) > 1 == axis:
-                continue
-            aligned = value.shape[-1:] if kind == "MatMul" else value.shape[-len(shape) + 1 :][:1]
-            if tuple(aligned) != (value.numel(),):
+            outputs = sizes[axis] * (made.kwargs.get("group", 1) if axis == 1 else 1)
+            channels = -1 if kind == "MatMul" else 1 - len(sizes)
+            if value.numel() != outputs or [*[1] * len(sizes), *value.shape][channels] != outputs:
                 continue
             with self.graph.inserting_before(made):
-                made.args = (*made.args, self._node(bias, str(weight.target).rpartition(".")[0], "bias"))
+                made.args = (*made.args[:3], self._node(bias, str(weight.target).rpartition(".")[0], "bias"))
             made.meta["tensor"], self._nodes[name] = name, made
             return True
         return False
@@ -257,6 +256,8 @@ class _Reader:
         """The node of a tensor. A constant gets a place in `root`: with a role as the parameter `owner`.role."""
         if name in self._nodes or not name:
             return self._nodes.get(name)
+        if name not in self._constants:
+            raise ValueError(f"{name} is a further output of an operator, which is not read")
         value, place = self._constants[name], self._free(name)
         if role is not None and value.is_floating_point() and value.numel() > 1:
             if not hasattr(self.root, owner):

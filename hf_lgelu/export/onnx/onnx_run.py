@@ -101,7 +101,7 @@ def require_parity(
         if not here <= tolerance * max(1.0, size):  # also where it is NaN
             raise RuntimeError(
                 f"onnxruntime differs from torch by {here:.3g} in {name} {where}; the largest value is {size:.3g}, and "
-                f"{tolerance:g} of it, or of 1 if that is larger, is allowed. The file is not kept"
+                f"{tolerance:g} of it, or of 1 if that is larger, is allowed. Nothing is written"
             )
         distances.append(distance)
     return max(distances, key=lambda distance: distance.largest_change)
