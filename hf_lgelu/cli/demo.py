@@ -33,7 +33,6 @@ _LAYERS, _UNITS, _EPOCHS = 8, 64, 20
 
 def demo(arguments: DemoArguments) -> None:
     """Train, convert, save and reload. Print each network's accuracy on other pictures."""
-    begun = time.perf_counter()
     logging.disable_progress_bar()  # two small files
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         features, labels = torch.from_numpy(file["images"]).flatten(1) / 16, torch.from_numpy(file["labels"]).long()
@@ -46,10 +45,12 @@ def demo(arguments: DemoArguments) -> None:
 
     with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
         say(f"Training a network of {_LAYERS} GELU layers on {len(rows[1]):,} pictures of digits ...")
+        begun = time.perf_counter()
         original = _trained(*rows)
         swapped = copy.deepcopy(original)
         put_relu(swapped, kinds=SMOOTH_KINDS, rewrite_config=False)
-        say(f"That took {_since(begun)}. Converting it to ReLU without training, on the same pictures, unlabelled ...")
+        took = time.perf_counter() - begun
+        say(f"That took {took:.0f} s. Converting it to ReLU without training, on the same pictures, unlabelled ...")
         converted, report = convert_to_relu(original, {"features": rows[0]})
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")
@@ -79,15 +80,17 @@ def demo(arguments: DemoArguments) -> None:
             f"\nDistance to the GELU network, on {held_out.samples} pictures of rows.csv that the conversion held out: "
             f"{swap} with ReLU swapped in, {refit} converted. `hf-lgelu compare` below measures it on test.csv."
         )
+    files = ". float32.onnx and int8.onnx are for onnxruntime" if "the same in int8, by onnxruntime" in networks else ""
     say(
         f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}. The GELU network is in "
-        f"{folder}/original. It took {_since(begun)}."
+        f"{folder}/original{files}."
     )
     say(
         f"""
 Try next:
   hf-lgelu convert {folder}/original --data {folder}/rows.csv --effort distill --output_dir {folder}-nearer
   hf-lgelu compare {folder}/original {folder} --data {folder}/test.csv
+  hf-lgelu export {folder} --to int8 --data {folder}/rows.csv --original {folder}/original --output_dir {folder}-int8
   hf-lgelu convert YOUR_MODEL --data YOUR_TEXTS_IMAGES_OR_ROWS --output_dir FOLDER"""
     )
 
@@ -130,7 +133,3 @@ def _in_int8(network: nn.Module, features: Tensor, folder: Path) -> Callable[[Te
     quantize_onnx(folder / "float32.onnx", folder / "int8.onnx", features[:64])
     session = OnnxModel(folder / "int8.onnx")
     return lambda inputs: torch.from_numpy(session({session.input_names[0]: inputs.numpy()})[0])
-
-
-def _since(begun: float) -> str:
-    return f"{time.perf_counter() - begun:.0f} s"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import IMAGE_PROCESSOR_NAME
+from transformers import AutoImageProcessor
 
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
@@ -109,14 +109,20 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     say(f"Saved in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     say("Run it in Python:")
     arrays = f"{{{', '.join(f'{name!r}: {name}' for name in report.inputs)}}}"
-    if "input_ids" in report.inputs and any(folder.glob("tokenizer*")):
+    is_text, is_picture = "input_ids" in report.inputs and any(folder.glob("tokenizer*")), False
+    with suppress(OSError, ValueError):
+        is_picture = "pixel_values" in report.inputs and bool(AutoImageProcessor.from_pretrained(folder))
+    if is_text:
         prompt = "" if given.sentences is None else given.sentences.prompt
         made = f'(["{prompt}a text"], padding=True, truncation=True, return_tensors="np")'
         say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
         arrays = f"{{name: tokens[name] for name in {report.inputs}}}"
-    if "pixel_values" in report.inputs and (folder / IMAGE_PROCESSOR_NAME).is_file():
+    elif is_picture:
         made = '(images, return_tensors="np")["pixel_values"]'
         say(f'  pixel_values = transformers.AutoImageProcessor.from_pretrained("{folder}"){made}')
+    else:
+        shapes = ", ".join(f"{name} ({', '.join(['n', *map(str, x.shape[1:])])})" for name, x in rows.first(1).items())
+        say(f"  # numpy arrays {shapes}, prepared as for the original network")
     say(f'  outputs = onnxruntime.InferenceSession("{folder / INT8_FILE}").run(None, {arrays})')
     say(str(report))
     return report

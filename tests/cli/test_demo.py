@@ -26,6 +26,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
     assert (status, errors) == (0, "")
     found = scores(said)
     assert len(found) == 4
+    assert "float32.onnx" not in said
     assert re.search(r"^That took \d+ s\. Converting", said, re.MULTILINE)  # the training before it
     assert "on 171 pictures of rows.csv that the conversion held out: KL" in said
     assert found["the same, saved and reloaded by plain torch"] == found["converted to ReLU"]
@@ -52,6 +53,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
 def test_the_swap_costs_much_and_the_conversion_little(call, tmp_path):
     _, said, _ = call("demo", "--output_dir", tmp_path / "digits")
     original, swapped, converted, reloaded, int8 = scores(said).values()
+    assert "float32.onnx and int8.onnx" in said
     assert original > 0.9
     assert swapped < original - 0.1
     assert min(converted, int8) > original - 0.02
