@@ -40,7 +40,8 @@ _OF_A_FORM = {
     **dict.fromkeys(_OF_INT8, ("int8",)),
 }
 
-GROUPS = ("input", "method", "output", "Hub")  # the groups of options, in the order of help
+MOST_USED = "most used"
+GROUPS = ("input", "method", "output", "Hub")  # the groups of the other options, in the order of help
 
 
 def _option(group: str, help: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
@@ -76,6 +77,8 @@ class Arguments:
 
     command: ClassVar[str]
     examples: ClassVar[tuple[str, str]]
+    most_used: ClassVar[tuple[str, ...]] = ()
+    """The options that help shows first."""
 
     @property
     def progress(self) -> bool:
@@ -193,6 +196,7 @@ class ConvertArguments(OutputArguments):
         "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
         "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
     )
+    most_used = ("model", "data", "output_dir", "max_samples", "evaluation", "effort", "width", "compare", "dry_run")
 
     model: str = _input("Folder or Hub id of the checkpoint, or an ONNX file.", is_word=True, reads="model")
     data: str | None = _input(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, OPTIONS, Arguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, MOST_USED, OPTIONS, Arguments
 from hf_lgelu.cli.data import open_sets
 from hf_lgelu.files import local, require_replaceable, require_there
 from hf_lgelu.version import __version__
@@ -66,9 +66,10 @@ class _Parser(argparse.ArgumentParser):
 def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
     """The parser of a command: each field of its dataclass is an option in one of the groups."""
 
-    def order(entry: Any) -> tuple[bool, ...]:
-        """The key that sorts a group: required options first, then words without a name, then the data."""
+    def order(entry: Any) -> tuple[int, ...]:
+        """The key that sorts a group: the most used, required options, words without a name, the data."""
         return (
+            [*kind.most_used, entry.name].index(entry.name),
             entry.default is not dataclasses.MISSING,
             "is_word" not in entry.metadata,
             not entry.name.startswith("data"),
@@ -86,9 +87,10 @@ def parser_of(kind: type[Arguments]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for title in GROUPS:
+    grouped = [(MOST_USED if entry.name in kind.most_used else entry.metadata["group"], entry) for entry in options]
+    for title in (MOST_USED, *GROUPS):
         group = parser.add_argument_group(title)
-        for entry in (option for option in options if option.metadata["group"] == title):
+        for entry in (entry for of, entry in grouped if of == title):
             name, help = entry.name, entry.metadata["help"]
             # `str | None` is read as str.
             of_type = next(iter(typing.get_args(entry.type)), entry.type)

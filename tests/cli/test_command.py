@@ -12,7 +12,7 @@ import types
 import pytest
 
 from hf_lgelu.cli import command as command_module
-from hf_lgelu.cli.arguments import COMMANDS, GROUPS, ExportArguments
+from hf_lgelu.cli.arguments import COMMANDS, GROUPS, MOST_USED, ExportArguments
 from hf_lgelu.cli.command import main, parser_of
 from hf_lgelu.files import whole_folder
 
@@ -32,8 +32,13 @@ def test_help_has_two_examples_that_are_right_calls(command, call):
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_help_groups_the_options_and_says_each_default(command):
     titles = [group.title for group in parser_of(command)._action_groups[2:] if group._group_actions]
-    assert titles == [title for title in GROUPS if title in titles]
-    if hasattr(command, "data"):  # what most calls need
+    assert titles == [title for title in (MOST_USED, *GROUPS) if title in titles]
+    assert (MOST_USED in titles) == bool(command.most_used)
+    if command.most_used:
+        first = parser_of(command).format_help().partition("\nmost used:\n")[2].partition("\ninput:\n")[0]
+        assert re.findall(r"^  (?:--)?(\w+)", first, re.MULTILINE) == ["MODEL", *command.most_used[1:]]
+        assert len(command.most_used) == 9  # the model, and eight options
+    elif hasattr(command, "data"):  # what most calls need
         usage, _, inputs = parser_of(command).format_help().partition("\ninput:\n")
         assert f"usage: hf-lgelu {command.command} MODEL" in usage
         assert re.search(r"^  --(\w+)", inputs, re.MULTILINE)[1] == "data"
