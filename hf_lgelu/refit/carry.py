@@ -69,14 +69,6 @@ class _Network(NamedTuple):
         self.recording.run(nodes, values, (self.stored, numbers), self.gates)
 
 
-class Values(NamedTuple):
-    """The values of a batch in both networks; the original's values also hold the masks among its inputs."""
-
-    original: dict[Node, Any]
-    converted: dict[Node, Any]
-    numbers: dict[Node, Any]
-
-
 class _Arrival(NamedTuple):
     """A batch that has come to a layer, with the values of both networks up to the layer's aim."""
 
@@ -85,7 +77,9 @@ class _Arrival(NamedTuple):
     pair: RecordedPair  # by the batch's own recording
     layer: Layer  # as in this recording, which may be that of another shape
     mask: Node | None
-    values: Values
+    original: dict[Node, Any]  # values, also of the masks among the inputs
+    converted: dict[Node, Any]
+    numbers: dict[Node, Any]  # of the batch, for the operations that take some
 
 
 class Carrier:
@@ -177,23 +171,23 @@ class Carrier:
                 continue
             stage, numbers = pair.stages[own], self._recordings.numbers_of(batch)
             if own == 0:
-                inputs = pair.recording.bind(batch.load().inputs, self._device)
-                values = Values(inputs, dict(inputs), numbers)
+                original = pair.recording.bind(batch.load().inputs, self._device)
+                converted = dict(original)
             else:
-                values = self._kept.take((fold, place))._replace(numbers=numbers)
+                original, converted = self._kept.take((fold, place))
             if own and not pair.layers.layers[own - 1].is_decided:
-                pair.converted.run(pair.stages[own - 1].after, values.converted, numbers)
-            pair.original.run((*stage.before, *stage.after), values.original, numbers)
-            arrival = _Arrival(index, batch, pair, pair.layers.layers[own], pair.masks[own], values)
-            if not arrival.layer.is_decided:
-                pair.converted.run((*stage.before, *stage.after), values.converted, numbers)
-                yield arrival
-            elif (converted := self._own_way(batch, arrival.layer)) is not None:
-                yield arrival._replace(values=values._replace(converted=converted))
+                pair.converted.run(pair.stages[own - 1].after, converted, numbers)
+            pair.original.run((*stage.before, *stage.after), original, numbers)
+            layer = pair.layers.layers[own]
+            if not layer.is_decided:
+                pair.converted.run((*stage.before, *stage.after), converted, numbers)
+            there = self._own_way(batch, layer) if layer.is_decided else converted
+            if there is not None:
+                yield _Arrival(index, batch, pair, layer, pair.masks[own], original, there, numbers)
             if own + 1 < len(pair.stages):
-                original = {node: value for node, value in values.original.items() if node in stage.original}
-                converted = {node: value for node, value in values.converted.items() if node in stage.converted}
-                self._kept.put((fold, place), Values(original, converted, {}))
+                needed = ((original, stage.original), (converted, stage.converted))
+                kept = tuple({node: each[node] for node in each if node in later} for each, later in needed)
+                self._kept.put((fold, place), kept)
 
     def _own_way(self, batch: FoldBatch, layer: Layer) -> dict[Node, Any] | None:
         """The student's values at a layer, by the nodes of the original's recording; None if it does not come there.
@@ -232,37 +226,37 @@ class Carrier:
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
         """
-        layer, values, first, positions = arrival.layer, arrival.values, maps[0], None
-        sizes = lambda node: values.converted[node].shape  # noqa: E731
+        layer, first, positions = arrival.layer, maps[0], None
+        sizes = lambda node: arrival.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
             wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, LEAST_POSITIONS) / self._images)
-            available = math.prod(values.converted[first.operation.node].shape[2:])
+            available = math.prod(arrival.converted[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = (widened(each[first.aim.node]) for each in (values.original, values.converted))
+        original, converted = (widened(each[first.aim.node]) for each in (arrival.original, arrival.converted))
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         residuals, targets = (
             first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
         inputs = [
-            consumer.geometry.feature_rows(values.converted[consumer.operation.data], positions) for consumer in maps
+            consumer.geometry.feature_rows(arrival.converted[consumer.operation.data], positions) for consumer in maps
         ]
         counted = self._counted(arrival, first, positions, len(residuals))
         rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
-        before = values.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]
+        before = arrival.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]
         windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
         gate = lambda value: arrival.pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
         return rows_with_kinks(rows, windows, gate, first.operation.weight_in(self._converted), first.aim.scale)
 
     def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
-        mask = None if arrival.mask is None else arrival.values.original[arrival.mask]
+        mask = None if arrival.mask is None else arrival.original[arrival.mask]
         if mask is None:
             return None
-        shape = tuple(arrival.values.converted[first.operation.node].shape)
+        shape = tuple(arrival.converted[first.operation.node].shape)
         axes = (shape[0], *shape[2:]) if first.geometry.kind == "convolution" else shape[:-1]
         mask = mask.bool()
         counted = mask_over(mask, axes, {"input_values": mask} if arrival.pair.of_sound else {})
@@ -319,11 +313,10 @@ def _with_original(arrival: _Arrival, use: LinearMap) -> _Arrival:
     Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the
     earlier uses. That drift is gone once these are refitted, too.
     """
-    recording, values = arrival.pair.recording, arrival.values
-    converted = dict(values.original)
+    recording, converted = arrival.pair.recording, dict(arrival.original)
     nodes = recording.downstream(gates_before(recording, use), upstream(use.aim.node))
-    arrival.pair.converted.run(recording.in_order(nodes), converted, values.numbers)
-    return arrival._replace(values=values._replace(converted=converted))
+    arrival.pair.converted.run(recording.in_order(nodes), converted, arrival.numbers)
+    return arrival._replace(converted=converted)
 
 
 def _mask_of(recording: Recording, layer: Layer) -> Node | None:
