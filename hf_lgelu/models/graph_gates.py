@@ -1,4 +1,4 @@
-"""Gates that a traced network (a GraphModule of torch.fx) spreads over several nodes, as one module each.
+"""Gates that a traced network (a GraphModule of torch.fx) calls, or spreads over several nodes, as one module each.
 
 sigmoid = sigmoid(x)                       silu = silu(x)      # the module `silu`, nn.SiLU
 mul     = x * sigmoid            →
@@ -6,7 +6,7 @@ mul     = x * sigmoid            →
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
@@ -14,34 +14,36 @@ from torch.utils import _pytree as pytree
 from transformers.activations import ACT2FN
 
 from hf_lgelu.models.copies import independent_copy
-from hf_lgelu.networks.elementwise import elementwise_values, form_of
+from hf_lgelu.networks.calls import CALLED_KINDS
+from hf_lgelu.networks.elementwise import FunctionModule, elementwise_values, form_of
 
-_KINDS = ("gelu", "silu", "mish", "hardswish")
+_FORMULAS = ("gelu", "silu", "mish", "hardswish")
 _MOST_NODES = 16  # of one formula
 
 
-def with_gate_modules(model: nn.Module) -> nn.Module:
-    """A copy of the same function in which each formula of a gate is a module; `model` itself if it has none.
+def with_gate_modules(model: nn.Module, kinds: Collection[str] = CALLED_KINDS) -> nn.Module:
+    """A copy of the same function in which each gate of a graph is a module; `model` itself if it has no other gates.
 
-    A formula is found by its values: those of GELU, SiLU, Mish or Hardswish of one node that it reads several times.
+    Gates are found by their values: a call of a function of these kinds, and a formula of GELU, SiLU, Mish or Hardswish
+    that reads one node several times.
     """
-    if not any(True for each in model.modules() if isinstance(each, GraphModule) for _ in _formulas(each)):
+    if not any(True for each in model.modules() if isinstance(each, GraphModule) for _ in _gates(each, kinds)):
         return model
     model = independent_copy(model)
     for module in [each for each in model.modules() if isinstance(each, GraphModule)]:
-        for end, source, name in [*_formulas(module)]:
-            module.add_submodule(f"{end.name}_gate", ACT2FN[name].eval())
+        for end, source, gate in [*_gates(module, kinds)]:
+            module.add_submodule(f"{end.name}_gate", gate.eval())
             with module.graph.inserting_before(end):
-                gate = module.graph.call_module(f"{end.name}_gate", (source,))
-            gate.meta = dict(end.meta)
-            end.replace_all_uses_with(gate)
+                call = module.graph.call_module(f"{end.name}_gate", (source,))
+            call.meta = dict(end.meta)
+            end.replace_all_uses_with(call)
         module.graph.eliminate_dead_code()
         module.recompile()
     return model
 
 
-def _formulas(module: GraphModule) -> Iterator[tuple[Node, Node, str]]:
-    """(the last node, the node that it is a function of, the function's name in transformers) of each formula."""
+def _gates(module: GraphModule, kinds: Collection[str]) -> Iterator[tuple[Node, Node, nn.Module]]:
+    """(the last node of a gate, the node that it is a function of, a module that computes the same) of each gate."""
     place = {node: number for number, node in enumerate(module.graph.nodes)}
     for end in place:
         inside, reads = set[Node](), Counter({end: 1})
@@ -54,11 +56,15 @@ def _formulas(module: GraphModule) -> Iterator[tuple[Node, Node, str]]:
             del reads[latest]
             leaves = pytree.tree_leaves((latest.args, latest.kwargs))
             reads.update(leaf for leaf in leaves if isinstance(leaf, Node) and leaf.op != "get_attr")
-            if len(reads) == 1 and sum(reads.values()) > 1:
+            is_formula = sum(reads.values()) > 1
+            is_call = latest is end and end.op == "call_function" and len(end.all_input_nodes) == 1
+            if len(reads) == 1 and (is_formula or is_call):
                 (source,) = reads
                 form = form_of(elementwise_values(_function(module, inside, source, end)))
-                if form is not None and form.kind in _KINDS:
-                    yield end, source, form.name
+                if form is not None and form.kind in kinds and (form.kind in _FORMULAS or not is_formula):
+                    options = {name: value for name, value in end.kwargs.items() if name not in ("input", "inplace")}
+                    gate = ACT2FN[form.name] if is_formula else FunctionModule(end.target, end.args[1:], options)
+                    yield end, source, gate
                     break
 
 

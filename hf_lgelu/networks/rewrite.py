@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
 
-from torch import fx, nn
+from torch import nn
 
 from hf_lgelu.networks.elementwise import codes_in, content_of, functions_in
 
@@ -122,8 +122,7 @@ def called_by(function: FunctionType, call: ast.Call, cls: type) -> FunctionType
 def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module]) -> Callable[[], None]:
     """Make an object call these modules, `called.K`, in the place of its calls. Returns the function that undoes it.
 
-    The object gets another class, and a GraphModule another graph. Raises ValueError where the code of the object does
-    not have these calls.
+    The object gets another class. Raises ValueError where the code of the object does not have these calls.
     """
     if calls_of(owner):
         raise ValueError(f"calls of {type(owner).__name__} are gates already; convert all kinds at once")
@@ -137,17 +136,14 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
         for name, held in vars(owner).items()
         if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own
     }
-    if isinstance(owner, fx.GraphModule):
-        attribute, before, after = "graph", owner.graph, _graph_with_gates(owner, calls)
-    else:
-        attribute, before, after = "__class__", cls, _class_with_gates(cls, tuple(calls))
+    after = _class_with_gates(cls, tuple(calls))
     owner.add_module(GATES, nn.ModuleList(gates))
-    setattr(owner, attribute, after)
+    owner.__class__ = after
     for name, held in bound.items():
         vars(owner)[name] = MethodType(getattr(type(owner), own[held.__func__]), owner)
 
     def undo() -> None:
-        setattr(owner, attribute, before)
+        owner.__class__ = cls
         vars(owner).update(bound)
         del owner._modules[GATES]
 
@@ -155,7 +151,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
 
 
 def calls_of(module: nn.Module) -> tuple[Call, ...]:
-    """The calls that `put_gates` has replaced, in the order of their modules; () for a GraphModule."""
+    """The calls that `put_gates` has replaced, in the order of their modules."""
     return getattr(type(module), _CALLS, ())
 
 
@@ -328,23 +324,3 @@ def _add_copy(
     place_of = (code.co_qualname, code.co_firstlineno)
     own = next(each for each in codes if (each.co_qualname, each.co_firstlineno) == place_of)
     body[name] = _with_code(held, function, own)
-
-
-def _graph_with_gates(module: fx.GraphModule, calls: Sequence[Call]) -> fx.Graph:
-    """The graph of a module in which the calls are nodes of the modules `called.K`."""
-    graph = copy.deepcopy(module.graph)
-    nodes = {old.name: new for old, new in zip(module.graph.nodes, graph.nodes, strict=True)}
-    text = _text(type(module).forward)
-    names = {
-        node.value: ast.unparse(node.targets[0] if isinstance(node, ast.Assign) else node.target)
-        for node in ast.walk(text.definition)
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-    }
-    for place, call in enumerate(calls):
-        node = nodes[names[text.calls[call.numbers[0]]]]
-        x = node.args[0] if node.args else node.kwargs["input"]
-        with graph.inserting_after(node):
-            gate = graph.call_module(f"{GATES}.{place}", (x,))
-        node.replace_all_uses_with(gate)
-        graph.erase_node(node)
-    return graph

@@ -18,6 +18,7 @@ from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
+from hf_lgelu.networks.calls import CALLED_KINDS
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
@@ -107,7 +108,7 @@ def convert_to_relu(
     """
     given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
-    model, computed = with_plain_weights(with_gate_modules(changeable_module(model)))
+    model, computed = with_plain_weights(with_gate_modules(changeable_module(model), config.kinds or CALLED_KINDS))
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
     with Network(model, config.kinds, config.outputs, config.box_channels) as network:
