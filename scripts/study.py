@@ -4,9 +4,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.studies.arguments import OneLineParser
 from lgelu_lab.studies.experiments import SEEDS, STUDIES
-from lgelu_lab.studies.study import ERROR_FILE, check_settings, choose_benchmarks, parse_settings, run_study
+from lgelu_lab.studies.study import ERROR_FILE, check_settings, parse_settings, run_study
 
 
 @dataclass
@@ -15,7 +16,7 @@ class StudyArguments:
 
     study: str = field(metadata={"help": f"One of {', '.join(STUDIES)}.", "choices": list(STUDIES)})
     output_dir: str = field(metadata={"help": "Folder of the records; runs that have one there are skipped."})
-    benchmarks: list[str] = field(default_factory=list, metadata={"help": "Only these benchmarks of the study."})
+    benchmarks: list[str] = field(default_factory=list, metadata={"help": "These benchmarks, not the study's."})
     data_dir: str | None = field(default=None, metadata={"help": "Folder with local copies of the data sets."})
     num_train_epochs: float | None = field(default=None, metadata={"help": "Shorter or longer than the recipe."})
     seeds: list[int] = field(default_factory=lambda: list(SEEDS), metadata={"help": "Seeds of the runs."})
@@ -30,11 +31,12 @@ def main() -> int:
     (arguments,) = OneLineParser(StudyArguments).parse()
     try:
         study = STUDIES[arguments.study]
+        benchmarks = [check_benchmark(name).name for name in arguments.benchmarks] or study.benchmarks
         chosen = parse_settings(arguments.settings)
         for name in ("data_dir", "num_train_epochs"):
             if getattr(arguments, name) is not None:
                 chosen[name] = getattr(arguments, name)
-        experiments = study.build(choose_benchmarks(study, arguments.benchmarks), arguments.seeds)
+        experiments = study.build(benchmarks, arguments.seeds)
         check_settings(chosen, experiments)
         failed = run_study(experiments, arguments.output_dir, overrides=chosen)
     except ValueError as error:  # a wrong call, or a record there that is of other settings

@@ -340,7 +340,7 @@ def draw_path(data: ReportData) -> "Figure | None":
     """The picture that the README opens with: a panel a network, a bar a way, from the smooth network's line on.
 
     A bar reaches to the mean over the seeds, thin lines from the lowest to the highest, of one seed over the 95 %
-    interval of its evaluation samples. ± is half of the difference's interval.
+    interval of its evaluation samples. ± is half of the difference's interval. The bar of the swap leaves the panel.
     """
     results = ((title, results_of(data, benchmark)) for benchmark, title in HERO.items())
     found = [(title, ways) for title, ways in results if len(ways[SMOOTH])][:2]
@@ -358,7 +358,7 @@ def draw_path(data: ReportData) -> "Figure | None":
 
 def _draw_hero(axis: "Axes", title: str, ways: dict[str, pd.DataFrame]) -> None:
     smooth, first = statistics.fmean(ways[SMOOTH]["value"]), ways[SMOOTH].iloc[0]
-    greater = first["metric"] not in LOWER_IS_BETTER
+    greater, shown = first["metric"] not in LOWER_IS_BETTER, [smooth]
     for height, (way, (_, colour)) in enumerate(reversed(_HERO_WAYS.items())):
         seeds, text = list(ways[way]["value"]), MISSING
         if seeds:
@@ -367,10 +367,13 @@ def _draw_hero(axis: "Axes", title: str, ways: dict[str, pd.DataFrame]) -> None:
             axis.barh(height, mean - smooth, left=smooth, height=0.56, color=colour)
             ends = sampled(first["metric"], seeds, ways[way]["eval_samples"].iloc[0]) or (min(seeds), max(seeds))
             axis.plot(ends, (height, height), color=PALETTE["GELU"], linewidth=1.2, zorder=4)
+            shown += ends if way != DIRECT else ()
         look = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 10, "color": colour}
         axis.text(1.03, height, text, **look)
     axis.axvline(smooth, color=PALETTE["GELU"], linewidth=2, zorder=3)
-    axis.margins(x=0.06)
+    if len(shown) > 1:  # the swap would leave no room for the others
+        margin = 0.15 * (max(shown) - min(shown))
+        axis.set_xlim(min(shown) - margin, max(shown) + margin)
     axis.annotate(
         f"smooth GELU {number(smooth, 3 if greater else 1)}", (smooth, 1), xycoords=("data", "axes fraction"),
         xytext=(0, 3), textcoords="offset points", ha="right" if greater else "left", va="bottom", fontsize=10,

@@ -13,21 +13,10 @@ from tqdm.auto import tqdm
 
 from hf_lgelu import HardeningConfig
 from lgelu_lab.studies.arguments import check_argument_values
-from lgelu_lab.studies.experiments import Experiment, Study
+from lgelu_lab.studies.experiments import Experiment
 from lgelu_lab.studies.folder import FolderBusyError, write_whole
 from lgelu_lab.studies.records import ERROR_FILE, RECORD_FILE
 from lgelu_lab.studies.resume import check_same_run, train_resumably
-
-
-def choose_benchmarks(study: Study, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` as a tuple, or all benchmarks of the study if it is empty; raise if the study lacks one."""
-    unknown = [name for name in names if name not in study.benchmarks]
-    if unknown:
-        raise ValueError(
-            f"the study {study.name!r} has no benchmark {', '.join(map(repr, unknown))}; accepted: "
-            f"{', '.join(study.benchmarks)}"
-        )
-    return tuple(names) or study.benchmarks
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
