@@ -148,7 +148,8 @@ def test_an_export_comes_with_its_card(tmp_path):
     assert "There is no record of its training" in text
     assert "λ-SiLU" in text
     assert "λ-GELU, a GELU" not in text
-    assert "| `layers.1.activation` | 277.3 | 0.001 |" in text
+    assert "| gate | λ as learned | λ | κ/λ |" in text
+    assert "| `layers.1.activation` | 1.0500 | 277.3 | 0.001 |" in text
     assert f"largest change {report.change.largest_change:.3g}" in text
     assert str(tmp_path) not in text
     assert facts_of_folder(tmp_path / "relu") == CheckpointFacts("MLPForClassification", 2)

@@ -27,7 +27,7 @@ from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
-from hf_lgelu.models.hardening import hardness_profile
+from hf_lgelu.models.hardening import hardness_profile, learned_hardness
 from hf_lgelu.refit.config import RUNGS, TARGETS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
@@ -84,7 +84,8 @@ def write_card(
     'README.md'
     """
     hardness = hardness_profile(model) if report is None else report.hardness
-    source = str(model.name_or_path)
+    learned, source = learned_hardness(model), str(model.name_or_path)
+    is_moved = not all(math.isclose(learned[site], value, rel_tol=1e-4) for site, value in hardness.items())
     if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
     card = render_card(
@@ -96,6 +97,7 @@ def write_card(
         repo_id=repo_id,
         license=license or (stated_licence(source) if source else None),
         top=top,
+        stages={"as learned": learned} if is_moved else None,
         change=None if report is None else report.change,
         smooth_calls=[] if report is None else report.smooth_calls,
     )
