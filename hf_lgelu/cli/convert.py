@@ -20,7 +20,6 @@ from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.export.hub.card import (
     Provenance,
-    draw_conversion,
     own_name,
     render_conversion_card,
     save_card,
@@ -38,8 +37,6 @@ from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.task import progress_log
 from hf_lgelu.refit.verdict import own_text_warning
-
-FIGURE_FILE = "refit.png"
 
 _COMPARED_ROWS = 8
 
@@ -203,12 +200,10 @@ def _write(
     document: dict[str, Any] = {"provenance": asdict(provenance), "report": report.as_dict()}
     text = json.dumps(finite_or_none(document), indent=1, ensure_ascii=False, allow_nan=False)
     (folder / REPORT_FILE).write_text(f"{text}\n", encoding="utf-8")
-    draw_conversion(folder / FIGURE_FILE, report)
     card = render_conversion_card(
         report,
         provenance,
         facts,
-        figure=FIGURE_FILE,
         repo_id=arguments.push_to_hub,
         license=arguments.license or stated_licence(given.name),
     )

@@ -19,8 +19,7 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import DemoArguments
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.convert import FIGURE_FILE
-from hf_lgelu.export.hub.card import Provenance, draw_conversion, render_conversion_card, save_card
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card
 from hf_lgelu.export.hub.loading import facts_of_folder
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -54,9 +53,8 @@ def demo(arguments: DemoArguments) -> None:
         converted, report = convert_to_relu(original, {"features": rows[0]})
         converted.save_pretrained(new)
         original.save_pretrained(new / "original")
-        draw_conversion(new / FIGURE_FILE, report)
         provenance = Provenance("original", "the pictures in rows.csv", len(rows[1]))
-        save_card(render_conversion_card(report, provenance, facts_of_folder(new), figure=FIGURE_FILE), new)
+        save_card(render_conversion_card(report, provenance, facts_of_folder(new)), new)
         for name, (inputs, classes) in {"rows.csv": rows, "test.csv": seen}.items():
             with (new / name).open("w", newline="", encoding="utf-8") as table:
                 writer = csv.writer(table)
@@ -81,10 +79,7 @@ def demo(arguments: DemoArguments) -> None:
             f"{swap} with ReLU swapped in, {refit} converted. `hf-lgelu compare` below measures it on test.csv."
         )
     files = ". float32.onnx and int8.onnx are for onnxruntime" if "the same in int8, by onnxruntime" in networks else ""
-    say(
-        f"Saved in {folder}, with the model card README.md and its picture {FIGURE_FILE}. The GELU network is in "
-        f"{folder}/original{files}."
-    )
+    say(f"Saved in {folder}, with the model card README.md. The GELU network is in {folder}/original{files}.")
     say(
         f"""
 Try next:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hf_lgelu.cli.arguments import ProfileArguments
 from hf_lgelu.cli.checkpoint import read_checkpoint, require_hardness
+from hf_lgelu.files import save_picture
 from hf_lgelu.models.hardening import hardness_profile, is_hardened, learned_hardness, swap_errors
 
 
@@ -46,4 +47,4 @@ def plot_hardness(state_file: Path, picture: str) -> None:
         axes.plot([row["epoch"] for row in rows], [row[name] for row in rows], marker=".", label=name[9:])
     axes.set(xlabel="epoch", ylabel="λ", yscale="log")
     axes.legend(fontsize="small")
-    figure.savefig(picture, dpi=150)
+    save_picture(figure, picture, 150)

@@ -26,7 +26,7 @@ from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit import task
 
-FILES = {"config.json", "model.safetensors", "README.md", "report.json", "refit.png"}
+FILES = {"config.json", "model.safetensors", "README.md", "report.json"}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def report_of(folder):
     return json.loads((folder / "report.json").read_text())
 
 
-def test_the_folder_has_a_relu_model_with_report_figure_and_card(converted, place):
+def test_the_folder_has_a_relu_model_with_report_and_card(converted, place):
     assert {path.name for path in converted.iterdir()} == FILES
     assert [path.name for path in converted.parent.iterdir()] == ["relu"]
     model = load_checkpoint(converted)

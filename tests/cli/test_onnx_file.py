@@ -80,7 +80,6 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
         "model.onnx",
         "README.md",
         "report.json",
-        "refit.png",
     }
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: onnx" in card

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.hub.card import TEMPLATE, own_name, pipeline_tag, render_card, result_on, write_card
+from hf_lgelu.export.hub.card import TEMPLATE, own_name, render_card, result_on, write_card
 from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
 from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -100,7 +100,7 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     ],
 )
 def test_the_task_is_what_the_class_does(name, task):
-    assert pipeline_tag(name) == task
+    assert CheckpointFacts(name).task == task
 
 
 def test_what_the_hub_could_not_have_or_is_named_like_a_file_is_no_id():

@@ -3,10 +3,9 @@
 import dataclasses
 import re
 
-from matplotlib.figure import Figure
 from report_by_hand import REPORT, SECOND, distance
 
-from hf_lgelu.export.hub.card import Provenance, draw_conversion, render_conversion_card
+from hf_lgelu.export.hub.card import Provenance, render_conversion_card
 from hf_lgelu.export.hub.loading import CheckpointFacts
 from hf_lgelu.refit.report import Evaluation
 from hf_lgelu.refit.verdict import conversion_warnings
@@ -52,17 +51,6 @@ def test_numbers_of_the_layers():
     assert [row["live"] for row in layers] == ["50.00 %", "25.00 %", "–"]
     assert [(row["features"], row["rows"]) for row in layers] == [("512", "6,144"), ("512", "6,144"), ("576", "6,144")]
     assert [row["note"] for row in layers] == ["", r"few rows \| d", ""]
-
-
-def test_each_layer_is_drawn_before_and_after_on_a_logarithmic_axis(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: (drawn.append(figure), path.write_bytes(b"")))
-    draw_conversion(tmp_path / "new" / "refit.png", REPORT)
-    (axis,) = drawn[0].axes
-    assert axis.get_yscale() == "log"
-    assert {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.get_lines()} == {
-        "weights kept": ([1, 2, 3], [0.25, 0.5, 0.03]), "as chosen": ([1, 2, 3], [0.0123456, 0.4, 0.03]),
-    }  # fmt: skip
 
 
 def test_outputs_that_are_no_logits_have_no_kl():

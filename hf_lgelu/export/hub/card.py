@@ -3,7 +3,6 @@
 Each has a template beside this file. What stands in a template and is not given is left out of the card.
 """
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from huggingface_hub.constants import REPOCARD_NAME
 from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
-from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
@@ -25,7 +23,7 @@ from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.hub import loading
 from hf_lgelu.export.hub.loading import CheckpointFacts
-from hf_lgelu.files import is_hub_id, save_picture, whole_file
+from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models.hardening import hardness_profile, learned_hardness
 from hf_lgelu.refit.config import RUNGS, TARGETS
@@ -37,19 +35,6 @@ if TYPE_CHECKING:
 TEMPLATE, _CONVERSION_TEMPLATE = (
     Path(__file__).with_name(f"{name}_card_template.md") for name in ("model", "conversion")
 )
-
-# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
-# and new or rare ones of transformers.
-_OTHER_TASKS = {
-    "MLPForClassification": "tabular-classification",
-    "SentenceTransformer": "sentence-similarity",
-    "SparseEncoder": "feature-extraction",
-    "CrossEncoder": "text-ranking",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForImageClassification": "image-classification",
-    "ForSequenceClassification": "text-classification",
-}
 
 
 def write_card(
@@ -163,8 +148,7 @@ class Provenance:
 def render_conversion_card(
     report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts, **words: Any
 ) -> ModelCard:
-    """The card of a converted network; `words` may be `figure`, the path of `draw_conversion`'s picture relative to the
-    card, `repo_id`, and `license`, which is the original's."""
+    """The card of a converted network; `words` may be `repo_id`, and `license`, which is the original's."""
     # After the target's title a report may have a slope.
     target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
     measured, metrics = evaluations(report), report.evaluation.refitted.metrics if report.evaluation else {}
@@ -204,35 +188,6 @@ def top_table(scores: Mapping[str, float], networks: Mapping[str, Distance], *, 
     return markdown_table(*networks_table(scores, networks, main=main), text_columns=1)
 
 
-def draw_conversion(path: str | os.PathLike, report: ConversionReport) -> Path:
-    """The path of a PNG: each layer's relative error on rows that it was not fitted on, with its weights kept and as
-    chosen, on a logarithmic axis."""
-    from matplotlib.figure import Figure  # not with the package: it takes half a second
-
-    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    axis = figure.subplots()
-    axis.set_title("Each layer: error on rows that were not fitted", fontsize=10, loc="left", pad=20)
-    before, after = (
-        [error if error is not None and 0 < error < math.inf else math.nan for error in errors]
-        for errors in ([layer.error_before for layer in report.layers], [layer.error_after for layer in report.layers])
-    )
-    if any(map(math.isfinite, [*before, *after])):
-        places = list(range(1, len(before) + 1))
-        axis.vlines(places, after, before, color="#BBBBBB", linewidth=1.2, zorder=1)
-        # Colours that stay apart for colour-blind readers (Okabe and Ito).
-        axis.plot(places, before, "o", color="#D55E00", markerfacecolor="white", markersize=6, label="weights kept")
-        axis.plot(places, after, "o", color="#0072B2", markersize=5, label="as chosen")
-        axis.set(yscale="log", xlabel="linear map, in forward order", ylabel="relative error (log scale)")
-        axis.set_xticks(places if len(places) <= 16 else places[:: math.ceil(len(places) / 12)])
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1), borderpad=0.2)
-    else:
-        text = "not measured:\ntoo few inputs for cross-validation"
-        axis.text(0.5, 0.5, text, transform=axis.transAxes, ha="center", va="center", color="#666666")
-        axis.set_axis_off()
-    return save_picture(figure, path, dots_per_inch=130)
-
-
 def fill_card(
     template: Path,
     checkpoint: CheckpointFacts,
@@ -256,7 +211,7 @@ def fill_card(
     header = ModelCardData(
         license=license,
         library_name=checkpoint.library,
-        pipeline_tag=pipeline_tag(checkpoint.model_class),
+        pipeline_tag=checkpoint.task,
         base_model=base_model if is_hub_id(base_model) else None,
         eval_results=list(results) or None,
         model_name=title if results else None,
@@ -280,8 +235,10 @@ def save_card(card: ModelCard, folder: str | os.PathLike, name: str = REPOCARD_N
 
 def result_on(checkpoint: CheckpointFacts, metric: str, value: float, of: str, **dataset: str) -> EvalResult:
     """A score on a data set, for the card's header."""
-    task, shown = pipeline_tag(checkpoint.model_class) or "other", float(score(metric, value))
-    return EvalResult(task, metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown, **dataset)
+    shown = float(score(metric, value))
+    return EvalResult(
+        checkpoint.task or "other", metric_type=metric, metric_name=f"{metric}{of}", metric_value=shown, **dataset
+    )
 
 
 def plain(text: Any) -> str:
@@ -307,15 +264,6 @@ def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     if versions:
         told.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
     return plain(" ".join(told))
-
-
-def pipeline_tag(model_class: str) -> str | None:
-    """The Hub's name of what models of this class do; None for a class that is not known here."""
-    # Of several tasks the last, as on the cards that transformers' Trainer writes: BART is also in the one of masks.
-    for task, classes in reversed(TASK_MAPPING.items()):
-        if any(model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
-            return task
-    return next((task for ending, task in _OTHER_TASKS.items() if model_class.endswith(ending)), None)
 
 
 def own_name(source: str) -> str:

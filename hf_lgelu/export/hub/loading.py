@@ -1,4 +1,4 @@
-"""How a checkpoint is loaded elsewhere: the Python on its card."""
+"""How a checkpoint is loaded elsewhere: its library and task on the Hub, and the Python on its card."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub.constants import CONFIG_NAME
+from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
 from hf_lgelu.models import mlp
@@ -58,6 +59,20 @@ from {package} import {model_class}
 model = hf_lgelu.from_pretrained({model_class}, "{where}")"""
 
 
+# By the endings of classes that transformers' table does not have: those of this package and of sentence-transformers,
+# and new or rare ones of transformers.
+_OTHER_TASKS = {
+    "MLPForClassification": "tabular-classification",
+    "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "CrossEncoder": "text-ranking",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForImageClassification": "image-classification",
+    "ForSequenceClassification": "text-classification",
+}
+
+
 @dataclass(frozen=True)
 class CheckpointFacts:
     """The facts of a checkpoint that decide how it is loaded.
@@ -78,6 +93,15 @@ class CheckpointFacts:
         if self.model_class == ONNX_CLASS:
             return "onnx"
         return "sentence-transformers" if self.model_class in SENTENCE_CLASSES else "transformers"
+
+    @property
+    def task(self) -> str | None:
+        """The Hub's name of what models of this class do; None for a class that is not known here."""
+        # Of several tasks the last, as on the cards of transformers' Trainer: BART is also in the one of masks.
+        for task, classes in reversed(TASK_MAPPING.items()):
+            if any(self.model_class in ([name] if isinstance(name, str) else name) for name in classes.values()):
+                return task
+        return next((task for ending, task in _OTHER_TASKS.items() if self.model_class.endswith(ending)), None)
 
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
