@@ -220,7 +220,7 @@ class ConvertArguments(OutputArguments):
         "Gates that stay smooth: names with commas, or a number of the most costly gates. Default: none.", "0"
     )
     outputs: str | None = _method(
-        "Names of the outputs that count, with commas; the first is compared. Default: the outputs that the model's "
+        "Names of the outputs that count, with commas. Default: the outputs that the model's "
         "task reads (logits, boxes, embeddings).",
         None,
     )

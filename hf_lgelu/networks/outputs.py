@@ -16,7 +16,7 @@ from hf_lgelu.networks.run import Inputs, run_example
 IGNORED_LABEL = -100
 """The label of positions that nothing predicts, and of padding in sequences of labels: cross entropy ignores it."""
 
-# Names from transformers and sentence-transformers. Class scores come first, because the first output is compared.
+# Names from transformers and sentence-transformers. Class scores come first, because labels are read with the first.
 _CLASS_SCORES = ("logits", "start_logits", "end_logits", "class_queries_logits", "prediction_logits")
 _READ = (
     *_CLASS_SCORES,
@@ -61,7 +61,6 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
         return {given: found[given] for name in names for given in found if _is_in(given, name)}
     if not isinstance(output, Mapping):
         return found
-    # Scores come first, because labels are read with the first output.
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
     if type(output).__module__.startswith("transformers.") and read:
         return read

@@ -124,9 +124,9 @@ class ConversionConfig:
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
             card.
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
-        outputs: Names of the model's outputs that count; the first is compared. A tensor without a name counts as class
-            scores: values (a regression) need one, as in {"values": output}. Default: the outputs that the model's task
-            reads (logits, boxes, embeddings).
+        outputs: Names of the model's outputs that count; the farthest decides. A tensor without a name counts as class
+            scores: values (a regression) need one, as in {"values": output}. Default: of a model of transformers the
+            outputs that its task reads (logits, boxes, embeddings), of others all but losses, states and caches.
         box_channels: Of a detector whose outputs are raw maps (YOLO), how many leading channels of each map are the
             box: 4, 5 for a box and an objectness (YOLOv5, YOLOX), or 64 for distances as distributions. The others are
             class scores, each read by a sigmoid. Default: the outputs are no raw maps.
