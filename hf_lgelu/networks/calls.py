@@ -41,10 +41,7 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     where the model with these modules computes other values, or still calls activations.
     """
     search = _Search(model, kinds)
-    with search:
-        expected = run_example(model, inputs)
-        if search.found:
-            _generate(model, inputs)
+    expected = search.run(inputs)
     advice = "write these calls as modules (self.act = nn.GELU(), nn.SiLU())"
     if search.refused:
         raise ValueError(
@@ -56,10 +53,7 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             changes.callback(put_gates(owner, list(gates), list(gates.values())))
         again, is_same = _Search(model, kinds), False
         with suppress(*NOT_TAKEN):
-            with again:
-                outputs = run_example(model, inputs) if search.found else expected
-                if search.found:
-                    _generate(model, inputs)
+            outputs = again.run(inputs) if search.found else expected
             pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
             is_same = all(
                 torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
@@ -73,15 +67,6 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
                 f"on calling them ({'; '.join(dict.fromkeys(lines))}); {advice}"
             )
         yield
-
-
-def _generate(model: nn.Module, inputs: Inputs) -> None:
-    """Have a language model write two tokens: with a cache, it may call functions that no forward of a text calls."""
-    ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    if isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
-        given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
-        with evaluation_mode(model), suppress(*NOT_TAKEN):
-            model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
 
 
 def lines_of_old_gates(model: nn.Module) -> list[str]:
@@ -115,7 +100,22 @@ class _Search(TorchFunctionMode):
         super().__init__()
         self.found: dict[nn.Module, dict[Call, FunctionModule]] = defaultdict(dict)
         self.refused: list[str] = []
-        self._modules, self._kinds = ids_of(model.modules()), kinds
+        self._model, self._modules, self._kinds = model, ids_of(model.modules()), kinds
+
+    def run(self, inputs: Inputs) -> Any:
+        """The model's output. A language model that calls activations also writes two tokens.
+
+        With a cache, it may call functions that no forward of a text calls.
+        """
+        with self:
+            output, model = run_example(self._model, inputs), self._model
+            ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
+            calls = self.found or any(map(calls_of, model.modules()))
+            if calls and isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
+                given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
+                with evaluation_mode(model), suppress(*NOT_TAKEN):
+                    model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
+            return output
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))

@@ -19,7 +19,7 @@ import linecache
 import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from types import CellType, CodeType, FrameType, FunctionType, MethodType
-from typing import Any, NamedTuple, SupportsIndex, TypeAlias, cast
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 from torch import nn
 
@@ -203,11 +203,10 @@ def way_of(cls: type, call: Call) -> list[FunctionType] | None:
     """The method of a class that has a call, and the functions on the way; None where texts or numbers have changed."""
 
     def ways(function: FunctionType, numbers: Sequence[int]) -> Iterator[list[FunctionType]]:
-        with contextlib.suppress(ValueError):  # a decorator's text may not be known
-            calls, (first, *rest) = _text(function).calls, numbers
-            if first in range(len(calls)):
-                inner = functions_in(called_by(function, calls[first], cls)) if rest else ()
-                yield from [[function, *way] for each in inner for way in ways(each, rest)] if rest else [[function]]
+        with contextlib.suppress(ValueError, IndexError):  # a decorator's text may not be known
+            call, rest = _text(function).calls[numbers[0]], numbers[1:]
+            inner = functions_in(called_by(function, call, cls)) if rest else ()
+            yield from [[function, *way] for each in inner for way in ways(each, rest)] if rest else [[function]]
 
     methods = functions_in(inspect.getattr_static(cls, call.method, None))
     found = (way for method in methods for way in ways(method, call.numbers))
@@ -217,7 +216,7 @@ def way_of(cls: type, call: Call) -> list[FunctionType] | None:
 @functools.lru_cache(512)
 def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    gates: dict[str, _Gates] = {}
+    gates: dict[str, dict[tuple[int, ...], Any]] = {}
     for place, call in enumerate(calls):
         way = way_of(cls, call)
         if way is None:
@@ -274,17 +273,12 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
     return copied(function)
 
 
-_Gates: TypeAlias = dict[tuple[int, ...], tuple[int, list[FunctionType]]]
-"""{numbers of a call: (place of its gate, the functions on the way to it)}, from one of these functions on."""
-
-
-def _add_copy(
-    body: dict[str, Any], cls: type, name: str, held: FunctionType, gates: _Gates, is_method: bool = True
-) -> None:
+def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, gates: Any, is_method: bool = True) -> None:
     """Add the method `name`, a copy of `held` that calls gates `self.called[place]`, to the body of a class.
 
-    A function on the way to a call becomes a method as well, with the object as a further argument. Each line stays
-    where it was. The changed text is in `linecache`, where `inspect` and torch.jit read it.
+    `gates` is {numbers of a call: (place of its gate, the functions on the way to it)}, from `held` on. A function on
+    the way becomes a method as well, with the object as a further argument. Each line stays where it was. The changed
+    text is in `linecache`, where `inspect` and torch.jit read it.
     """
     function = next(iter(gates.values()))[1][0]
     text, code = _text(function), function.__code__
@@ -292,26 +286,21 @@ def _add_copy(
     arguments = text.definition.args
     owner = [*arguments.posonlyargs, *arguments.args][0].arg if is_method else "_owner"
 
-    def begin(node: Any) -> int:
-        return starts[node.lineno - 1] + node.col_offset
+    def span(node: Any) -> tuple[int, int]:
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
-    def end(node: Any) -> int:
-        return starts[node.end_lineno - 1] + node.end_col_offset
-
-    opening = text.file.index(b"(", begin(text.definition)) + 1
+    opening = text.file.index(b"(", span(text.definition)[0]) + 1
     edits = [] if is_method else [(opening, opening, f"{owner}, ")]
     for number in {numbers[0]: None for numbers in gates}:
         call = text.calls[number]
         inner = {numbers[1:]: (place, way[1:]) for numbers, (place, way) in gates.items() if numbers[0] == number}
         if () in inner:
-            x = _argument(call)
-            edits.append((begin(call), begin(x), f"{owner}.{GATES}[{inner[()][0]}]("))
-            edits.append((end(x), end(call), ")"))
+            (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
+            edits += [(begin, x_begin, f"{owner}.{GATES}[{inner[()][0]}]("), (x_end, end, ")")]
         else:
-            edits.append((begin(call.func), end(call.func), f"{owner}.{_CALLS}_{name}_{number}"))
-            is_parents = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Call)
-            called = cast(FunctionType, called_by(function, call, cls))
-            _add_copy(body, cls, f"{_CALLS}_{name}_{number}", called, inner, is_parents)
+            copied, is_parents = f"{_CALLS}_{name}_{number}", ast.unparse(call.func).startswith("super(")
+            edits.append((*span(call.func), f"{owner}.{copied}"))
+            _add_copy(body, cls, copied, called_by(function, call, cls), inner, is_parents)
     file = text.file
     for first, last, new in sorted(edits, reverse=True):
         lines = b"\n" * file.count(b"\n", first, last)
