@@ -71,19 +71,16 @@ class Refit:
             begun = time.perf_counter()
             task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
             for index, layer in enumerate(found.layers):
-                folds = carrier.moments(index)  # sums over the layer's inputs and the original's values
-                if any(fold.count for fold in folds):
-                    fit = _solved(layer, folds)  # the ridge regression between them
+                # Sums over the layer's inputs and the original's values, and the ridge regression between them. Nothing
+                # else holds the sums, and they are gone before the next layer's.
+                fit = _solved(layer, carrier.moments(index))
+                if fit is not None:
                     write_refit(student, recording, layer, fit)
                     self.write_after(student, index)
-                    saves = _saved_weights(student, found, layer)
-                    row = _described(layer, fit, names, saves, carrier.note(index), self.note(layer))
-                else:
-                    gates = tuple(names[site] for site in layer.sites)
-                    note = "not refitted: no batch leads to it"
-                    row = LayerRefit((layer.name,), gates, "kept", note=note, is_unfit=True)
-                rows.append(row)
-                task.tell_layer(row, index + 1, len(found.layers), time.perf_counter() - begun)
+                saves = _saved_weights(student, found, layer)
+                rows.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
+                del fit
+                task.tell_layer(rows[-1], index + 1, len(found.layers), time.perf_counter() - begun)
 
         if task.is_detector and (biases := last_biases(recording, found.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
@@ -100,7 +97,9 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
         yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 
 
-def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit:
+def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
+    if not any(fold.count for fold in folds):
+        return None
     try:
         return fit_ridge(folds, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
     except NotFiniteError as error:
@@ -117,14 +116,17 @@ def _saved_weights(student: nn.Module, found: Layers, layer: Layer) -> int:
     return sum(operation.weight_in(student).numel() for operation in operations)
 
 
-def _described(layer: Layer, fit: RidgeFit, names: Sequence[str], saves: int, *more: str | None) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], saves: int, *more: str | None) -> LayerRefit:
+    sites = tuple(names[index] for index in layer.sites)
+    if fit is None:
+        return LayerRefit((layer.name,), sites, "kept", note="not refitted: no batch leads to it", is_unfit=True)
     rows = fit.moments.count
     notes = [] if layer.has_intercept else ["no bias: only its weights were refitted"]
     if rows < ENOUGH_ROWS * layer.width:
         notes.append(f"starved: {rows:,} rows for {layer.width:,} features")
     return LayerRefit(
         layers=tuple(consumer.name for consumer in layer.maps),
-        sites=tuple(names[index] for index in layer.sites),
+        sites=sites,
         choice=fit.choice,
         strength=fit.strength,
         error_before=fit.error_before,

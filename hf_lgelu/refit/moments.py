@@ -89,6 +89,17 @@ class Moments:
         """The sums over the rows that are not in `other`; all rows of `other` must be in `self`."""
         return Moments(self.count - other.count, *map(torch.sub, self.sums, other.sums))
 
+    def __iadd__(self, other: "Moments") -> "Moments":
+        """These sums with those over the rows of `other` added."""
+        self.count += other.count
+        for own, theirs in zip(self.sums, other.sums, strict=True):
+            own += theirs
+        return self
+
+    def copy(self) -> "Moments":
+        """The same sums in memory of their own."""
+        return Moments(self.count, *map(torch.clone, self.sums))
+
     def is_finite(self) -> bool:
         """Whether all sums are finite."""
         return all(bool(total.isfinite().all()) for total in self.sums)

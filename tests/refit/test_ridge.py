@@ -165,12 +165,11 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     x, r, t = drawn(28, noise=4.0)
     x[:7] *= 1.7  # the first fold is unlike the others
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
-    folds = [moments_of(*part) for part in parts]
     monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 7)
-    narrow = fit_ridge(folds, intercept=intercept)
+    narrow = fit_ridge([moments_of(*part) for part in parts], intercept=intercept)
     assert narrow.error_before == pytest.approx(chosen_by_hand(parts, intercept, range(4))[1], rel=1e-9)
     monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
-    wide = fit_ridge(folds, intercept=intercept)
+    wide = fit_ridge([moments_of(*part) for part in parts], intercept=intercept)
     expected, before, after = chosen_by_hand(parts, intercept, [0])
     assert (wide.choice, wide.strength) == expected
     assert wide.error_before == pytest.approx(before, rel=1e-9)
@@ -191,6 +190,25 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
     assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
     assert tried == [1e-3, 1e-2, 1e-3]  # one step up; then the choice on all rows
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_strength_is_chosen_on_some_outputs_and_judged_on_all(monkeypatch, groups):
+    x, r, t = drawn(40, groups, outputs=12, noise=2.0)
+    parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
+    whole = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+    seen, solve = [], module._Deviations.solve
+    monkeypatch.setattr(module, "_CHOSEN_ON", 6)
+    monkeypatch.setattr(
+        module._Deviations,
+        "solve",
+        lambda self, strength: (seen.append(self.cross.shape[-1]), solve(self, strength))[1],
+    )
+    some = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+    assert seen == [6] * (4 * len(STRENGTHS)) + [12] * 5  # the chosen one on four folds, then on all rows
+    assert (some.choice, some.strength) == (whole.choice, whole.strength)
+    assert [some.error_before, some.error_after] == pytest.approx([whole.error_before, whole.error_after], rel=1e-9)
+    torch.testing.assert_close(some.weight_change, whole.weight_change)
 
 
 def test_what_cannot_be_solved_is_refused():
