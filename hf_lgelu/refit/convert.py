@@ -1,4 +1,4 @@
-"""A trained smooth network as a ReLU network, in seconds and without training.
+"""A trained smooth network as a ReLU network, without training: seconds for BERT, 38 minutes for SmolLM2.
 
 Every smooth gate becomes ReLU. The linear maps after the gates are refitted, layer by layer (`Refit.make` in
 `layerwise.py`), by ridge regression on unlabelled samples. Features come from the network under conversion, aims from

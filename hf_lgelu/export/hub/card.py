@@ -3,6 +3,7 @@
 Each has a template beside this file. What stands in a template and is not given is left out of the card.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
