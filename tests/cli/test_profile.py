@@ -43,8 +43,8 @@ def test_each_hardness_is_told_with_its_bound(tmp_path, call):
     for folder in ("soft", "relu"):
         text = (tmp_path / folder / "README.md").read_text()
         assert "ended at λ from 1 to 100" in text
-        assert f"| `layers.0.activation` | 1 | {soft:.2g} |" in text
-        assert f"| `layers.1.activation` | 100 | {hard:.2g} |" in text
+        assert f"| `layers.0.activation` | 1.0500 | 1 | {soft:.2g} |" in text  # as learned, now
+        assert f"| `layers.1.activation` | 1.0500 | 100 | {hard:.2g} |" in text
 
 
 def of_two_hardnesses(folder):
