@@ -114,7 +114,7 @@ def convert_to_relu(
     with Network(model, config.kinds, config.outputs, config.box_channels) as network:
         started = time.perf_counter()
         task = prepare(network, data, config, shown)
-        few, second, warnings = task.folds.samples.few.inputs, None, task.warnings
+        second, warnings = None, task.warnings
         if evaluation_data is not None:
             reading = {"batch_size": config.batch_size, "data_collator": config.data_collator}
             second = SecondSet(model, evaluation_data, task.folds, **reading)
@@ -122,15 +122,8 @@ def convert_to_relu(
         best, steps = climb(build_rungs(task))
         warnings += compute_again(best.model, computed)
 
-        outputs = network.read(few)
-        report = replace(
-            report_of(task, best, steps, second),
-            outputs=tuple(outputs.tensors),
-            uncounted=outputs.uncounted,
-            smooth_calls=still_smooth(best.model, task.folds, config.outputs),
-            seconds=time.perf_counter() - started,
-        )
-        warnings += tuple(uncounted_warning(best.layers, outputs))
+        report = report_of(task, best, steps, second, started)
+    warnings += tuple(uncounted_warning(best.layers, task.few))
     warnings += tuple(conversion_warnings(report, config.max_kl))
     warnings += tuple(config_warnings(best.model, best.config_changes))
     report = replace(report, warnings=warnings)
@@ -173,8 +166,13 @@ def still_smooth(model: nn.Module, folds: Folds, outputs: Sequence[str] | None) 
     return tuple(str(call) for call in calls.values() if call.module not in unused)
 
 
-def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None) -> ConversionReport:
-    """The report on the data, the gates, the nearest network and the rungs."""
+def report_of(
+    task: Task, best: Student, steps: tuple[StepTaken, ...], second: SecondSet | None, started: float
+) -> ConversionReport:
+    """The report on the data, the gates, the nearest network and the rungs, without warnings.
+
+    `started` is the time by `time.perf_counter` at which the work began.
+    """
     folds, exchange = task.folds, task.exchange
     is_apart = folds.choosing != folds.held_out  # other samples chose the network
     held_out = task.evaluate(best.model, folds.held_out)[0] if is_apart else best.held_out
@@ -202,4 +200,8 @@ def report_of(task: Task, best: Student, steps: tuple[StepTaken, ...], second: S
         next_step=next_step,
         can_be_wider=can_be_wider,
         config=task.config.to_dict(),
+        outputs=tuple(task.few.tensors),
+        uncounted=task.few.uncounted,
+        smooth_calls=still_smooth(best.model, folds, task.config.outputs),
+        seconds=time.perf_counter() - started,
     )

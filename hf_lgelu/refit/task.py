@@ -158,10 +158,14 @@ class Task:
         return self.exchange.recordings(self.read)
 
     @cached_property
+    def few(self) -> Outputs:
+        """The original's outputs for a few samples."""
+        return self.read(self.folds.samples.few.inputs)
+
+    @property
     def is_detector(self) -> bool:
         """Whether the original gives boxes, and class scores that a sigmoid reads."""
-        few = self.read(self.folds.samples.few.inputs)
-        return few.certainty() is not None and not few.has_classes("logits")
+        return self.few.certainty() is not None and not self.few.has_classes("logits")
 
     def tell_layer(self, row: LayerRefit, done: int, layers: int, seconds: float) -> None:
         """Tell that `done` of the `layers` are refitted, the last one as in `row`, and took `seconds` together."""
