@@ -17,9 +17,9 @@ from hf_lgelu.networks.calls import CALLED_KINDS
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.networks.sites import sites_in_words
-from hf_lgelu.processes import own_part
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.convert import prepare, still_smooth
+from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.task import costs_of_some
 from hf_lgelu.refit.widen import can_be_wider
 
@@ -55,10 +55,8 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
             with exchange.plain_swap(model).applied():
                 return task.read(inputs)
 
-        batches = own_part(task.folds.held_out or task.folds.fitted)
-        metrics, compared = compare_outputs(
-            task.read, {"swap": swapped}, (batch.load() for batch in batches), over_processes=True
-        )
+        batches = load_own(task.folds.held_out or task.folds.fitted)
+        metrics, compared = compare_outputs(task.read, {"swap": swapped}, batches, over_processes=True)
         table = networks_table(metrics, {"plain swap": compared["swap"].distance}, main=True)
         lines += [f"{exchange.target.title} in their place, without a refit:", *text_table(*table, text_columns=1)]
         if len(sites) > 1:

@@ -25,8 +25,7 @@ from torch import Tensor, nn
 from hf_lgelu.graph.layers import FedGate
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
-from hf_lgelu.processes import own_part
-from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly, load_own
 from hf_lgelu.refit.kinks import Kinks
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.weights import add_constant, owner_of
@@ -58,7 +57,7 @@ def gather_inputs(model: nn.Module, fed_gates: Sequence[FedGate], batches: Seque
     with ExitStack() as hooks:
         for fed in fed_gates:
             hooks.enter_context(forward_pre_hooks([owner_of(model, fed.before)], partial(see, fed)))
-        for batch in (part.load() for part in own_part(batches)) if fed_gates else ():
+        for batch in load_own(batches) if fed_gates else ():
             run_example(model, batch.inputs)
     return {site: total.reduce_over_processes() for site, total in sums.items()}
 

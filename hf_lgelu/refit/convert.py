@@ -23,7 +23,7 @@ from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
-from hf_lgelu.refit.folds import Folds, SecondSet, deal_folds
+from hf_lgelu.refit.folds import Folds, SecondSet, deal_folds, load_own
 from hf_lgelu.refit.ladder import build_rungs, climb, further_ways
 from hf_lgelu.refit.refusals import require_comparable, require_gates, require_refittable
 from hf_lgelu.refit.report import ConversionReport, StepTaken, with_live_units
@@ -175,7 +175,7 @@ def report_of(
     """
     folds, exchange = task.folds, task.exchange
     is_apart = folds.choosing != folds.held_out  # other samples chose the network
-    held_out = task.evaluate(best.model, folds.held_out)[0] if is_apart else best.held_out
+    held_out = task.evaluate(best.model, load_own(folds.held_out))[0] if is_apart else best.held_out
     layers, live_units = with_live_units(best.layers, held_out)
     is_refitted = any(layer.rows for layer in layers)
     next_step, can_be_wider = further_ways(task, steps) if is_refitted else (None, False)
@@ -188,7 +188,7 @@ def report_of(
         live_units=live_units,
         held_out=held_out,
         choosing_samples=sum(map(len, folds.choosing)) if is_apart else 0,
-        evaluation=None if second is None else task.evaluate_on(best.model, second)[0],
+        evaluation=None if second is None else task.evaluate(best.model, second)[0],
         repeated=0 if second is None else second.repeated(),
         samples=folds.samples.given,
         distinct_samples=len(folds.samples.keys),

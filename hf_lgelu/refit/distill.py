@@ -28,7 +28,7 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.processes import sum_gradients, summed
-from hf_lgelu.refit.folds import Folds, evenly
+from hf_lgelu.refit.folds import Folds, evenly, load_own
 from hf_lgelu.refit.moments import widened
 from hf_lgelu.refit.output_loss import Share, column_variances, learning, output_loss
 from hf_lgelu.refit.task import Student, Task, progress_log
@@ -62,7 +62,7 @@ class Distill:
             return best
         task.tell(f"{self.effort}: steps on the whole network")
         distill(task.read, student, task.folds, names=names, steps=config.distill_steps, bf16=config.bf16)
-        held_out, gaps = task.compare(student)
+        held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return replace(best, model=student, held_out=held_out, gaps=gaps)
 
 

@@ -18,7 +18,7 @@ from hf_lgelu.networks.channels import ChannelAxes
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import forward_hooks, run_example
 from hf_lgelu.networks.sites import KINDS, find_sites
-from hf_lgelu.processes import each_has, known_processes
+from hf_lgelu.processes import each_has, known_processes, own_part
 from hf_lgelu.refit.samples import Samples, choose_padding
 
 FOLDS = 4
@@ -181,6 +181,11 @@ class FoldBatch:
         """
         cuts = (list(self.pieces(most)) for most in range(len(self), 0, -1))
         return next(cut for cut in cuts if not any(1 < len(piece) in self.lengths.values() for piece in cut))
+
+
+def load_own(batches: Sequence[FoldBatch]) -> Iterator[Batch]:
+    """This process's part of the batches, each loaded when it is asked for."""
+    return (batch.load() for batch in own_part(batches))
 
 
 def evenly(batches: Sequence[FoldBatch], most: int, begin: float = 0.5) -> list[FoldBatch]:

@@ -11,6 +11,7 @@ from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.refit.carry import Carrier
+from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
@@ -84,7 +85,8 @@ class Refit:
 
         if task.is_detector and (biases := last_biases(recording, found.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
-        return Student(student, tuple(rows), *task.compare(student), tuple(told), original.share)
+        held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
+        return Student(student, tuple(rows), held_out, gaps, tuple(told), original.share)
 
 
 def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:

@@ -33,9 +33,8 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.networks.sites import ActivationSite
-from hf_lgelu.processes import own_part
 from hf_lgelu.refit.always_on import ALWAYS_ON, find_directions, gather_inputs, linear_part, write_always_on
-from hf_lgelu.refit.folds import Folds
+from hf_lgelu.refit.folds import Folds, load_own
 from hf_lgelu.refit.kinks import (
     MOST_KINKS,
     Basis,
@@ -199,7 +198,7 @@ def gather_placements(
         for fed in fed_gates:
             for other in fed.maps[1:]:  # a half with other uses is left out: its calls cannot be told apart
                 hooks.enter_context(forward_hooks([owner_of(model, other)], partial(see_half, fed)))
-        for batch in (part.load() for part in own_part(folds.spread)):
+        for batch in load_own(folds.spread):
             run_example(model, batch.inputs)
             for site, total in sums.items():
                 total.add(*calls.pop(site), *(half.double().square() for half in halves.pop(site, [])))

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -23,9 +23,9 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import run_example
 from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
-from hf_lgelu.processes import each_has, own_part
+from hf_lgelu.processes import each_has
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
-from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
+from hf_lgelu.refit.folds import Folds, evenly, load_own
 from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
@@ -97,8 +97,7 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
 
 def costs_of_some(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
     """`swap_costs` of all gates on some samples, the dearest first."""
-    some = own_part(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
-    batches = [batch.load() for batch in some]
+    batches = [*load_own(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))]
     return swap_costs(read, batches, exchange.kinds, make=partial(make_gate, exchange.target))
 
 
@@ -174,16 +173,8 @@ class Task:
             f"{significant(row.error_after)}  {seconds / done * (layers - done):.0f} s left"
         )
 
-    def compare(self, student: nn.Module) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """(the evaluation on the samples that choose, the student's distance on each of them)."""
-        return self.evaluate(student, self.folds.choosing)
-
-    def evaluate(self, student: nn.Module, batches: Sequence[FoldBatch]) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """The same on batches of the folds; each process runs a part of the batches."""
-        return self.evaluate_on(student, (batch.load() for batch in own_part(batches)))
-
-    def evaluate_on(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
-        """`evaluate_conversion` of original, plain swap and student."""
+    def evaluate(self, student: nn.Module, batches: Iterable[Batch]) -> tuple[Evaluation | None, tuple[float, ...]]:
+        """`evaluate_conversion` of original, plain swap and student, on this process's batches."""
         return evaluate_conversion(self.read, student, self.exchange.plain_swap(self.model), batches)
 
 
