@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from family import Family, large_pixels, normal, pixels, pixels_and_tokens, tokens, tokens_with_decoder
+from family import Family, decoder_tokens, large_pixels, normal, pixels, pixels_and_tokens, tokens, tokens_with_decoder
 from text_families import BODY, DECODED, SPECIAL, TEXT
 
 _CAUSAL = {**TEXT, "num_key_value_heads": 1}
@@ -50,6 +50,69 @@ _TWO_TOWERS = {
     "projection_dim": 16,
 }
 _DETECTOR = {**BODY, "image_size": [16, 16], "patch_size": 8, "num_detection_tokens": 3}
+
+
+_DETR = {
+    **{"encoder_hidden_dim": 16, "encoder_in_channels": [16] * 3, "encoder_ffn_dim": 24, "encoder_attention_heads": 2},
+    **{"d_model": 16, "decoder_in_channels": [16] * 3, "decoder_ffn_dim": 24, "decoder_n_points": 2},
+    **{"decoder_layers": 1, "decoder_attention_heads": 2, "num_queries": 6, "num_denoising": 0, "num_labels": 3},
+    "backbone_config": {
+        **{"model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1] * 4},
+        **{"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]},
+    },
+}
+_EOMT = {"image_size": 32, "mlp_ratio": 2, "num_upscale_blocks": 1, "num_blocks": 1, "num_queries": 5}
+_MOONSHINE = {
+    **{"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 2},
+    **{"decoder_num_attention_heads": 2, "decoder_start_token_id": 1},
+}
+_MLLAMA = {
+    "text_config": {**_CAUSAL, "num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "vision_config": {
+        **{**BODY, "num_global_layers": 1, "attention_heads": 2, "image_size": 16, "patch_size": 8},
+        **{"max_num_tiles": 2, "intermediate_layers_indices": [1], "vision_output_dim": 32},
+        "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
+    },
+    "image_token_index": 31,
+}
+_DBRX = {
+    **{"d_model": 16, "n_heads": 2, "n_layers": 2, "max_seq_len": 64, "vocab_size": 32},
+    "attn_config": {"kv_n_heads": 1, "clip_qkv": 8.0, "rope_theta": 1e4},
+    "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 16},
+}
+_LONGCAT = {
+    **{**TEXT, "num_layers": 2, "ffn_hidden_size": 24, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8},
+    **{"qk_rope_head_dim": 4, "v_head_dim": 8, "head_dim": 4, "moe_topk": 2, "n_routed_experts": 4},
+    **{"zero_expert_num": 2, "expert_ffn_hidden_size": 12},
+}
+_BARK = {
+    **{"block_size": 32, "input_vocab_size": 32, "output_vocab_size": 32, "num_layers": 2, "num_heads": 2},
+    "hidden_size": 16,
+}
+_TIMESFM = {
+    **{"patch_length": 4, "context_length": 16, "horizon_length": 4, "num_hidden_layers": 2, "hidden_size": 16},
+    **{"intermediate_size": 24, "head_dim": 8, "num_attention_heads": 2},
+}
+
+
+def _tiles() -> dict[str, torch.Tensor]:
+    return {
+        **{
+            **tokens(),
+            "attention_mask": torch.ones(2, 6, dtype=torch.long),
+            "pixel_values": normal(2, 1, 2, 3, 16, 16),
+        },
+        **{"aspect_ratio_ids": torch.full((2, 1), 2), "aspect_ratio_mask": torch.ones(2, 1, 2, dtype=torch.long)},
+        "cross_attention_mask": torch.ones(2, 6, 1, 2, dtype=torch.long),
+    }
+
+
+def _spoken() -> dict[str, torch.Tensor]:
+    return {"input_values": normal(2, 1500), **decoder_tokens()}
+
+
+def _past() -> dict[str, torch.Tensor]:
+    return {"past_values": normal(2, 16), "freq": torch.zeros(2, 1, dtype=torch.long)}
 
 
 def _series() -> dict[str, torch.Tensor]:
@@ -117,6 +180,9 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _text("qwen3-moe", "Qwen3Moe", "ForCausalLM", _EXPERTS),
     _text("olmoe", "Olmoe", "ForCausalLM", _EXPERTS),
     _text("granitemoe", "GraniteMoe", "ForCausalLM", {**_CAUSAL, "num_local_experts": 4}),
+    _text("dbrx", "Dbrx", "ForCausalLM", _DBRX),
+    # an MLP in each of two halves of a layer
+    _text("longcat-flash", "LongcatFlash", "ForCausalLM", _LONGCAT, gates=3),
     # images
     _image("ijepa", "IJepa", sizes=_IMAGE),
     # stages of one block
@@ -132,6 +198,12 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     ),
     # detection: one in each layer; the heads of classes and boxes have ReLU
     _row("yolos", "Yolos", "ForObjectDetection", _DETECTOR, pixels, 2),
+    # the encoder's layer, and the convolutions of backbone and pyramids
+    _row("rt-detr", "RTDetr", "ForObjectDetection", _DETR, large_pixels, 25),
+    # segmentation: + one in each of two upsamplings
+    _row("eomt", "Eomt", "ForUniversalSegmentation", {**_IMAGE, **_EOMT}, large_pixels, 4),
+    # images and texts: two layers, one of both, three of text
+    _row("mllama", "Mllama", "ForConditionalGeneration", _MLLAMA, _tiles, 6),
     # two towers of two layers each; ViLT has one for both
     _row("owlvit", "OwlViT", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
     _row("chinese-clip", "ChineseCLIP", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
@@ -141,7 +213,13 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _row("wavlm", "WavLM", "ForCTC", _SOUND, partial(_sound, 200), 5),
     # + one behind the upsampling
     _row("sew", "SEW", "ForCTC", {**_SOUND, "squeeze_factor": 2}, partial(_sound, 200), 6),
-    # time series: one layer each in encoder and decoder
+    _row("sew-d", "SEWD", "ForCTC", {**_SOUND, "squeeze_factor": 2, "position_buckets": 16}, partial(_sound, 200), 6),
+    # + two convolutions in front
+    _row("moonshine", "Moonshine", "ForConditionalGeneration", {**TEXT, **_MOONSHINE}, _spoken, 6),
+    _row("bark", "BarkSemantic", "Model", _BARK, tokens, 2),
+    # time series: in front and behind
+    _row("timesfm", "TimesFm", "ModelForPrediction", _TIMESFM, _past, 2),
+    # one layer each in encoder and decoder
     _row("time-series-transformer", "TimeSeriesTransformer", "ForPrediction", _SERIES, _series, 2),
     _row("informer", "Informer", "ForPrediction", _SERIES, _series, 2),
     _row(

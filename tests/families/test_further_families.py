@@ -18,10 +18,11 @@ STATE_SPACES = {
     *("nemotron-h", "falcon-h1", "zamba2"),
 }
 # Experts in one tensor, and convolutions whose weight is the product of two parameters.
-NOT_REFITTED = {"mixtral", "qwen3-moe", "olmoe", "granitemoe", "encodec"}
+NOT_REFITTED = {"mixtral", "qwen3-moe", "olmoe", "granitemoe", "dbrx", "encodec"}
 # Older versions run other code: products of experts that no CPU has, and convolutions that call their gate's module.
 OTHERWISE = {"mixtral", "qwen3-moe", "olmoe"} if Version(torch.__version__) < Version("2.9") else set()
-OTHERWISE |= STATE_SPACES if Version(transformers.__version__) < Version("5.15") else set()
+OTHERWISE |= {*STATE_SPACES, "dbrx", "longcat-flash"} if Version(transformers.__version__) < Version("5.15") else set()
+SLOW = STATE_SPACES - {"mamba", "jamba", "qwen3-next", "nemotron-h"}
 EVERY = [family for family in FAMILIES + FURTHER_FAMILIES if family.name not in {*NO_BETTER, *OTHERWISE}]
 
 
@@ -44,7 +45,10 @@ def test_there_are_sixty():
     assert len({family.name for family in EVERY}) >= 60
 
 
-@pytest.mark.parametrize("family", EVERY, ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, id=each.name, marks=[pytest.mark.slow] * (each.name in SLOW)) for each in EVERY],
+)
 def test_a_family_converts(family, tmp_path):
     model, report = convert_with(family.build(), batches(family))
     assert len(report.gates) == family.sites + called(family)
