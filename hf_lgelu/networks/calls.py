@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
+from hf_lgelu.networks.outputs import agree, outputs_of
 from hf_lgelu.networks.rewrite import GATES, Call, call_at, call_on, called_by, calls_of, method_in, put_gates
-from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, run_example
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
@@ -53,13 +54,7 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
             changes.callback(put_gates(owner, list(gates), list(gates.values())))
         again, is_same = _Search(model, kinds), False
         with suppress(*NOT_TAKEN):
-            outputs = again.run(inputs) if search.found else expected
-            pairs = zip(*map(pytree.tree_leaves, (expected, outputs)), strict=True)
-            is_same = all(
-                torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
-                for one, other in pairs
-                if isinstance(one, Tensor)
-            )
+            is_same = not search.found or agree(expected, again.run(inputs))
         if not is_same or again.found or again.refused:
             lines = [*(call.where for gates in search.found.values() for call in gates), *again.refused]
             raise ValueError(
@@ -102,20 +97,20 @@ class _Search(TorchFunctionMode):
         self.refused: list[str] = []
         self._model, self._modules, self._kinds = model, ids_of(model.modules()), kinds
 
-    def run(self, inputs: Inputs) -> Any:
-        """The model's output. A language model that calls activations also writes two tokens.
+    def run(self, inputs: Inputs) -> list[Tensor]:
+        """`outputs_of` the model. A language model that calls activations also writes two tokens.
 
         With a cache, it may call functions that no forward of a text calls.
         """
         with self:
-            output, model = run_example(self._model, inputs), self._model
+            found, model = outputs_of(self._model, inputs), self._model
             ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
             calls = self.found or any(map(calls_of, model.modules()))
             if calls and isinstance(model, PreTrainedModel) and model.can_generate() and isinstance(ids, Tensor):
                 given: Any = placed({"input_ids": ids[:1, :2], "attention_mask": torch.ones_like(ids[:1, :2])}, model)
-                with evaluation_mode(model), suppress(*NOT_TAKEN):
+                with evaluation_mode(model), suppress(Exception):  # what it cannot do is no part of a conversion
                     model.generate(**given, max_new_tokens=2, min_new_tokens=2, do_sample=False, pad_token_id=0)
-            return output
+            return found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -237,12 +232,3 @@ def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | N
         frames.append(frame)
         frame = frame.f_back
     return None, frames
-
-
-def running(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
-    """`frames_inside` without the frames of torch and of activations, unless they are the module's own code."""
-    module, frames = frames_inside(modules)
-    own = {cls.__module__ for cls in type(module).__mro__} - {nn.Module.__module__}
-    names = [str(frame.f_globals.get("__name__")) for frame in frames]
-    theirs = [frame for frame, name in zip(frames, names, strict=True) if name in own or not name.startswith(LIBRARIES)]
-    return module, theirs or frames[-1:]

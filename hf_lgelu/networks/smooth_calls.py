@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.calls import ids_of, line_of, running
+from hf_lgelu.networks.calls import LIBRARIES, frames_inside, ids_of, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
 from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
@@ -163,11 +163,15 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         operation = func.overloadpacket.__name__.rstrip("_")
         if operation in _SMOOTH_OPERATIONS or (operation == _FUSED_ENCODER_LAYER and args[_USE_GELU]):
-            (inner, _), (known, frames) = running(), running(self.registered)
+            (inner, _), (known, frames) = frames_inside(), frames_inside(self.registered)
             # λ-GELU's softplus makes λ from s; it is no activation.
             if not (operation == "softplus" and isinstance(inner, LambdaGate)):
                 is_called = isinstance(inner, FunctionModule)
                 module = known or self.model if is_called or inner is None else inner
                 is_gate = id(vars(module)) in self.registered and is_activation(module)
-                self.note(module, operation, is_called, None if is_gate else line_of(frames[0]))
+                # Frames of torch and of activations count where they are the module's own code.
+                own = {cls.__module__ for cls in type(known).__mro__} - {nn.Module.__module__}
+                names = ((str(frame.f_globals.get("__name__")), frame) for frame in frames)
+                theirs = (frame for name, frame in names if name in own or not name.startswith(LIBRARIES))
+                self.note(module, operation, is_called, None if is_gate else line_of(next(theirs, frames[-1])))
         return func(*args, **(kwargs or {}))
