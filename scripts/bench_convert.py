@@ -4,7 +4,7 @@ Each is measured in a process of its own. Rows go to a CSV file as they are meas
 is not there. Memory does not depend on what the weights are, and time hardly (from 512 features on a few strengths
 more or less are tried).
 
-    python scripts/bench_convert.py --csv bench.csv              the four networks
+    python scripts/bench_convert.py --csv bench.csv --cases mlp-4x256 gpt2-124m      two of the networks
 """
 
 import multiprocessing
@@ -21,11 +21,13 @@ from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE
 from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import exit_status
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, LlamaConfig, LlamaForCausalLM
 
 import hf_lgelu
 from hf_lgelu import MLPConfig, MLPForClassification
 from hf_lgelu.environment import hardware, package_versions
+from hf_lgelu.networks.batches import Batch, cut_batches
+from hf_lgelu.networks.run import run_example
 
 Inputs = Tensor | Mapping[str, Tensor]
 
@@ -56,6 +58,18 @@ def _gpt2(sequences: int, tokens: int, **config: int) -> tuple[nn.Module, Inputs
     return model, {"input_ids": torch.randint(model.config.vocab_size, (sequences, tokens))}
 
 
+def _llama(sequences: int, tokens: int, blocks: int, width: int, units: int) -> tuple[nn.Module, Inputs]:
+    config = LlamaConfig(
+        num_hidden_layers=blocks,
+        hidden_size=width,
+        intermediate_size=units,
+        num_attention_heads=width // 128,
+        num_key_value_heads=width // 128,
+        vocab_size=2048,
+    )
+    return LlamaForCausalLM(config), {"input_ids": torch.randint(config.vocab_size, (sequences, tokens))}
+
+
 def _resnet18(images: int) -> tuple[nn.Module, Inputs]:
     import timm
 
@@ -70,12 +84,15 @@ CASES: dict[str, Case] = {
     "gpt2-4x128": Case(64, 8192, 512, partial(_gpt2, 64, 128, **_SMALL_GPT2)),
     "gpt2-124m": Case(16, 16_384, 3072, partial(_gpt2, 16, 1024)),
     "resnet18-cifar": Case(1024, 1024, 4864, partial(_resnet18, 1024)),
+    **{f"llama-{n}x1024": Case(16, 2048, 2816, partial(_llama, 16, 128, n, 1024, 2816)) for n in (2, 4, 8)},
+    "llama-1x4096": Case(16, 2048, 11_008, partial(_llama, 16, 128, 1, 4096, 11_008)),
 }
 _KEY = ("case", "threads")
 TIME_COLUMNS = (
-    "case", "units", "rows", "width", "threads", "seconds", "peak_gib", "outcome", "cpu", "torch", "hf_lgelu",
+    "case", "units", "rows", "width", "threads", "seconds", "processor_seconds", "forward_seconds", "loaded_gib",
+    "peak_gib", "outcome", "cpu", "torch", "hf_lgelu",
 )  # fmt: skip
-"""Of the rows of `measure_here`."""
+"""Of the rows of `measure_here`; before 0.3.1 neither processor time nor the loaded model were measured."""
 
 
 def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
@@ -86,10 +103,13 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     warm, inputs = _mlp(2048, 128)
     _convert(warm.eval(), inputs)
     model, inputs = case.build()
-    model = model.eval()
-    started = time.perf_counter()
+    model, before = model.eval(), time.process_time()
+    for batch in cut_batches([Batch(inputs)]):
+        run_example(model, batch.inputs)
+    forward, loaded = time.process_time() - before, _peak_gib()
+    started, before = time.perf_counter(), time.process_time()
     outcome = _convert(model, inputs)
-    seconds = time.perf_counter() - started
+    seconds, processor = time.perf_counter() - started, time.process_time() - before
     return {
         "case": name,
         "units": case.units,
@@ -97,12 +117,20 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
         "width": case.width,
         "threads": threads,
         "seconds": round(seconds, 3),
-        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES / 2**30, 3),
+        "processor_seconds": round(processor, 3),
+        "forward_seconds": round(forward, 3),
+        "loaded_gib": loaded,
+        "peak_gib": _peak_gib(),
         "outcome": outcome,
         "cpu": hardware(1)["cpu"],
         "torch": torch.__version__,
         "hf_lgelu": package_versions()["hf-lgelu"],
     }
+
+
+def _peak_gib() -> float:
+    """The largest memory of this process so far."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES / 2**30, 3)
 
 
 def _convert(model: torch.nn.Module, inputs: object) -> str:
