@@ -92,7 +92,7 @@ TIME_COLUMNS = (
     "case", "units", "rows", "width", "threads", "seconds", "processor_seconds", "forward_seconds", "loaded_gib",
     "peak_gib", "outcome", "cpu", "torch", "hf_lgelu",
 )  # fmt: skip
-"""Of the rows of `measure_here`; before 0.3.1 neither processor time nor the loaded model were measured."""
+"""Of the rows of `measure_here`; in older rows some are empty."""
 
 
 def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
