@@ -134,8 +134,8 @@ class RowArguments(CheckpointArguments):
 
 
 @dataclass(kw_only=True)
-class InputArguments(RowArguments):
-    """The inputs on which networks are compared, and how a data set becomes inputs."""
+class OutputArguments(RowArguments):
+    """The inputs on which networks are compared, the folder that a command writes, and where it goes."""
 
     evaluation: str | None = _input(
         f"Inputs on which networks are compared: {_DATA}, or none. Labels give a score. Default: the validation or "
@@ -147,23 +147,6 @@ class InputArguments(RowArguments):
     evaluation_split: str | None = _input("Its split. Default: validation or test, else the only split.", None)
     evaluation_config: str | None = _input("Its configuration. Default: the only one.", None)
     max_eval_samples: int | None = _input(f"The most of its inputs. Default: {_AMOUNT}.", None)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
-        if unread:
-            raise ValueError(f"{' and '.join(unread)}: the data set for this is not given; leave it out")
-
-    def _of_a_set(self) -> Sequence[str]:
-        """The options of data sets that are not given."""
-        options = ("evaluation_split", "evaluation_config", "max_eval_samples", "column", "pair_column", "label_column")
-        return () if self.evaluation not in (None, "none") else (*options, "sequence_length")
-
-
-@dataclass(kw_only=True)
-class OutputArguments(InputArguments):
-    """The folder that a command writes, and where it goes."""
-
     mean: str = _input(
         "Of pictures for an ONNX file: what is subtracted, for each channel, from pixels of 0 to 1. Default: 0.", "0"
     )
@@ -185,6 +168,14 @@ class OutputArguments(InputArguments):
         super().__post_init__()
         if self.private and self.push_to_hub is None:
             raise ValueError("--private needs --push_to_hub, which says where to push")
+        unread = [f"--{name}" for name in self._of_a_set() if getattr(self, name) is not None]
+        if unread:
+            raise ValueError(f"{' and '.join(unread)}: the data set for this is not given; leave it out")
+
+    def _of_a_set(self) -> Sequence[str]:
+        """The options of data sets that are not given."""
+        options = ("evaluation_split", "evaluation_config", "max_eval_samples", "column", "pair_column", "label_column")
+        return () if self.evaluation not in (None, "none") else (*options, "sequence_length")
 
 
 @dataclass(kw_only=True)

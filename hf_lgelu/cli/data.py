@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_lgelu.cli.arguments import ConvertArguments, InputArguments, RowArguments
+from hf_lgelu.cli.arguments import ConvertArguments, OutputArguments, RowArguments
 from hf_lgelu.files import is_onnx, local, require_there
 
 _SECOND_SPLITS = ("validation", "valid", "test")
@@ -88,7 +88,7 @@ def data_set(arguments: Any) -> Rows | None:
     return _rows(arguments, name, config, split, splits, arguments.max_samples)
 
 
-def evaluation_set(arguments: InputArguments) -> Rows | None:
+def evaluation_set(arguments: OutputArguments) -> Rows | None:
     """The rows that --evaluation names. Without it, `hf-lgelu convert` takes another split of --data.
 
     Raises the errors of `data_set`, and ValueError for the same rows as --data.

@@ -22,7 +22,7 @@ from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_ove
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
 from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
-from hf_lgelu.refit.moments import Moments, Rows, widened
+from hf_lgelu.refit.moments import FitRows, Moments, widened
 from hf_lgelu.refit.ridge import held_out_once
 from hf_lgelu.refit.weights import add_constant
 
@@ -221,7 +221,7 @@ class Carrier:
         )
         return {node: values[own] for node, own in nodes}
 
-    def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[Rows]:
+    def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[FitRows]:
         """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the converted's.
 
         The list has an entry for each kink of the gate before, kink 0 first. A convolution has rows at some positions.
@@ -243,7 +243,7 @@ class Carrier:
             consumer.geometry.feature_rows(arrival.converted[consumer.operation.data], positions) for consumer in maps
         ]
         counted = self._counted(arrival, first, positions, len(residuals))
-        rows = Rows(torch.cat(inputs, dim=-1), residuals, targets, counted)
+        rows = FitRows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
         before = arrival.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.processes import summed
-from hf_lgelu.refit.moments import Moments, Rows, widened
+from hf_lgelu.refit.moments import FitRows, Moments, widened
 from hf_lgelu.refit.ridge import STRENGTHS, held_out_error
 
 Basis = Literal["relu", "constant", "line"]
@@ -215,8 +215,8 @@ KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
 
 
 def rows_with_kinks(
-    rows: Rows, windows: Tensor, gate: Callable[[Tensor], Tensor], weight: Tensor, scale: Tensor
-) -> list[Rows]:
+    rows: FitRows, windows: Tensor, gate: Callable[[Tensor], Tensor], weight: Tensor, scale: Tensor
+) -> list[FitRows]:
     """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
 
     `windows` (n, g, d) are the gate's inputs that give the features of `rows`, and `gate` makes features of windows.

@@ -153,7 +153,7 @@ def widened(value: Tensor) -> Tensor:
     return value.float() if value.dtype.itemsize < 4 else value
 
 
-class Rows(NamedTuple):
+class FitRows(NamedTuple):
     """The rows of a layer on one batch, and a mask of the rows that count; None means that all rows count."""
 
     features: Tensor  # (n, g, d)
