@@ -2,10 +2,10 @@
 
     python scripts/healing_curve.py --network smollm2 --packages runs/packages --tokens 50000 100000 250000 500000
 
-The original, the plain swap, the conversion (`refit`) and the conversion with `distill` all take the same steps on the
-same tokens in the same order, plain next-token prediction. No token comes twice, and none of those that the conversion
-was fitted on. All starts get to a budget before any goes on to the next. Rows go to a CSV file as they are measured; a
-rerun goes on from the last state in `--state_dir`.
+The original, the plain swap and the conversion (`refit`) take the same steps on the same tokens in the same order,
+plain next-token prediction. No token comes twice, and none of those that the conversion was fitted on. All starts get
+to a budget before any goes on to the next. Rows go to a CSV file as they are measured; a rerun goes on from the last
+state in `--state_dir`.
 """
 
 import copy
@@ -29,8 +29,7 @@ from hf_lgelu import convert_to_relu, substitute_relu
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 
-STARTS = ("original", "swap", "refit", "distill")
-_SAME_GATES = {"original": "original", "swap": "swap", "refit": "swap", "distill": "swap"}  # and quick to make
+STARTS = ("original", "swap", "refit")
 _BLOCKS_A_STEP = 4
 _WARMUP = 20
 _KEY = ("network", "start", "tokens", "learning_rate", "seed")
@@ -95,8 +94,8 @@ def _start(measured: Measured, arguments: HealingArguments, name: str) -> nn.Mod
     model = copy.deepcopy(measured.model)
     if name == "swap":
         substitute_relu(model, kinds=SMOOTH_KINDS)
-    elif name != "original":
-        model = convert_to_relu(model, measured.fitted[: arguments.samples], effort=name).model
+    elif name == "refit":
+        model = convert_to_relu(model, measured.fitted[: arguments.samples]).model
     return model
 
 
@@ -108,7 +107,8 @@ def _healed(
     path = Path(arguments.state_dir, f"{name}-{arguments.learning_rate:g}-{arguments.seed}.pt")
     path.parent.mkdir(parents=True, exist_ok=True)
     known = torch.load(path, weights_only=True) if path.exists() else {"steps": 0}
-    model, done = _start(measured, arguments, name if not known["steps"] else _SAME_GATES[name]), known["steps"]
+    done = known["steps"]
+    model = _start(measured, arguments, "swap" if done and name == "refit" else name)  # quick to make, the same gates
     optimizer = torch.optim.AdamW(model.parameters(), arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     if done:
         model.load_state_dict(known["model"])

@@ -29,7 +29,7 @@ LIMITS = {  # limit, goal
     "package: raise statements": (272, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
-    "scripts: lines": (9_043, 9_000),
+    "scripts: lines": (9_140, 9_000),
     "tests: lines": (29_968, 28_000),
     "pages without api and changelog: words": (13_374, 12_000),
     "README: words": (1_199, 1_200),
