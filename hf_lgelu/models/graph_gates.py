@@ -8,6 +8,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Set
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -44,13 +45,13 @@ def with_gate_modules(model: nn.Module, kinds: Collection[str] = CALLED_KINDS) -
 
 def _gates(module: GraphModule, kinds: Collection[str]) -> Iterator[tuple[Node, Node, nn.Module]]:
     """(the last node of a gate, the node that it is a function of, a module that computes the same) of each gate."""
-    place = {node: number for number, node in enumerate(module.graph.nodes)}
+    place, found = {node: number for number, node in enumerate(module.graph.nodes)}, set[Node]()
     for end in place:
         inside, reads = set[Node](), Counter({end: 1})
         while reads and len(inside) < _MOST_NODES:
             # The latest node joins first, so a node on all paths is at some time the only one that is read.
             latest = max(reads, key=place.__getitem__)
-            if not _is_operation(module, latest):
+            if latest in found or not _is_operation(module, latest):
                 break
             inside.add(latest)
             del reads[latest]
@@ -64,6 +65,7 @@ def _gates(module: GraphModule, kinds: Collection[str]) -> Iterator[tuple[Node, 
                 if form is not None and form.kind in kinds and (form.kind in _FORMULAS or not is_formula):
                     options = {name: value for name, value in end.kwargs.items() if name not in ("input", "inplace")}
                     gate = ACT2FN[form.name] if is_formula else FunctionModule(end.target, end.args[1:], options)
+                    found.add(end)
                     yield end, source, gate
                     break
 
@@ -86,4 +88,11 @@ def _function(module: GraphModule, inside: Set[Node], source: Node, end: Node) -
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[end])
     formula = copy.deepcopy(GraphModule(module, graph)).cpu().eval()
-    return lambda x: formula(x).reshape(x.shape)  # a constant of shape (1, 1, 1) adds axes
+
+    def function(x: Tensor) -> Tensor:
+        images = torch.zeros(2, 3, 2, 2)
+        if formula(images).shape != images.shape:  # it is flattened, too
+            raise ValueError("the formula gives another shape")
+        return formula(x).reshape(x.shape)  # a constant of shape (1, 1, 1) adds axes
+
+    return function

@@ -101,6 +101,18 @@ OPERATORS = {
     "Gather": ("Gather", IMAGE, [np.array([[0, -1], [2, 2]], I64)], dict(axis=2)),
     "Gather, one": ("Gather", IMAGE, [np.array(-2, I64)], dict(axis=1)),
     "GatherElements": ("GatherElements", ROW, [np.array([[0, -1]] * 4, I64)], dict(axis=1)),
+    "GatherND": ("GatherND", IMAGE, [np.array([[0, 1], [3, -1]], I64)], {}),
+    "GatherND, of each sample": (
+        "GatherND",
+        draw(4, 3, 5),
+        [np.array([[[0]], [[2]], [[1]], [[0]]], I64)],
+        dict(batch_dims=1),
+    ),
+    "GroupNormalization": ("GroupNormalization", IMAGE, [draw(6), draw(6)], dict(num_groups=3), 21),
+    "Mod": ("Mod", ROW * 3, [np.float32(0.7)], dict(fmod=1)),
+    "ReduceL2": ("ReduceL2", IMAGE, [], dict(axes=[1], keepdims=0)),
+    "Sum": ("Sum", ROW, [draw(12), draw(4, 1)], {}),
+    "Trilu": ("Trilu", draw(4, 5, 5), [np.array(1, I64)], dict(upper=0)),
     "Expand": ("Expand", draw(4, 1, 3), [np.array([2, 1], I64)], {}),
     "Tile": ("Tile", ROW, [np.array([1, 2], I64)], {}),
     "Pad": ("Pad", IMAGE, [np.array([0, 0, 1, 0, 0, 0, 0, 2], I64), np.float32(1.5)], {}),
@@ -296,6 +308,23 @@ def test_a_file_with_one_batch_size_is_converted_in_larger_ones_and_keeps_it(tmp
     assert onnx.load(after).graph.input == onnx.load(before).graph.input
     found = [run(after, {"rows": row[None]})[0] for row in rows[:3]]
     torch.testing.assert_close(torch.tensor(np.concatenate(found)), of(converted, rows[:3]), rtol=1e-4, atol=1e-4)
+
+
+def test_a_graph_that_holds_its_batch_size_runs_in_parts(tmp_path):
+    """The first of the axes is lost, so that nothing tells samples apart."""
+    make = helper.make_node
+    nodes = [
+        make("Squeeze", ["x", "first"], ["row"]), make("Mul", ["row", "w"], ["h"]), make("Sigmoid", ["h"], ["s"]),
+        make("Mul", ["h", "s"], ["g"]), make("Reshape", ["g", "shape"], ["flat"]), make("MatMul", ["flat", "v"], ["y"]),
+    ]  # fmt: skip
+    numbers = {"first": np.array([0], I64), "shape": np.array([1, 24], I64)}
+    path = save(tmp_path / "net.onnx", nodes, {"x": ((1, 4, 6), 1)}, {"w": draw(4, 6), "v": draw(24, 3)} | numbers)
+    rows = torch.tensor(draw(400, 4, 6))
+    converted, report = convert_to_relu(OnnxNetwork(path, rows), rows)
+    assert report.held_out.refitted.relative_error < 0.5 * report.held_out.direct.relative_error
+    converted.save(tmp_path / "relu.onnx")
+    found = np.concatenate([run(tmp_path / "relu.onnx", {"x": row[None]})[0] for row in rows])
+    torch.testing.assert_close(torch.tensor(found), of(converted, rows), rtol=1e-4, atol=1e-4)
 
 
 def test_constants_of_nodes_and_biases_that_are_added_are_refitted(tmp_path):

@@ -80,6 +80,18 @@ def test_other_formulas_stay(formula):
     assert with_gate_modules(network) is network
 
 
+def test_a_formula_ends_before_its_values_are_moved():
+    class Flat(nn.Module):
+        def forward(self, x):
+            return (x * F.relu6(x + 3) / 6).flatten(1), torch.sigmoid(x).flatten(1) * x.flatten(1)
+
+    network, x = symbolic_trace(Flat()), torch.randn(4, 3, 2, 2)
+    made = with_gate_modules(network)
+    assert gates(made) == ["truediv_gate"]
+    for found, expected in zip(made(x), network(x), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_what_else_is_read_of_a_formula_stays():
     class Both(nn.Module):
         def forward(self, x):

@@ -102,6 +102,13 @@ def _gather(x: Tensor, places: Tensor, axis: int = 0) -> Tensor:
     return x.index_select(axis, places.flatten()).reshape([*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]])
 
 
+def _gather_nd(x: Tensor, places: Tensor, batch_dims: int = 0) -> Tensor:
+    if batch_dims:
+        parts = zip(x, places, strict=True)
+        return torch.stack([_gather_nd(part, place, batch_dims - 1) for part, place in parts])
+    return x[places.unbind(-1)]
+
+
 def _concat(*parts: Tensor, axis: int) -> Tensor:
     """A part of one sample, such as a learned token, is repeated for a larger batch."""
     most = max(len(part) for part in parts) if axis % parts[0].ndim else 0
@@ -160,6 +167,7 @@ OPERATORS: dict[str, Any] = {
     **{name: function for names, function in {
         ("Equal",): torch.eq, ("Greater",): torch.gt, ("GreaterOrEqual",): torch.ge, ("Less",): torch.lt,
         ("LessOrEqual",): torch.le, ("And",): torch.logical_and, ("Or",): torch.logical_or, ("Not",): torch.logical_not,
+        ("IsNaN",): torch.isnan,
         ("Softplus",): F.softplus, ("Identity", "Dropout"): lambda x, *_, **__: x, ("Resize", "Upsample"): _resize,
     }.items() for name in names},
     "ArgMax": lambda x, axis=0, keepdims=1, **_: x.argmax(axis, bool(keepdims)),
@@ -184,10 +192,14 @@ OPERATORS: dict[str, Any] = {
     "Expand": lambda x, shape: x.expand(torch.broadcast_shapes(x.shape, _whole(shape))),
     "Flatten": lambda x, axis=1: x.flatten(axis).flatten(0, axis - 1) if axis else x.reshape(1, -1),
     "Gather": _gather,
+    "GatherND": _gather_nd,
     "GatherElements": lambda x, places, axis=0: x.gather(axis, torch.where(places < 0, places + x.shape[axis], places)),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda x: x.mean([*range(2, x.ndim)], keepdim=True),
     "GlobalMaxPool": lambda x: x.amax([*range(2, x.ndim)], keepdim=True),
+    "GroupNormalization": lambda x, scale, bias, num_groups, epsilon=1e-5, **_: F.group_norm(
+        x, num_groups, scale, bias, epsilon
+    ),
     "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
     "InstanceNormalization": lambda x, scale, bias, epsilon=1e-5: F.instance_norm(
         x, weight=scale, bias=bias, eps=epsilon
@@ -202,8 +214,12 @@ OPERATORS: dict[str, Any] = {
     "Max": lambda *inputs: reduce(torch.maximum, inputs),
     "MaxPool": lambda x, **options: _pool(x, "max", **options),
     "Min": lambda *inputs: reduce(torch.minimum, inputs),
+    "Mod": lambda x, y, fmod=0: (torch.fmod if fmod else torch.remainder)(x, y),
     "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
     "Pad": _pad,
+    "ReduceL2": lambda x, axes=None, keepdims=1, **_: torch.linalg.vector_norm(
+        x, dim=_whole(axes) or None, keepdim=bool(keepdims)
+    ),
     "Range": lambda start, limit, delta: torch.arange(
         start.item(), limit.item(), delta.item(), dtype=start.dtype, device=start.device
     ),
@@ -212,9 +228,11 @@ OPERATORS: dict[str, Any] = {
     "Slice": _slice,
     "Softmax": _softmax,
     "Split": lambda x, split=None, axis=0, outputs=1, **_: x.split(_whole(split) or -(-x.shape[axis] // outputs), axis),
+    "Sum": lambda *inputs: reduce(torch.add, inputs),
     "Squeeze": lambda x, axes=None: x.squeeze(_whole(axes) or [*range(x.ndim)]),
     "Tile": lambda x, repeats: x.repeat(_whole(repeats)),
     "TopK": lambda x, count, axis=-1, largest=1, sorted=1: x.topk(int(count), axis, bool(largest), bool(sorted)),
+    "Trilu": lambda x, k=0, upper=1: (torch.triu if upper else torch.tril)(x, int(k)),
     "Transpose": lambda x, perm=None: x.permute(perm or [*reversed(range(x.ndim))]),
     "Unsqueeze": _unsqueeze,
 }  # fmt: skip
