@@ -26,7 +26,7 @@ LIMITS = {  # limit, goal
     "package: modules": (119, 100),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),
-    "package: raise statements": (272, 290),
+    "package: raise statements": (273, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (9_140, 9_000),

@@ -290,11 +290,10 @@ class _Reader:
 
 def _rename(graph: Any, tensor: str) -> int:
     """Free the name of a tensor that a node makes; the node's place among the nodes."""
-    for place, node in enumerate(graph.node):
-        if tensor in node.output:
-            node.output[:] = [f"{each}_before" if each == tensor else each for each in node.output]
-            return place
-    raise ValueError(f"no node makes {tensor}")
+    place = next(place for place, node in enumerate(graph.node) if tensor in node.output)
+    outputs = graph.node[place].output
+    outputs[:] = [f"{each}_before" if each == tensor else each for each in outputs]
+    return place
 
 
 def _without_unused(graph: Any) -> None:
