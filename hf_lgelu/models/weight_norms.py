@@ -54,11 +54,14 @@ def compute_again(model: nn.Module, weights: list[ComputedWeight]) -> tuple[str,
     plain = []
     for each in weights:
         module = model.get_submodule(each.module)
+        if not hasattr(module, each.tensor):  # another gate stands there now
+            continue
         wanted: Tensor = getattr(module, each.tensor).detach().clone()
         if each.put is not None:
             each.put(module)
             change, most = getattr(module, each.tensor) - wanted, wanted.abs().max() * torch.finfo(wanted.dtype).eps
-            if bool((change.abs() <= _ROUNDING * most).all()):
+            is_computed = each.tensor not in dict(module.named_parameters(recurse=False))
+            if is_computed and bool((change.abs() <= _ROUNDING * most).all()):
                 continue
             each.remove(module)
             getattr(module, each.tensor).copy_(wanted)
@@ -82,6 +85,8 @@ def _computed_in(module: nn.Module) -> Iterator[_Way]:
     names = {name for name, _ in module.named_parameters(recurse=False)}
     for name in sorted(names):
         tensor, _, part = name.rpartition("_")
+        if not torch.is_tensor(getattr(module, tensor, None)):  # named so by chance
+            continue
         if part == "g" and f"{tensor}_v" in names:
             size, whole = getattr(module, name).shape, getattr(module, f"{tensor}_v").shape
             kept = [axis for axis, (one, other) in enumerate(zip(size, whole, strict=False)) if one == other]
