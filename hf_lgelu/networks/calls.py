@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
 from hf_lgelu.networks.outputs import agree, outputs_of
-from hf_lgelu.networks.rewrite import GATES, Call, call_at, call_on, called_by, calls_of, method_in, put_gates
+from hf_lgelu.networks.rewrite import GATES, Call, call_at, called_by, calls_of, digest_of, method_in, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
@@ -146,7 +146,7 @@ class _Search(TorchFunctionMode):
                     way += [] if gate else [function]
                 else:
                     gate = seen[1]
-            call = call_on(name, way, numbers, line_of(stands), gate._get_name())
+            call = Call(name, tuple(numbers), digest_of(way, numbers), line_of(stands), gate._get_name())
         except ValueError as error:
             self.refused += [f"{where}: {error}"] * (is_gate or gate is not None)
             return
@@ -186,10 +186,8 @@ def _call_of(function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> 
 def _call_in_progress(function: Any, frame: FrameType) -> tuple[Any, FunctionModule]:
     """`_call_of` for the function that runs in a frame; a function with any number of arguments has no input."""
     given = inspect.getargvalues(frame)
-    if given.varargs is not None or given.keywords is not None or not given.args:
-        return None, FunctionModule(function)
-    x, *rest = (given.locals[name] for name in given.args)
-    return x, FunctionModule(function, (), dict(zip(given.args[1:], rest, strict=True)))
+    is_open = given.varargs is not None or given.keywords is not None
+    return _call_of(function, (), {} if is_open else {name: given.locals[name] for name in given.args})
 
 
 def _running(held: FunctionType | None, frames: Sequence[FrameType]) -> tuple[int, FunctionType]:

@@ -79,16 +79,7 @@ def call_at(function: FunctionType, frame: FrameType) -> tuple[int, ast.Call]:
     raise ValueError(f"no call is known at line {line} of {function.__code__.co_qualname}")
 
 
-def call_on(name: str, way: Sequence[FunctionType], numbers: Sequence[int], where: str, function: str) -> Call:
-    """The call with these numbers in the texts of a method and of the functions on the way.
-
-    Raises ValueError where the call's text does not say which argument is the input.
-    """
-    _argument(_text(way[-1]).calls[numbers[-1]])
-    return Call(name, tuple(numbers), _digest(way, numbers), where, function)
-
-
-def _digest(way: Sequence[FunctionType], numbers: Sequence[int]) -> str:
+def digest_of(way: Sequence[FunctionType], numbers: Sequence[int]) -> str:
     """The digest of a call: a record whose number names another call of the same text has another digest."""
     texts = (f"{number} {_text(function).bare}" for number, function in zip(numbers, way, strict=True))
     return hashlib.sha256(" ".join(texts).encode()).hexdigest()[:16]
@@ -124,10 +115,9 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
 
     The object gets another class. Raises ValueError where the code of the object does not have these calls.
     """
-    if calls_of(owner):
-        raise ValueError(f"calls of {type(owner).__name__} are gates already; convert all kinds at once")
     if hasattr(owner, GATES):
-        raise ValueError(f"{type(owner).__name__} has an attribute {GATES!r}, the name that gates of calls need")
+        why = "are gates already; convert all kinds at once" if calls_of(owner) else f"need its attribute {GATES!r}"
+        raise ValueError(f"calls of {type(owner).__name__} {why}")
     cls: Any = type(owner)
     # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old text.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
@@ -210,7 +200,7 @@ def way_of(cls: type, call: Call) -> list[FunctionType] | None:
 
     methods = functions_in(inspect.getattr_static(cls, call.method, None))
     found = (way for method in methods for way in ways(method, call.numbers))
-    return next((way for way in found if _digest(way, call.numbers) == call.digest), None)
+    return next((way for way in found if digest_of(way, call.numbers) == call.digest), None)
 
 
 @functools.lru_cache(512)
