@@ -306,7 +306,7 @@ def _readers(
 
 
 def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
-    """Whether an operation that mixes channels takes a parameter, or a value computed from one (weight norm)."""
+    """Whether an operation that mixes channels takes a parameter, or a value computed from one (a mask)."""
     name = operation_name(node)
     # A library's own operation with weights (the experts of transformers) can compute anything.
     foreign = getattr(node.target, "namespace", "aten") not in ("aten", "prims")

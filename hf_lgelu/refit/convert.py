@@ -69,8 +69,8 @@ def convert_to_relu(
         model: a trained module: from transformers or timm, your own, or a SentenceTransformer (compared on its
             embeddings). Gates are modules or calls in a forward (`F.gelu(x)`). In the place of a call, the copy runs
             the new gate in memory, and the report names the line to write it in. The first linear maps after each gate
-            are refitted: Linear, Conv1D, convolutions with any stride and groups, the joint ones of a downsampling
-            block, the second half of a gated unit.
+            are refitted: Linear, Conv1D, convolutions with any stride and groups, also transposed, the joint ones of a
+            downsampling block, the second half of a gated unit. A norm or a factor may compute their weights.
         data: unlabelled inputs: a dataset, a DataLoader, an iterable of batches, a tensor or a mapping of tensors (see
             `hf_lgelu.networks.batches.read_batches`). Labels only go into the metrics of the report. Each of several
             processes gets all data. Sequences of different lengths need an attention mask. They are padded with the
