@@ -37,8 +37,8 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
     """A block in which the calls of activations of these kinds are modules `called.K` of the objects that call.
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions in attributes
-    must be modules already. A formula is found if it is a function, `def swish(x)`. The search finds only calls in one
-    forward pass on `inputs`. Raises ValueError where a call stands in no method whose text is known. Raises it also
+    must be modules already. A formula is found if it is a function, `def swish(x)`. The search finds only calls of
+    `_Search.run`. Raises ValueError where a call stands in no method or function whose text is known. Raises it also
     where the model with these modules computes other values, or still calls activations.
     """
     search = _Search(model, kinds)
