@@ -220,7 +220,8 @@ def read_batches(
             for.
 
     Raises TypeError for a value that is no tensor, no plain constant and no object with tensors. Raises ValueError for
-    a first batch that the model does not take, with the model's message, and for batches of several forms.
+    a first batch that the model does not take, with the model's message, and for batches that differ in form, names,
+    dtypes, numbers of axes or constants.
     """
     if hasattr(data, "iloc"):  # a table of pandas: its items are columns
         raise TypeError(f"{type(data).__name__} is a table: pass its numbers as a tensor, torch.tensor(frame.values)")

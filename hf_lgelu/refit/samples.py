@@ -160,8 +160,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
     model's config, on the side of the given padding. If one batch is a sample by itself, all batches are. Samples whose
     shapes differ by more than padding become a batch each.
 
-    Raises ValueError where samples differ in names, dtypes or constants, where there are no batches, and where the
-    processes were given different data.
+    Raises ValueError where there are no batches, and where the processes were given different data.
     """
     batches = _alike(batches)
     frames = None if model is None else frames_of_sound(model)
