@@ -17,8 +17,8 @@ STATE_SPACES = {
     *("mamba", "falcon-mamba", "mamba2", "jamba", "bamba", "granitemoehybrid", "qwen3-next", "olmo-hybrid"),
     *("nemotron-h", "falcon-h1", "zamba2"),
 }
-# Experts in one tensor, and convolutions whose weight is the product of two parameters.
-NOT_REFITTED = {"mixtral", "qwen3-moe", "olmoe", "granitemoe", "dbrx", "encodec"}
+# Experts in one tensor.
+NOT_REFITTED = {"mixtral", "qwen3-moe", "olmoe", "granitemoe", "dbrx"}
 # Older versions run other code: products of experts that no CPU has, and convolutions that call their gate's module.
 OTHERWISE = {"mixtral", "qwen3-moe", "olmoe"} if Version(torch.__version__) < Version("2.9") else set()
 OTHERWISE |= {*STATE_SPACES, "dbrx", "longcat-flash"} if Version(transformers.__version__) < Version("5.15") else set()
