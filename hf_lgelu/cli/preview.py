@@ -10,15 +10,11 @@ from hf_lgelu.comparing.net_comparison import compare_outputs
 from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.config_keys import runtime_warnings
-from hf_lgelu.models.copies import changeable_module
-from hf_lgelu.models.graph_gates import with_gate_modules
-from hf_lgelu.models.weight_norms import with_plain_weights
-from hf_lgelu.networks.calls import CALLED_KINDS
 from hf_lgelu.networks.network import Network
 from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.networks.sites import sites_in_words
 from hf_lgelu.refit.config import ConversionConfig
-from hf_lgelu.refit.convert import prepare, still_smooth
+from hf_lgelu.refit.convert import prepare, still_smooth, with_plain_parts
 from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.task import costs_of_some
 from hf_lgelu.refit.widen import can_be_wider
@@ -31,7 +27,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
 
     Raises the errors of `convert_to_relu` before the first fit. `model` and `data` are as there.
     """
-    model, _ = with_plain_weights(with_gate_modules(changeable_module(model), config.kinds or CALLED_KINDS))
+    model, _ = with_plain_parts(model, config)
     with Network(model, config.kinds, config.outputs, config.box_channels) as network:
         task = prepare(network, data, config)
         exchange, sites = task.exchange, task.recordings.sites

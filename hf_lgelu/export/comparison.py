@@ -241,6 +241,10 @@ def compare_networks(
     )
 
 
+SHARES = ("share of predictions that differ", "share of nearest neighbours that differ")
+"""What `lost` counts; of other outputs it gives a distance."""
+
+
 def lost(distance: Distance) -> tuple[str, float]:
     """(what, how much) a network loses by a change of its outputs, whatever its labels say.
 
@@ -248,9 +252,9 @@ def lost(distance: Distance) -> tuple[str, float]:
     differ, of other outputs the distance.
     """
     if distance.detection is None and distance.agreement is not None:
-        return "share of predictions that differ", 1 - distance.agreement
+        return SHARES[0], 1 - distance.agreement
     if "same_neighbour" in distance.embedding:
-        return "share of nearest neighbours that differ", 1 - distance.embedding["same_neighbour"]
+        return SHARES[1], 1 - distance.embedding["same_neighbour"]
     return DETECTION if distance.detection is not None else RELATIVE_ERROR, distance.value
 
 

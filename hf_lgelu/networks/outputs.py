@@ -195,7 +195,7 @@ class OutputReader:
         if are_embeddings(self.model, name, given[name]):
             return "embeddings"
         config = getattr(self.model, "config", None)
-        if given[name].ndim < 2 or not has_classes(tensor) or not _exclude_each_other(config, name, given):
+        if given[name].ndim < 2 or tensor.shape[-1] < 2 or not _exclude_each_other(config, name, given):
             return "values"
         chances = are_probabilities(tensor.detach())
         return "scores" if chances is None else "probabilities" if chances else "values"
@@ -238,7 +238,7 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
     if config is None or name != "logits":
-        return are_class_scores(name)
+        return name in ("", *_CLASS_SCORES)
     labels = getattr(config, "num_labels", None)
     if {*QUERIES} <= found.keys() and labels is not None:
         return found[name].shape[-1] == labels + 1  # a softmax has one more score, for an empty place
@@ -270,11 +270,6 @@ def in_order_of(reference: Outputs, other: Outputs) -> Outputs:
     return other._replace(tensors=tensors)
 
 
-def are_class_scores(name: str) -> bool:
-    """Whether an output of this name holds a score for each class along its last axis; a bare tensor does."""
-    return name in ("", *_CLASS_SCORES)
-
-
 def are_embeddings(model: Any, name: str, output: Tensor) -> bool:
     """Whether an output of this name is embeddings, or the states whose mean is an embedding."""
     # A timm network without classes gives embeddings.
@@ -302,11 +297,6 @@ def classes_last(output: Tensor, class_axis: int | None = None) -> Tensor:
         return output.reshape(-1, 1)
     usual = 1 if output.ndim > 3 else -1
     return output.movedim(usual if class_axis is None else class_axis, -1)
-
-
-def has_classes(output: Tensor) -> bool:
-    """Whether an output has several scores a row, so that the largest may be a predicted class."""
-    return output.ndim > 1 and output.shape[-1] > 1
 
 
 def is_causal(model: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.graph_gates import with_gate_modules
-from hf_lgelu.models.weight_norms import compute_again, with_plain_weights
+from hf_lgelu.models.weight_norms import ComputedWeight, compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.calls import CALLED_KINDS
 from hf_lgelu.networks.network import Network
@@ -108,7 +108,7 @@ def convert_to_relu(
     """
     given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
-    model, computed = with_plain_weights(with_gate_modules(changeable_module(model), config.kinds or CALLED_KINDS))
+    model, computed = with_plain_parts(model, config)
     processes = known_processes()
     shown = (sys.stderr.isatty() if progress is None else progress) and processes.is_main_process
     with Network(model, config.kinds, config.outputs, config.box_channels) as network:
@@ -129,6 +129,15 @@ def convert_to_relu(
     report = replace(report, warnings=warnings)
     require_good(report, best.model, config)
     return Conversion(best.model, report)
+
+
+def with_plain_parts(model: nn.Module, config: ConversionConfig) -> tuple[nn.Module, list[ComputedWeight]]:
+    """(the model as a conversion reads it, the weights that norms compute in the given one).
+
+    A graph of torch.fx has modules in the place of its formulas of gates, and layers have plain weights. A model that
+    needs neither is itself.
+    """
+    return with_plain_weights(with_gate_modules(changeable_module(model), config.kinds or CALLED_KINDS))
 
 
 def prepare(network: Network, data: Any, config: ConversionConfig, progress: bool = False) -> Task:

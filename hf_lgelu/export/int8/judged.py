@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.comparison import NetworkComparison, compare_networks, lost
+from hf_lgelu.export.comparison import SHARES, NetworkComparison, compare_networks, lost
 from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
 from hf_lgelu.export.onnx.onnx_run import OnnxModel
@@ -193,7 +193,7 @@ def _judge(
     allowed = None
     if originals:
         share, margin = lost(originals[0])[1], _MARGIN
-        if measure.startswith("share"):
+        if measure in SHARES:
             margin = max(math.sqrt(share * (1 - share) / compared.samples), 1 / compared.samples)
         allowed = share + margin
     return JudgedInt8(compared, operators, inputs, measure, loss, allowed, float(np.max(errors)))  # NaN where one is
