@@ -31,7 +31,6 @@ from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.processes import known_processes
-from hf_lgelu.refit.config import read_target
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
@@ -73,7 +72,7 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
                 given = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
                 require_gates(given)
                 if given.sentences is not None:
-                    _require_one_key_says_it(arguments)
+                    _require_one_key_says_it(arguments.keep)
                 if data is None:
                     given.network.to(state.device)
                     tell("No data were given, so the model samples text itself ...")
@@ -164,18 +163,13 @@ def _a_line_a_minute() -> Iterator[None]:
         progress_log.removeHandler(handler)
 
 
-def _require_one_key_says_it(arguments: ConvertArguments) -> None:
+def _require_one_key_says_it(keep: str) -> None:
     """Raise ValueError for gates that no folder of sentence-transformers can hold."""
-    if read_target(arguments.target).slope is not None:
-        option, otherwise = f"--target {arguments.target}", "take leaky_relu, whose slope is 0.01,"
-    elif arguments.keep != "0":
-        option, otherwise = "--keep", "leave it out"
-    else:
-        return
-    raise ValueError(
-        f"{option}: sentence-transformers builds all gates by one key of the config and could not load the folder; "
-        f"{otherwise} or convert in Python (hf_lgelu.convert_to_relu)"
-    )
+    if keep != "0":
+        raise ValueError(
+            "--keep: sentence-transformers builds all gates by one key of the config and could not load the folder; "
+            "leave it out, or convert in Python (hf_lgelu.convert_to_relu)"
+        )
 
 
 def _write(

@@ -40,7 +40,7 @@ class OnnxFile:
 def read_onnx_file(arguments: Any) -> tuple[OnnxFile, InputSet, InputSet | None]:
     """(the file, the rows of --data, the rows of --evaluation). Raises ValueError for what does not fit the file."""
     _require_options(arguments)
-    if arguments.target.partition(":")[0] not in ("relu", "leaky_relu"):
+    if arguments.target not in ("relu", "leaky_relu"):
         raise ValueError(f"--target {arguments.target}: an ONNX file is given relu or leaky_relu in the gates' places")
     inputs = read_arrays(arguments.data, arguments, arguments.max_samples)
     second = None

@@ -5,7 +5,7 @@ Nothing here imports torch: the command reads it before any library loads.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -19,10 +19,9 @@ class TargetGate:
     name: str  # a key of ACT2FN
     title: str
     tag: str  # on a model card
-    torch_module: str = ""  # the call of torch.nn that builds it; "" where torch has none
+    torch_module: str  # the call of torch.nn that builds it
     can_be_placed: bool = False
     has_zeros: bool = False  # inputs below 0 become 0
-    slope: float | None = None  # below 0, of a LeakyReLU with another slope than transformers' default
 
 
 TARGETS = {
@@ -31,30 +30,8 @@ TARGETS = {
         TargetGate("relu", "ReLU", "relu", "ReLU()", can_be_placed=True, has_zeros=True),
         TargetGate("relu6", "ReLU6", "relu6", "ReLU6()", has_zeros=True),
         TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "LeakyReLU()"),
-        TargetGate("hardswish", "HardSwish", "hardswish", "Hardswish()"),
-        TargetGate("relu2", "squared ReLU", "squared-relu", has_zeros=True),
     )
 }
-
-
-def read_target(name: str) -> TargetGate:
-    """The row of TARGETS, or LeakyReLU with another slope: "leaky_relu:0.1".
-
-    Raises ValueError for an unknown name.
-    """
-    if name in TARGETS:
-        return TARGETS[name]
-    kind, _, given = str(name).partition(":")
-    try:
-        slope = float(given)
-    except ValueError:
-        slope = math.nan
-    if kind == "leaky_relu" and 0 <= slope < 1:
-        title = f"LeakyReLU({slope:g})" + ("" if slope else " = ReLU")
-        return replace(TARGETS[kind], title=title, slope=slope)
-    raise ValueError(
-        f"target must be one of {', '.join(TARGETS)}, or leaky_relu:SLOPE with a slope from 0 to below 1, got {name!r}"
-    )
 
 
 @dataclass(frozen=True)
@@ -113,8 +90,7 @@ class ConversionConfig:
             is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
             Refused where no block can, or where the config has no key of the width. Default: 1.
-        target: What the gates become: relu, relu6, leaky_relu, hardswish or relu2; leaky_relu:0.1 sets the slope
-            (default 0.01). effort place and width need relu. Default: relu.
+        target: What the gates become: relu, relu6 or leaky_relu. effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
             alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
@@ -162,6 +138,8 @@ class ConversionConfig:
     bf16: bool = False
 
     def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {self.target!r}")
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
         above_0 = ("max_kl", "box_channels", "max_samples", "batch_size", "distill_steps")
@@ -182,7 +160,7 @@ class ConversionConfig:
     @property
     def gate(self) -> TargetGate:
         """The target gate."""
-        return read_target(self.target)
+        return TARGETS[self.target]
 
     @property
     def rungs(self) -> tuple[str, ...]:

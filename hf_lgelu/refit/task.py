@@ -103,7 +103,7 @@ def costs_of_some(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[
 
 def make_gate(target: TargetGate) -> nn.Module:
     """A new module of the target."""
-    return ACT2FN[target.name] if target.slope is None else nn.LeakyReLU(target.slope)
+    return ACT2FN[target.name]
 
 
 @dataclass(frozen=True)

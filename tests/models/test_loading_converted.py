@@ -71,7 +71,7 @@ def exchanged(model, target):
 
 @pytest.mark.parametrize(
     ("build", "target"),
-    [(own, "relu6"), (own, "leaky_relu:0.1"), (mpt, "relu"), (mpt, "leaky_relu:0.1")],
+    [(own, "relu6"), (own, "leaky_relu"), (mpt, "relu"), (mpt, "leaky_relu")],
 )
 def test_a_folder_loads_as_the_network_that_was_saved(build, target, tmp_path):
     model, inputs = build()

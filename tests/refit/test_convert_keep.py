@@ -92,7 +92,7 @@ def test_kept_gates_of_another_form_or_with_hardness_come_back(tmp_path):
         assert not hasattr(again.config, "lambda_gelu")
 
 
-@pytest.mark.parametrize("target", [{}, {"target": "relu6"}, {"target": "leaky_relu:0.3"}])
+@pytest.mark.parametrize("target", [{}, {"target": "relu6"}, {"target": "leaky_relu"}])
 def test_what_is_kept_can_be_hardened_beside_what_was_exchanged(tmp_path, target):
     model, inputs = mlp(hidden_act="gelu"), rows()
     converted, _ = convert_with(model, inputs, keep=["layers.1.activation"], max_kl=None, **target)
@@ -122,20 +122,7 @@ def test_a_record_that_names_no_activation_is_refused(tmp_path):
             hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path)
 
 
-def test_a_slope_is_saved_with_the_gates(tmp_path):
-    model, inputs = mlp(hidden_act="silu"), rows()
-    converted, report = convert_with(model, inputs, target="leaky_relu:0.1", max_kl=None)
-    assert [layer.activation.negative_slope for layer in converted.layers] == [0.1] * 3
-    assert "became LeakyReLU(0.1)\n" in str(report)
-    converted.save_pretrained(tmp_path)
-    again = hf_lgelu.from_pretrained(hf_lgelu.MLPForClassification, tmp_path).eval()
-    assert torch.equal(again(rows(9)).logits, converted(rows(9)).logits)
-    for wrong in ("leaky_relu:1", "leaky_relu:-0.1", "leaky_relu:x", "relu:0.1", "leaky_relu:"):
-        with pytest.raises(ValueError, match="slope from 0 to below 1"):
-            convert_to_relu(model, inputs, target=wrong)
-
-
-@pytest.mark.parametrize("gate", [nn.ELU(0.7), nn.Softplus(2.0, 15.0)], ids=repr)
+@pytest.mark.parametrize("gate", [nn.ELU(0.7), nn.Softplus(2.0, 15.0), nn.LeakyReLU(0.1)], ids=repr)
 def test_a_kept_gate_of_torch_comes_back_with_its_arguments(tmp_path, gate):
     model = mlp(hidden_act="silu")
     model.layers[1].activation = gate
@@ -147,12 +134,12 @@ def test_a_kept_gate_of_torch_comes_back_with_its_arguments(tmp_path, gate):
 
 
 def test_a_gate_that_computes_the_target_stays():
-    net = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 16), nn.LeakyReLU(0.1), nn.Linear(16, 3))
-    converted, report = convert_to_relu(net, rows(), target="leaky_relu:0.1")
+    net = nn.Sequential(nn.Linear(5, 16), nn.GELU(), nn.Linear(16, 16), nn.LeakyReLU(), nn.Linear(16, 3))
+    converted, report = convert_to_relu(net, rows(), target="leaky_relu")
     assert (list(report.gates), report.kept) == (["1"], {"3": "LeakyReLU"})
     assert [type(module) for module in converted[1::2]] == [nn.LeakyReLU, nn.LeakyReLU]
     with pytest.raises(ValueError, match=r"1, 3: there is nothing to convert. .* computes LeakyReLU"):
-        convert_to_relu(converted, rows(), target="leaky_relu:0.1")
+        convert_to_relu(converted, rows(), target="leaky_relu")
     assert list(convert_to_relu(net, rows()).report.gates) == ["1", "3"]
 
 

@@ -150,8 +150,7 @@ def render_conversion_card(
     report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts, **words: Any
 ) -> ModelCard:
     """The card of a converted network; `words` may be `repo_id`, and `license`, which is the original's."""
-    # After the target's title a report may have a slope.
-    target = next(row for row in TARGETS.values() if row.title == report.target.partition("(")[0])
+    target = next(row for row in TARGETS.values() if row.title == report.target)
     measured, metrics = evaluations(report), report.evaluation.refitted.metrics if report.evaluation else {}
     results, source = [], provenance.evaluation_source
     if source is not None:
