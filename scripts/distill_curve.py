@@ -28,7 +28,7 @@ from lgelu_lab.rows_file import RowsFile
 from lgelu_lab.studies.arguments import OneLineParser, exit_status
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.comparing.net_comparison import samples_at_once
+from hf_lgelu.comparing.comparison import samples_at_once
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.outputs import OutputReader

@@ -89,10 +89,11 @@ LISTED = {
     "activation.hardness",  # the target of a tolerance
     "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
-    "export.int8.quantize",  # the graph that onnxruntime runs, of a float file too
+    "export.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
-    "export.hub",  # the facts of a checkpoint that a card is written without; the name of the file of facts
-    "export.onnx.onnx_run",
+    "export.card",
+    "export.checkpoint_facts",  # what a card says of how its network loads
+    "export.onnx_run",
     "files",  # a file that is whole or not there
     "formats",
     "comparing",  # the comparison of two networks over batches

@@ -133,7 +133,7 @@ def _refuse_relu(given: GivenCheckpoint) -> None:
 def push(folder: Path, repo_id: str | None, *, private: bool, tell: Callable[[str], None]) -> None:
     """Push a finished folder if a repository was named, and say where it is."""
     if repo_id is not None:
-        from hf_lgelu.export.hub.push import push_to_hub
+        from hf_lgelu.export.push import push_to_hub
 
         try:
             tell(f"Pushed: {push_to_hub(folder, repo_id, private=private or None).commit_url}")

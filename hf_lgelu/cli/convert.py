@@ -18,15 +18,15 @@ from hf_lgelu.cli.onnx_file import OnnxFile, read_onnx_file
 from hf_lgelu.cli.preview import preview_conversion
 from hf_lgelu.cli.rows import InputSet
 from hf_lgelu.environment import hardware, require
-from hf_lgelu.export.hub.card import (
+from hf_lgelu.export.card import (
     Provenance,
     own_name,
     render_conversion_card,
     save_card,
     stated_licence,
 )
-from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
-from hf_lgelu.export.onnx.onnx_export import ONNX_FILE
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.onnx_export import ONNX_FILE
 from hf_lgelu.files import is_hub_id, is_onnx, whole_folder
 from hf_lgelu.formats import finite_or_none
 from hf_lgelu.models.checkpoint import require_same_model

@@ -19,8 +19,8 @@ from transformers.utils import logging
 
 from hf_lgelu.cli.arguments import DemoArguments
 from hf_lgelu.cli.command import say
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card, save_card
-from hf_lgelu.export.hub.loading import facts_of_folder
+from hf_lgelu.export.card import Provenance, render_conversion_card, save_card
+from hf_lgelu.export.checkpoint_facts import facts_of_folder
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import put_relu
@@ -120,9 +120,9 @@ def _in_plain_torch(folder: Path) -> nn.Sequential:
 
 def _in_int8(network: nn.Module, features: Tensor, folder: Path) -> Callable[[Tensor], Tensor]:
     """The network as an int8 ONNX file in the folder, run by onnxruntime."""
-    from hf_lgelu.export.int8.quantize import quantize_onnx
-    from hf_lgelu.export.onnx.onnx_export import export_onnx
-    from hf_lgelu.export.onnx.onnx_run import OnnxModel
+    from hf_lgelu.export.onnx_export import export_onnx
+    from hf_lgelu.export.onnx_run import OnnxModel
+    from hf_lgelu.export.quantize import quantize_onnx
 
     export_onnx(network, folder / "float32.onnx", features[:8])
     quantize_onnx(folder / "float32.onnx", folder / "int8.onnx", features[:64])

@@ -19,10 +19,10 @@ from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.cli.rows import tokenizer_of
+from hf_lgelu.export.card import top_table, write_card
 from hf_lgelu.export.gelu import save_gelu
-from hf_lgelu.export.hub.card import top_table, write_card
-from hf_lgelu.export.int8.judged import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
-from hf_lgelu.export.onnx.onnx_export import OPSET, save_onnx
+from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
+from hf_lgelu.export.onnx_export import OPSET, save_onnx
 from hf_lgelu.export.plain import save_relu
 from hf_lgelu.files import is_onnx, whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs

@@ -12,10 +12,10 @@ from hf_lgelu.cli.arguments import RowArguments
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.rows import InputSet, TensorRows, sample_numbers
 from hf_lgelu.environment import require
-from hf_lgelu.export.int8.judged import INT8_FILE
-from hf_lgelu.export.int8.quantize import quantize_onnx
-from hf_lgelu.export.onnx.onnx_network import OnnxNetwork
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.int8 import INT8_FILE
+from hf_lgelu.export.onnx_network import OnnxNetwork
+from hf_lgelu.export.onnx_run import OnnxModel
+from hf_lgelu.export.quantize import quantize_onnx
 from hf_lgelu.files import whole_folder
 
 _PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")

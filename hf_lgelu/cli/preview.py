@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import networks_table
-from hf_lgelu.comparing.net_comparison import compare_outputs
 from hf_lgelu.formats import text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.config_keys import runtime_warnings

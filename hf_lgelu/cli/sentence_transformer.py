@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.hub.loading import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_modules
+from hf_lgelu.export.checkpoint_facts import MODULES_FILE, SENTENCE_CLASSES, sentence_class, sentence_modules
 from hf_lgelu.files import local, require_inside
 from hf_lgelu.models.checkpoint import load_checkpoint, save_checkpoint
 from hf_lgelu.models.loading import from_pretrained

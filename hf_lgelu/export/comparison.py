@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hf_lgelu.comparing.comparison import LiveUnits, compare_outputs
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.comparing.net_comparison import LiveUnits, compare_outputs
 from hf_lgelu.environment import require
-from hf_lgelu.export.int8.quantize import quantize_onnx
-from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_export import export_onnx
+from hf_lgelu.export.onnx_run import OnnxModel
+from hf_lgelu.export.quantize import quantize_onnx
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys

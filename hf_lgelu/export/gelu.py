@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.comparing.net_comparison import compare_models
-from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.comparing.comparison import compare_models
+from hf_lgelu.export.card import write_card
 from hf_lgelu.export.plain import CheckpointExport, reloaded_as, require_exportable
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint

@@ -7,9 +7,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_lgelu.comparing.comparison import compare_models
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.comparing.net_comparison import compare_models
-from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.card import write_card
 from hf_lgelu.files import whole_folder
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
 from hf_lgelu.models.config_keys import ConfigChange, runtime_warnings

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from hf_lgelu.comparing.net_comparison import samples_at_once
+from hf_lgelu.comparing.comparison import samples_at_once
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader, Outputs

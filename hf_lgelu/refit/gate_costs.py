@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_lgelu.comparing.net_comparison import compare_outputs
+from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.models.copies import changeable_module
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch, cut_batches, nothing_given, read_batches

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.comparing.output_comparison import kl_terms
+from hf_lgelu.comparing.comparison import kl_terms
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import QUERIES, SIDES, OutputReader, Outputs, as_of_softmax, in_order_of
 from hf_lgelu.networks.run import call_alike

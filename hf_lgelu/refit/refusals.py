@@ -5,7 +5,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.comparing.net_comparison import labels_fit, require_classes
+from hf_lgelu.comparing.comparison import labels_fit, require_classes
 from hf_lgelu.networks.batches import TRIED, Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import Inputs

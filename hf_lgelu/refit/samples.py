@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.networks.batches import LABELS, TRIED, Batch, nothing_given, sample_keys
 from hf_lgelu.networks.masks import frames_of_sound, is_of_sound, pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader, is_causal

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from transformers.activations import ACT2FN
 
-from hf_lgelu.comparing.net_comparison import LiveUnits, compare_outputs
+from hf_lgelu.comparing.comparison import LiveUnits, compare_outputs
 from hf_lgelu.formats import significant
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recordings

@@ -10,7 +10,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, default_compute_objective
 from transformers.utils import logging
 
-from hf_lgelu.comparing.net_comparison import LiveUnits
+from hf_lgelu.comparing.comparison import LiveUnits
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
 from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, hardness_learning_rate, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu

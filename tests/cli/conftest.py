@@ -48,7 +48,7 @@ def pushed(monkeypatch):
         found.append((sorted(path.name for path in folder.iterdir()), repo_id, private))
         return SimpleNamespace(commit_url="http://hub/commit/1")
 
-    monkeypatch.setattr("hf_lgelu.export.hub.push.push_to_hub", push)
+    monkeypatch.setattr("hf_lgelu.export.push.push_to_hub", push)
     return found
 
 

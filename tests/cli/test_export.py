@@ -25,7 +25,7 @@ from transformers import (
 
 from hf_lgelu import substitute_relu
 from hf_lgelu.cli.sentence_transformer import read_sentence_folder
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.hardening import anneal_hardness, hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hf_lgelu.export.hub.card import write_card
+from hf_lgelu.export.card import write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
 from hf_lgelu.models.hardening import hardness_profile
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification

@@ -17,7 +17,7 @@ from hf_lgelu.cli.checkpoint import read_checkpoint
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.sentence_transformer import read_sentence_folder
-from hf_lgelu.export.hub.loading import with_hf_lgelu
+from hf_lgelu.export.checkpoint_facts import with_hf_lgelu
 
 
 @functools.cache

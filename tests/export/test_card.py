@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.hub.card import TEMPLATE, own_name, render_card, result_on, write_card
-from hf_lgelu.export.hub.loading import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.card import TEMPLATE, own_name, render_card, result_on, write_card
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder
 from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
 
@@ -201,4 +201,4 @@ def test_the_card_of_a_checkpoint_is_written_beside_it(tmp_path):
 def test_the_templates_travel_with_the_package():
     assert (ROOT / "model_cards" / "template.md").read_text(encoding="utf-8") == TEMPLATE.read_text(encoding="utf-8")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert "export/hub/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]
+    assert "export/model_card_template.md" in settings["tool"]["setuptools"]["package-data"]["hf_lgelu"]

@@ -12,7 +12,7 @@ from torch import nn
 
 from hf_lgelu import compare_networks, export_onnx, quantize_onnx
 from hf_lgelu.export.comparison import lost
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_run import OnnxModel
 
 
 class Trained(nn.Module):

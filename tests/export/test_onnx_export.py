@@ -9,14 +9,14 @@ import pytest
 import small_networks as networks
 import torch
 from datasets import Dataset
+from hf_lgelu.export.onnx import onnx_export
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, default_data_collator
 
 from hf_lgelu import export_int8, quantize_onnx
-from hf_lgelu.export.onnx import onnx_export
-from hf_lgelu.export.onnx.onnx_export import export_onnx
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx
+from hf_lgelu.export.onnx_export import export_onnx
+from hf_lgelu.export.onnx_run import OnnxModel, read_onnx
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
 OPERATION = {"gelu": "Gelu", "lambda_gelu": "Erf", "relu": "Relu"}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_lgelu.export.onnx.onnx_run import require_parity
+from hf_lgelu.export.onnx_run import require_parity
 
 
 class Runtime:

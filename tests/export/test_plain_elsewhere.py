@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from word_tokenizer import word_tokenizer
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
-from hf_lgelu.export.hub.loading import CheckpointFacts, without_hf_lgelu
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts, without_hf_lgelu
 
 HERE = Path(__file__).parent
 FEATURES = torch.randn(20, 5, generator=torch.Generator().manual_seed(4))

@@ -11,7 +11,7 @@ from torch import nn
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
 from hf_lgelu.export.gelu import _maps_around, export_gelu
-from hf_lgelu.export.onnx.onnx_export import save_onnx
+from hf_lgelu.export.onnx_export import save_onnx
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
 

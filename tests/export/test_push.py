@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled
 
-from hf_lgelu.export.hub.push import push_to_hub
+from hf_lgelu.export.push import push_to_hub
 
 ROOT = Path(__file__).parents[2]
 REPOSITORY = "someone/small-relu"

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.export.int8.quantize import operators_by_precision, products_saturate
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_run import OnnxModel
+from hf_lgelu.export.quantize import operators_by_precision, products_saturate
 
 GENERATOR = np.random.default_rng(0)
 WEIGHTS = [GENERATOR.normal(size=(6, 8)), GENERATOR.normal(size=(8, 4))]

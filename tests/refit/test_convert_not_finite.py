@@ -10,8 +10,8 @@ from report_by_hand import REPORT
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
-from hf_lgelu.export.hub.card import Provenance, render_conversion_card
-from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.export.card import Provenance, render_conversion_card
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts
 from hf_lgelu.refit.gate_costs import gate_costs
 
 

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from hf_lgelu.comparing import output_comparison
-from hf_lgelu.comparing.net_comparison import NetComparison
+from hf_lgelu.comparing.comparison import NetComparison
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.refit.ladder import climb, is_nearer

@@ -7,7 +7,7 @@ import evaluate
 import torch
 from torch.distributions import Binomial
 
-from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.comparing.comparison import OutputComparison
 
 _DESCRIPTION = "How much of a network's predictions stays where ReLU takes the place of its smooth gates."
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, substitute_relu
-from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.networks.outputs import IGNORED_LABEL, OutputReader
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 from hf_lgelu.refit.config import EFFORTS, ConversionConfig

@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import EvalPrediction
 
 from hf_lgelu import export_onnx, quantize_onnx
-from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.environment import require
-from hf_lgelu.export.int8.quantize import QUANTIZED_OPERATIONS
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_run import OnnxModel
+from hf_lgelu.export.quantize import QUANTIZED_OPERATIONS
 from hf_lgelu.networks.sites import find_relu_sites, find_sites
 from lgelu_lab.benchmarks.benchmark import Benchmark
 from lgelu_lab.benchmarks.data import BenchmarkData

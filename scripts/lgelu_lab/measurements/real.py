@@ -16,9 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu, export_onnx, quantize_onnx, substitute_relu
-from hf_lgelu.comparing.net_comparison import compare_outputs
+from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.environment import hardware, require
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.sites import SMOOTH_KINDS

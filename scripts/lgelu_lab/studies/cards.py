@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_lgelu.activation.gates import GATES
-from hf_lgelu.export.hub.card import made_with, plain, render_card, result_on, save_card
-from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.export.card import made_with, plain, render_card, result_on, save_card
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts
 from hf_lgelu.files import is_hub_id, save_picture
 from hf_lgelu.formats import percent, score
 from lgelu_lab.report.paper import DATA_READ, data_folder

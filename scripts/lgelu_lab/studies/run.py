@@ -37,7 +37,7 @@ from hf_lgelu import (
 )
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.hardness import hardness_for_tolerance
-from hf_lgelu.comparing.output_comparison import OutputComparison
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.environment import hardware, require
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.models.hardening import hardening_progress

@@ -14,9 +14,9 @@ from torch import nn
 
 from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.export.comparison import SHARES, NetworkComparison, compare_networks, lost
-from hf_lgelu.export.int8.quantize import MAX_RELATIVE_ERROR, operators_by_precision
-from hf_lgelu.export.onnx.onnx_export import ONNX_FILE, save_beside_onnx
-from hf_lgelu.export.onnx.onnx_run import OnnxModel
+from hf_lgelu.export.onnx_export import ONNX_FILE, save_beside_onnx
+from hf_lgelu.export.onnx_run import OnnxModel
+from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, operators_by_precision
 from hf_lgelu.files import whole_folder
 from hf_lgelu.formats import finite_or_none, score, significant
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from hf_lgelu.comparing.comparison import NetComparison, compare_outputs, metrics_of, scores_of
 from hf_lgelu.comparing.distance import networks_table
-from hf_lgelu.comparing.net_comparison import NetComparison, compare_outputs, metrics_of, scores_of
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.batches import Batch
@@ -366,7 +366,7 @@ def test_outputs_of_large_vocabularies_are_compared_a_few_samples_at_a_time(monk
         OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]
     )
     assert max(seen) == 11
-    monkeypatch.setattr("hf_lgelu.comparing.net_comparison._SCORES_AT_ONCE", 15)  # of three samples
+    monkeypatch.setattr("hf_lgelu.comparing.comparison._SCORES_AT_ONCE", 15)  # of three samples
     seen.clear()
     parts, few_gaps = evaluate_conversion(
         OutputReader(original), converted, TemporaryRelu(original, kinds=("gelu",)), [batch]

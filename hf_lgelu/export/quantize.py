@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.activation.hardness import require_known
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_run import (
+from hf_lgelu.export.onnx_run import (
     OnnxModel,
     as_arrays,
     read_onnx,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
+from hf_lgelu.export.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.checkpoint import copy_processor_files
 from hf_lgelu.models.copies import independent_copy

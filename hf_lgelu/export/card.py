@@ -22,8 +22,8 @@ from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export.hub import loading
-from hf_lgelu.export.hub.loading import CheckpointFacts
+from hf_lgelu.export import checkpoint_facts as loading
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts
 from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models.hardening import hardness_profile, learned_hardness
@@ -62,7 +62,7 @@ def write_card(
 
     >>> import tempfile
     >>> from hf_lgelu import MLPConfig, MLPForClassification
-    >>> from hf_lgelu.export.hub.card import write_card
+    >>> from hf_lgelu.export.card import write_card
     >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     model.save_pretrained(folder)

@@ -10,8 +10,7 @@ from small_networks import Calls
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from hf_lgelu.comparing.net_comparison import compare_models
-from hf_lgelu.comparing.output_comparison import OutputComparison, kl_terms
+from hf_lgelu.comparing.comparison import OutputComparison, compare_models, kl_terms
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.networks.outputs import OutputReader, outputs_of

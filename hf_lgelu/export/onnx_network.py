@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from hf_lgelu.environment import require
-from hf_lgelu.export.onnx.onnx_run import OnnxModel, read_onnx, require_parity
-from hf_lgelu.export.onnx.operators import OPERATORS, run_operator
+from hf_lgelu.export.onnx_operators import OPERATORS, run_operator
+from hf_lgelu.export.onnx_run import OnnxModel, read_onnx, require_parity
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.networks.elementwise import form_at

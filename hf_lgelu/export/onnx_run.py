@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_lgelu.comparing.comparison import OutputComparison
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.comparing.output_comparison import OutputComparison
 from hf_lgelu.environment import require
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import classes_last

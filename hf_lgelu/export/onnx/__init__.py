@@ -1,1 +1,0 @@
-"""ONNX files, and int8: written, compared with torch, run."""
