@@ -1,30 +1,20 @@
-"""Tables and figures from the records below a folder: `python scripts/report.py --runs runs/profiles`.
-
-With --compare RUN, in place of these, how a run differs from the committed records of the same configuration.
-"""
+"""Tables and figures from the records below a folder: `python scripts/report.py --runs runs/profiles`."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from lgelu_lab.report.frames import read_frames
-from lgelu_lab.report.own_run import compare_run
 from lgelu_lab.report.paper import read_paper_values
 from lgelu_lab.report.write import WRITTEN_PAGES, page_tables, put_results, read_downstream, write_report
 from lgelu_lab.studies.folder import write_whole
-from lgelu_lab.studies.records import read_record, read_records
-
-COMMITTED = Path(__file__).parents[1] / "model_cards"
+from lgelu_lab.studies.records import read_records
 
 
 def parse_arguments() -> argparse.Namespace:
     """Where the records are, and where the report goes."""
     parser = argparse.ArgumentParser(description=__doc__)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--runs", help="folder with records in it or below it")
-    what.add_argument(
-        "--compare", metavar="RUN", help="folder of a run: say how it differs from the committed records of its kind"
-    )
+    parser.add_argument("--runs", required=True, help="folder with records in it or below it")
     parser.add_argument("--output_dir", help="folder of the report; without it, that of the runs")
     parser.add_argument("--pages", help="put results into the pages below this folder (README.md, …), between marks")
     parser.add_argument(
@@ -42,10 +32,7 @@ def main() -> int:
     """Write tables.md and the figures, print the results; 1, with the reason, if refused."""
     arguments = parse_arguments()
     try:
-        if arguments.compare:
-            print(compare_run(read_record(arguments.compare), read_records(COMMITTED)))
-        else:
-            _write(arguments)
+        _write(arguments)
     except (ValueError, OSError, ImportError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -1,7 +1,5 @@
 """scripts/bench_convert.py: what is measured, and that a rerun measures only what is not there."""
 
-import csv
-
 import bench_convert
 import pytest
 import torch
@@ -10,12 +8,6 @@ from lgelu_lab.rows_file import read_rows
 from torch import nn
 
 from hf_lgelu.networks.sites import find_sites
-
-
-def row(name, seconds, **given):
-    case = CASES[name]
-    values = {"case": name, "rows": case.rows, "width": case.width, "threads": 2, "seconds": seconds, "peak_gib": 1.5}
-    return dict.fromkeys(TIME_COLUMNS) | values | given
 
 
 @pytest.fixture
@@ -27,11 +19,6 @@ def small(monkeypatch):
 
     case = Case(128, 128, 8, build)
     monkeypatch.setattr(bench_convert, "CASES", {"small": case})
-
-
-def run(monkeypatch, *arguments):
-    monkeypatch.setattr("sys.argv", ["bench_convert.py", *arguments])
-    return bench_convert.main()
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if "124m" not in name and case.rows < 2**14])
@@ -53,24 +40,6 @@ def test_a_conversion_is_timed_in_this_process(small):
     assert tuple(measured) == TIME_COLUMNS
     assert 0 < measured["seconds"] < 60
     assert 0.05 < measured["peak_gib"] < 64
-
-
-def test_a_rerun_measures_only_what_is_not_there(monkeypatch, tmp_path):
-    asked = []
-
-    def measured(name, threads):
-        asked.append((name, threads))
-        return row(name, 1.0, threads=threads, outcome="converted")
-
-    monkeypatch.setattr(bench_convert, "measure_apart", measured)
-    path = tmp_path / "new" / "rows.csv"
-    assert run(monkeypatch, "--csv", str(path)) == 0
-    assert asked == [(name, 2) for name in CASES]
-    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256") == 0
-    assert run(monkeypatch, "--csv", str(path), "--cases", "mlp-4x256", "--threads", "1") == 0
-    assert asked[len(CASES) :] == [("mlp-4x256", 1)]
-    with path.open(newline="") as file:
-        assert [entry["case"] for entry in csv.DictReader(file)] == [*CASES, "mlp-4x256"]
 
 
 def test_the_committed_rows_can_be_added_to():

@@ -65,19 +65,6 @@ def test_a_copy_that_was_moved_is_the_same_and_one_that_was_changed_is_not(copy,
         Origin.of_folder(elsewhere, "some/ones").require_same(recorded, "the run")
 
 
-def test_a_copy_is_not_the_hub_and_an_older_record_says_neither(copy):
-    folder, recorded = copy
-    of_hub = asdict(Origin("some/ones"))
-    with pytest.raises(ValueError, match="read other data: some/ones, and now a copy of some/ones with"):
-        Origin.of_folder(folder, "some/ones").require_same(of_hub, "the run")
-    with pytest.raises(ValueError, match=r"read other data: a copy of some/ones with .*, and now some/ones"):
-        Origin("some/ones").require_same(recorded, "the run")
-    with pytest.raises(ValueError, match=r"a copy of some/ones with .*, and now a copy of some/twos with"):
-        Origin.of_folder(folder, "some/twos").require_same(recorded, "the run")
-    Origin("some/ones").require_same(of_hub, "the run")
-    Origin.of_folder(folder, "some/ones").require_same({"source": "some/ones", "train_samples": 3}, "the run")
-
-
 def test_without_a_directory_the_hub_is_asked(monkeypatch):
     asked = []
     monkeypatch.setenv("LGELU_DATA_DIR", "")

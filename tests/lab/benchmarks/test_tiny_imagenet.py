@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
-from lgelu_lab.benchmarks.tiny_imagenet import build_deit, image_processor, load_tiny_imagenet
+from lgelu_lab.benchmarks.tiny_imagenet import build_deit, load_tiny_imagenet
 from PIL import Image
-from transformers import pipeline
 
 from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.registry import register_activation
@@ -70,17 +69,3 @@ def test_image_and_patch_size_are_options_and_classes_have_names():
 def test_an_image_that_patches_do_not_fill_is_refused():
     with pytest.raises(ValueError, match="divisible by the patch size, 16, got 40"):
         build_deit("gelu", DATA, ModelOptions(image_size=40, patch_size=16))
-
-
-def test_a_saved_model_and_its_processor_are_a_pipeline(tmp_path):
-    model = build_deit("lambda_gelu", DATA, ModelOptions(image_size=48)).eval()
-    model.save_pretrained(tmp_path / "saved")
-    processor = image_processor(48)
-    processor.save_pretrained(tmp_path / "saved")
-    picture = Image.effect_noise((64, 64), 80).convert("RGB")
-    answers = pipeline("image-classification", model=str(tmp_path / "saved"), device="cpu")(picture)
-    with torch.no_grad():
-        chances = model(**processor(picture, return_tensors="pt")).logits.softmax(dim=1)[0].tolist()
-    assert {answer["label"]: answer["score"] for answer in answers} == pytest.approx(
-        dict(zip(DATA.label_names, chances, strict=True)), abs=1e-6
-    )

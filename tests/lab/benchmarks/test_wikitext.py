@@ -53,41 +53,13 @@ def test_the_tokenizer_knows_the_training_text_alone(copy):
     assert data.processor.get_vocab() != train_tokenizer((LINES + OTHERS) * 6, 280, 8).get_vocab()
 
 
-def test_limits_count_blocks_of_a_seeded_choice(copy):
-    whole = {tuple(row) for row in load_wikitext2(DataOptions(copy), SIZES).train.tokens.tolist()}
-    few = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
-    again = load_wikitext2(DataOptions(copy, max_train_samples=5, max_eval_samples=2), SIZES)
-    other = load_wikitext2(DataOptions(copy, max_train_samples=5, split_seed=1), SIZES)
-    assert (len(few.train), len(few.eval)) == (5, 2)
-    assert {tuple(row) for row in few.train.tokens.tolist()} < whole
-    assert few.train.tokens.equal(again.train.tokens)
-    assert not few.train.tokens.equal(other.train.tokens)
-
-
-@pytest.mark.parametrize(
-    ("splits", "message"),
-    [
-        ({"train": texts(LINES)}, "has no split or column 'validation'; it has {'train'"),
-        ({"train": texts(LINES), "validation": texts(["ab"])}, "a text of 2 tokens has no block of context_length 8"),
-    ],
-)
-def test_data_that_do_not_do_are_told(write_splits, splits, message):
-    data_dir = write_splits("wikitext2", splits)
-    with pytest.raises(ValueError, match=message):
+def test_a_text_shorter_than_a_block_is_refused(write_splits):
+    data_dir = write_splits("wikitext2", {"train": texts(LINES), "validation": texts(["ab"])})
+    with pytest.raises(ValueError, match=r"2 tokens .*context_length 8"):
         load_wikitext2(DataOptions(data_dir), SIZES)
 
 
 CORPUS = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
-
-
-def test_it_encodes_and_decodes_any_text():
-    tokenizer = train_tokenizer(CORPUS, 280, 16)
-    assert len(tokenizer) == 280
-    text = " = Zoë 日本 <unk> @-@ \n the cat"
-    numbers = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(numbers) == text
-    assert len(numbers) < len(text.encode())  # pairs of bytes were merged
-    assert tokenizer("the cat\n\n = ", add_special_tokens=True) == tokenizer("the cat\n\n = ", add_special_tokens=False)
 
 
 def test_the_end_of_a_text_is_one_token():

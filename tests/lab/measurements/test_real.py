@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import convert_zoo
 import datasets
 import pytest
 import torch
@@ -13,7 +12,7 @@ from lgelu_lab.benchmarks.real_networks import REAL
 from lgelu_lab.benchmarks.wikitext import train_tokenizer
 from lgelu_lab.measurements import real
 from lgelu_lab.measurements.real import METRICS, REAL_COLUMNS, RealSettings, judge, load_measured, measure_real
-from lgelu_lab.measurements.records import MeasurementRecord, plain_settings, read_measurement, write_measurement
+from lgelu_lab.measurements.records import read_measurement
 from lgelu_lab.studies.arguments import parse_mapping
 from lgelu_lab.studies.records import read_record
 from lgelu_lab.studies.run import train_and_record
@@ -211,33 +210,3 @@ def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypat
         load_measured(REAL["reactions"], SETTINGS, str(tmp_path), None)
     assert "drfp-schneider-errors.csv" in str(told.value)
     assert "to load it from the Hub" not in str(told.value)
-
-
-def zoo(monkeypatch, tmp_path, *arguments):
-    monkeypatch.setattr(
-        "sys.argv", ["convert_zoo.py", "--networks", "minilm", "--output_dir", str(tmp_path), *arguments]
-    )
-    return convert_zoo.main()
-
-
-def test_a_record_of_other_settings_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(real, "load_measured", lambda *_: pytest.fail("measured"))
-    row = dict.fromkeys(REAL_COLUMNS) | {"model": "minilm"}
-    settings = plain_settings(RealSettings())
-    record = MeasurementRecord(
-        "real", "minilm", 0, "2026-01-01T00:00:00+00:00", 1.0, settings, {"minilm": {}}, (row,), {"torch": "2"}, {}
-    )
-    path = write_measurement(record, tmp_path)
-    assert zoo(monkeypatch, tmp_path) == 0
-    assert zoo(monkeypatch, tmp_path, "--width_budget", "2", "--efforts", "place") == 1
-    told = capsys.readouterr().err
-    assert f"{path} was measured with efforts=['refit'], width_budget=1.0; remove it, or give another output" in told
-
-
-@pytest.mark.parametrize("name", ["minilm", "reactions", "smollm2"])
-def test_the_committed_records_are_read(name):
-    record = read_measurement(f"model_cards/downstream/{name}/real-seed0.json")
-    assert record.rows[0]["method"] == "original"
-    named = {key: record.settings[key] for key in plain_settings(RealSettings())}  # some name options that are gone
-    asked = {key: tuple(value) if isinstance(value, list) else value for key, value in named.items()}
-    assert real.record_real(REAL[name], RealSettings(**asked), "model_cards/downstream") == record

@@ -1,12 +1,10 @@
 """Records → frames: what the seeds of a configuration have in common, what is paired, and what is refused."""
 
-import itertools
 import math
 
 import pytest
 from lgelu_lab.report.frames import hardness_path, of_measurement, paired, recipe_of, run_frame
 from lgelu_lab.report.run_tables import correlation_curve
-from scipy.stats import spearmanr
 
 
 def with_config(record, **config):
@@ -87,14 +85,6 @@ def test_layers_keep_the_order_of_depth_and_start_at_epoch_0(record_of):
     assert {epoch: list(row) for epoch, row in hardness_path(record).iterrows()} == {
         0.0: [7, 8, 9], 1.0: [1, 2, 3], 2.0: [4, 5, 6],
     }  # fmt: skip
-
-
-def test_the_rank_correlation_against_scipys_with_ties(record_of):
-    paths = [path for path in itertools.product((1.0, 2.0, 3.0), repeat=3) if len(set(path)) > 1]
-    for fixed in ((1, 2, 3), (2, 1, 1), (0.5, 9, 3)):
-        first, second = run_frame([run(record_of, paths)]), run_frame([run(record_of, [fixed] * len(paths))])
-        curve = correlation_curve(first, second)
-        assert list(curve[0][1:]) == pytest.approx([spearmanr(path, fixed).statistic for path in paths], abs=1e-12)
 
 
 def test_the_curve_has_a_column_per_shared_seed_and_a_gap_where_it_is_undefined(record_of):

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import os
@@ -69,19 +70,6 @@ def test_records_below_a_folder_in_the_order_of_their_paths(record_of, tmp_path)
         read_records(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize(
-    ("fraction", "epochs", "learned"), [(0.25, 8, 2.0), (0.3, 7, 2.0), (0.25, 3, None), (0.99, 2.5, 2.0)]
-)
-def test_as_learned_is_the_last_evaluation_before_hardening_begins(record_of, fraction, epochs, learned):
-    config = {**record_of().config, "harden": True, "switch_fraction": fraction, "num_train_epochs": epochs}
-    scores = tuple(range(int(epochs)))
-    record = record_of(scores=scores, relu_scores=scores, config=config)
-    found = record.as_learned
-    assert (found.epoch if found else None) == learned
-    for other in ({"harden": False}, {"max_steps": 15}):
-        assert record_of(scores=scores, relu_scores=scores, config={**config, **other}).as_learned is None
-
-
 def test_as_learned_begins_where_the_library_hardens():
     for total, fraction in itertools.product((1, 2, 3, 7, 10, 50, 100), (0.0, 0.1, 0.25, 0.29, 0.5, 0.99)):
         learned = [e for e in range(1, total + 1) if hardening_progress(e, total, fraction) is None]
@@ -89,6 +77,8 @@ def test_as_learned_begins_where_the_library_hardens():
         config = {"harden": True, "num_train_epochs": total, "switch_fraction": fraction}
         record = RunRecord("", "", 0.0, config, {}, {}, "accuracy", True, {}, epochs, {}, {})
         assert (record.as_learned.epoch if record.as_learned else 0) == len(learned), (total, fraction)
+        for other in ({"harden": False}, {"max_steps": 15}):
+            assert dataclasses.replace(record, config=config | other).as_learned is None
 
 
 def test_a_failed_run_is_in_no_list_of_records(record_of, tmp_path):

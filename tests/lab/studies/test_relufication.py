@@ -72,19 +72,6 @@ def test_a_run_resumed_after_the_switch_equals_the_whole(tmp_path):
     assert resumed.model.config.hidden_act == "relu"
 
 
-def test_a_run_resumed_with_no_epoch_left_is_of_relu(tmp_path):
-    """As after a process that died between its last checkpoint and save_model()."""
-    whole, _ = trained(small(), tmp_path, save_strategy="epoch")
-    resumed, _ = trained(
-        small(), tmp_path / "again", resume_from_checkpoint=str(tmp_path / "checkpoint-8"), eval_on_start=True
-    )
-    assert [type(layer.activation) for layer in resumed.model.layers] == [nn.ReLU, nn.ReLU]
-    assert resumed.model.config.hidden_act == "relu"
-    for name, parameter in whole.model.named_parameters():
-        assert torch.equal(resumed.model.get_parameter(name), parameter)
-    assert resumed.evaluate()["eval_loss"] == pytest.approx(whole.evaluate()["eval_loss"])
-
-
 @pytest.mark.parametrize("activation", ["relu", "lambda_gelu"])
 def test_only_a_plain_smooth_gate_is_relufied(activation, tmp_path):
     with pytest.raises(ValueError, match="to relufy"):
