@@ -48,7 +48,7 @@ def test_arguments_that_change_later_reach_the_callback_too(tmp_path):
         trainer.train()
     check_path(trainer.model, seen, epochs(4, 3), 4, switch=2)
     trainer.args.harden = False
-    with pytest.raises(ValueError, match="switch_fraction would do nothing, because harden is off"):
+    with pytest.raises(ValueError, match=r"switch_fraction .*harden"):
         trainer.train()
     trainer.args.switch_fraction = 0.25  # its default
     trainer.train()
@@ -64,11 +64,11 @@ def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatc
 
 # {option of HardeningConfig: (values that are refused, what the error names)}; arguments of training have the same
 OF_HARDENING = {
-    "hardening_strategy": (["batch"], "unknown hardening_strategy 'batch'; accepted: epoch, steps"),
-    "hardening_schedule": (["steep"], "unknown schedule 'steep'; accepted: linear, geometric, inverse, cosine"),
-    "switch_fraction": ([1.0, -0.01, 1.5, float("nan")], r"switch_fraction must lie in \[0, 1\)"),
-    "target_hardness": ([1.0, -3.0, float("inf"), 1e39], "target_hardness must be a finite number > 1 within float32"),
-    "tolerance": ([0.0], "tolerance must lie in"),
+    "hardening_strategy": (["batch"], "'batch'; accepted: epoch, steps"),
+    "hardening_schedule": (["steep"], "'steep'; accepted: linear, geometric, inverse, cosine"),
+    "switch_fraction": ([1.0, -0.01, 1.5, float("nan")], r"switch_fraction .*\[0, 1\)"),
+    "target_hardness": ([1.0, -3.0, float("inf"), 1e39], "target_hardness .*> 1"),
+    "tolerance": ([0.0], "tolerance"),
 }
 
 
@@ -83,14 +83,14 @@ def test_options_of_hardening(tmp_path, name, value, message):
         tiny_trainer(tmp_path, harden=True, **{name: value})
 
 
-IDLE = "would do nothing, because harden is off: give harden=True"
+IDLE = ".*harden=True"
 
 
 OF_ARGUMENTS = [
-    ({"harden": True, "target_hardness": 100.0, "tolerance": 0.005}, "give target_hardness or tolerance, not both"),
-    ({"target_hardness": 50.0}, f"target_hardness {IDLE}"),
-    ({"hardening_schedule": "cosine", "switch_fraction": 0.5}, f"switch_fraction, hardening_schedule {IDLE}"),
-    ({"hardness_lr_multiplier": -1.0}, "hardness_lr_multiplier must be a finite number >= 0, got -1"),
+    ({"harden": True, "target_hardness": 100.0, "tolerance": 0.005}, "target_hardness or tolerance"),
+    ({"target_hardness": 50.0}, f"target_hardness{IDLE}"),
+    ({"hardening_schedule": "cosine", "switch_fraction": 0.5}, f"switch_fraction, hardening_schedule{IDLE}"),
+    ({"hardness_lr_multiplier": -1.0}, "hardness_lr_multiplier .*>= 0, got -1"),
 ]
 
 
@@ -102,5 +102,5 @@ def test_arguments(tmp_path, options, message):
 
 def test_arguments_of_another_class(tmp_path):
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(TypeError, match="args must be LambdaGELUTrainingArguments, got TrainingArguments"):
+    with pytest.raises(TypeError, match="LambdaGELUTrainingArguments, got TrainingArguments"):
         LambdaGELUTrainer(tiny_model(), args)

@@ -1,8 +1,5 @@
 """HardeningCallback in real runs: λ of every forward pass against Algorithm 1 by hand."""
 
-import gc
-import math
-import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +7,8 @@ import torch
 from closed_forms import hardness
 from hardening_runs import TARGET, check_path, epochs, run
 from tiny_training import hardness_values, raw_values, rows, tiny_model, tiny_trainer
-from transformers import TrainerCallback
 
-from hf_lgelu import HardeningCallback, HardeningConfig, LambdaGELU, hardness_parameter_groups, replace_activations
+from hf_lgelu import HardeningCallback, HardeningConfig, hardness_parameter_groups, replace_activations
 
 
 @pytest.mark.parametrize(("total", "plain"), [(4, True), (5, False), (8, True), (10, False)])
@@ -37,20 +33,9 @@ def test_without_an_epoch_to_learn_in_hardening_begins_at_once_and_says_so(tmp_p
     check_path(trainer.model, seen, epochs(total, 3), total, switch=0)
     assert [float(hardness(raw, 0.1)) for raw in raw_values(trainer.model)] == before
     assert caplog.text.count("hardening begins at once and λ is never learned") == 1
-
-
-@pytest.mark.parametrize(
-    ("option", "switch", "end"),
-    [
-        ({"switch_fraction": 0.0}, 0, TARGET),
-        ({"switch_fraction": 0.99}, 7, TARGET),
-        ({"tolerance": 0.02}, 2, 2 / (0.02 * math.sqrt(2 * math.pi))),
-    ],
-)
-def test_options_of_the_arguments(tmp_path, caplog, option, switch, end):
-    trainer, seen = run(tmp_path, num_train_epochs=8, **option)
-    check_path(trainer.model, seen, epochs(8, 3), 8, switch=switch, end=end)
-    assert not caplog.records  # switch_fraction=0 was asked for
+    caplog.clear()
+    run(tmp_path, num_train_epochs=total, switch_fraction=0.0)  # asked for
+    assert not caplog.records
 
 
 def test_callback_takes_the_same_options(tmp_path):
@@ -63,7 +48,7 @@ def test_callback_takes_the_same_options(tmp_path):
 
 
 def test_a_target_for_what_is_no_gate_is_refused_before_the_first_step(tmp_path):
-    targets, told = {"activations": 9.0}, r"names activations, which is no row .*it has activations\.0, activations\.1"
+    targets, told = {"activations": 9.0}, r"activations, .*activations\.0, activations\.1"
     callback = HardeningCallback(HardeningConfig(target_hardness=targets))
     trainer = tiny_trainer(tmp_path, plain=True, num_train_epochs=8, callbacks=[callback])
     with pytest.raises(ValueError, match=told):
@@ -74,7 +59,7 @@ def test_a_target_for_what_is_no_gate_is_refused_before_the_first_step(tmp_path)
 def test_an_s_that_somebody_froze_is_not_hardened_without_a_word(tmp_path):
     model = tiny_model()
     model.activations[1].raw_hardness.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"raw hardness of activations\.1 is frozen .*requires_grad_\(True\)"):
+    with pytest.raises(ValueError, match=r"activations\.1 .*requires_grad_\(True\)"):
         run(tmp_path, model=model)
 
 
@@ -83,7 +68,7 @@ def test_an_optimizer_from_before_the_surgery_is_refused(tmp_path, plain):
     model = tiny_model("gelu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     replace_activations(model, rewrite_config=False)
-    with pytest.raises(RuntimeError, match=r"does not hold the raw hardness .*Make it after the surgery"):
+    with pytest.raises(RuntimeError, match=r"raw hardness .*after the surgery"):
         run(tmp_path, model=model, plain=plain, optimizers=(optimizer, None))
 
 
@@ -109,31 +94,3 @@ def test_a_plain_trainer_without_a_group_for_s_is_told(tmp_path, caplog, grouped
     )
     run(tmp_path, plain=True, model=model, optimizers=optimizers, num_train_epochs=4)
     assert ("The optimizer has no hardness group" in caplog.text) is not grouped
-
-
-@pytest.mark.parametrize("strategy", ["epoch", "steps"])
-def test_what_is_put_elsewhere_by_hand_is_hardened_and_logged(tmp_path, strategy):
-    model = tiny_model("gelu")
-    replace_activations(model, include=lambda name: name == "activations.0", rewrite_config=False)
-
-    class Adds(TrainerCallback):
-        def on_epoch_end(self, args, state, control, **kwargs):
-            if state.epoch == 2:
-                model.activations[1] = LambdaGELU()
-
-    options = {"harden": True, "hardening_strategy": strategy, "switch_fraction": 0.0, "num_train_epochs": 4}
-    trainer = tiny_trainer(tmp_path, model, **options, logging_strategy="steps", logging_steps=1, callbacks=[Adds()])
-    trainer.train()
-    assert hardness_values(model) == pytest.approx([159.577] * 2, rel=1e-5)
-    logged = ["hardness/activations.1" in entry for entry in trainer.state.log_history if "loss" in entry]
-    assert logged == [False] * 6 + [True] * 6
-
-
-def test_callbacks_do_not_keep_a_model_alive(tmp_path):
-    callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
-    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
-    trainer.train()
-    alive = weakref.ref(model)
-    del trainer, model
-    gc.collect()
-    assert alive() is None

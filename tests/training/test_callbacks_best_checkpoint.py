@@ -150,5 +150,5 @@ def test_a_plain_trainer_keeps_its_best_behind_a_resume(tmp_path, caplog):
 )
 def test_a_plain_trainer_is_refused(tmp_path, options, named):
     trainer = tiny_trainer(tmp_path, plain=True, callbacks=[HardeningCallback()], **RUN, **options)
-    with pytest.raises(ValueError, match=f"{named} would select an epoch with soft gates.*LambdaGELUTrainer"):
+    with pytest.raises(ValueError, match=f"{named} .*LambdaGELUTrainer"):
         trainer.train()

@@ -99,7 +99,7 @@ class Stream(IterableDataset):
 def test_data_without_a_length_hardens_by_step_and_is_refused_by_epoch(tmp_path):
     trainer, seen = run(tmp_path, train=Stream(), max_steps=9, hardening_strategy="steps")
     check_path(trainer.model, seen, list(range(1, 10)), 9)
-    with pytest.raises(ValueError, match=r"has no length, .*; harden with hardening_strategy='steps'"):
+    with pytest.raises(ValueError, match=r"no length.*hardening_strategy='steps'"):
         run(tmp_path, train=Stream(), max_steps=9)
 
 

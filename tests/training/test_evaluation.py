@@ -1,7 +1,6 @@
 """What an evaluation reports of a model and its ReLU substitution, against plain loops over deep copies."""
 
 import copy
-import math
 import random
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ import torch
 from plain_evaluation import SAMPLES, accuracy, by_hand, substituted
 from tiny_training import ARGUMENTS, CLASSES, batch, tiny_model, tiny_trainer
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import Dataset
 from transformers import (
     EvalPrediction,
@@ -25,7 +23,6 @@ from transformers import (
     T5ForConditionalGeneration,
     set_seed,
 )
-from transformers.modeling_outputs import ModelOutput
 
 from hf_lgelu import (
     LambdaGELU,
@@ -89,55 +86,12 @@ def test_without_labels_only_the_live_units_are_reported(tmp_path):
     assert "eval_loss" not in metrics
 
 
-def test_preprocessing_of_logits_applies_to_both(tmp_path):
-    model, shapes = tiny_model(seed=3), []
-
-    def to_classes(logits, labels):
-        shapes.append((tuple(logits.shape), tuple(labels.shape)))
-        return logits.argmax(-1)
-
-    def agreement(prediction):
-        assert prediction.predictions.shape == (11,)
-        return {"agreement": float((prediction.predictions == prediction.label_ids).mean())}
-
-    metrics = tiny_trainer(
-        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=agreement, preprocess_logits_for_metrics=to_classes
-    ).evaluate()
-    assert metrics["eval_agreement"] == pytest.approx(by_hand(copy.deepcopy(model), SAMPLES)[1])
-    assert metrics["eval_relu_agreement"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
-    assert shapes == [((size, CLASSES), (size,)) for size in (4, 4, 3, 4, 4, 3)]
-
-
-def test_metrics_of_the_losses_get_those_of_each_network(tmp_path):
-    """Perplexity from the losses: the substituted one must not be that of the soft network."""
-    model = tiny_model(seed=3)
-
-    def perplexity(prediction):
-        return {"perplexity": float(np.exp(prediction.losses.mean()))}
-
-    metrics = tiny_trainer(
-        tmp_path, model, eval_dataset=SAMPLES, compute_metrics=perplexity, include_for_metrics=["loss"]
-    ).evaluate()
-    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]), rel=1e-5)
-    assert metrics["eval_relu_perplexity"] == pytest.approx(math.exp(metrics["eval_relu_loss"]), rel=1e-5)
-    assert metrics["eval_relu_perplexity"] != pytest.approx(metrics["eval_perplexity"], rel=1e-2)
-
-
 def test_metric_names_with_the_prefix_are_understood(tmp_path):
     trainer = tiny_trainer(
         tmp_path, eval_dataset={"a": SAMPLES}, compute_metrics=lambda prediction: {"eval_a_x": 1.0, "y": 2.0}
     )
     metrics = trainer.evaluate()
     assert [metrics[f"eval_a_{name}"] for name in ("x", "relu_x", "y", "relu_y")] == [1, 1, 2, 2]
-
-
-def test_label_smoothing_and_the_substituted_loss(tmp_path):
-    """Smoothing takes the labels out of the inputs; the second pass must find them again."""
-    model = tiny_model(seed=3)
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, label_smoothing_factor=0.1).evaluate()
-    relu_logits, _, relu_loss = by_hand(substituted(model), SAMPLES)
-    uniform = -F.log_softmax(relu_logits, -1).mean().item()
-    assert metrics["eval_relu_loss"] == pytest.approx(0.9 * relu_loss + 0.1 * uniform, rel=1e-5)
 
 
 # Which gates are substituted
@@ -179,49 +133,6 @@ def test_where_nothing_is_substituted_nothing_is_reported_of_it(tmp_path, activa
 # What models give
 
 
-def test_of_a_language_model_the_losses_are_trainers(tmp_path):
-    """As of instruction data, where the prompt has no labels. Among the outputs is a cache."""
-    model = networks.gpt2(activation_function="lambda_gelu", n_embd=8, vocab_size=11)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.data.mul_(25)  # large enough for a swap to change predictions
-    tokens = torch.randint(0, 11, (8, 6), generator=torch.Generator().manual_seed(0))
-    samples = [{"input_ids": row, "labels": torch.cat([torch.full((4,), -100), row[4:]])} for row in tokens]
-    metrics = tiny_trainer(tmp_path, model, eval_dataset=samples).evaluate()
-    for name, each in (("eval_loss", model), ("eval_relu_loss", substituted(model))):
-        own = tiny_trainer(tmp_path, each, plain=True, eval_dataset=samples).evaluate()["eval_loss"]
-        assert metrics[name] == pytest.approx(own, rel=1e-5)
-    assert metrics["eval_relu_loss"] != pytest.approx(metrics["eval_loss"], rel=1e-3)
-
-
-class Several(nn.Module):
-    """Logits first, then more, in a dict or a tuple."""
-
-    def __init__(self, model, as_tuple):
-        super().__init__()
-        self.model, self.as_tuple = model, as_tuple
-
-    def forward(self, features, labels=None):
-        output = self.model(features, labels)
-        outputs = {"loss": output.loss, "logits": output.logits, "hidden": (features, features.sum(-1))}
-        return tuple(outputs.values()) if self.as_tuple else ModelOutput(**outputs)
-
-
-@pytest.mark.parametrize("as_tuple", [False, True])
-def test_all_of_several_outputs_reach_the_metrics(tmp_path, as_tuple):
-    model = tiny_model(seed=3)
-
-    def first_accuracy(prediction):
-        logits, hidden = prediction.predictions
-        assert [array.shape for array in hidden] == [(11, 5), (11,)]
-        return {"accuracy": float((logits.argmax(-1) == prediction.label_ids).mean())}
-
-    metrics = tiny_trainer(
-        tmp_path, Several(model, as_tuple), eval_dataset=SAMPLES, compute_metrics=first_accuracy
-    ).evaluate()
-    assert metrics["eval_relu_accuracy"] == pytest.approx(by_hand(substituted(model), SAMPLES)[1])
-
-
 @pytest.mark.parametrize("labelled", [6, 3])
 def test_a_metric_of_a_language_model_sees_the_labels_that_its_loss_sees(labelled):
     """transformers' own loss of logits that are 0 and 1000 is 1000 times the share of wrong predictions."""
@@ -240,46 +151,6 @@ def test_a_metric_of_a_language_model_sees_the_labels_that_its_loss_sees(labelle
     expected = model.loss_function(logits, labels, vocab_size=5).item() / 1000
     assert found["wrong"] == pytest.approx(expected, rel=1e-6)
     assert 0 < expected < 1
-
-
-class Plain(nn.Module):
-    """A network in plain torch; `give` makes its output of the two hidden units and the labels."""
-
-    def __init__(self, give):
-        super().__init__()
-        torch.manual_seed(3)
-        self.body = nn.Sequential(nn.Linear(5, 8), LambdaGELU(), nn.Linear(8, 2))
-        self.give = give
-
-    def forward(self, features, labels=None):
-        return self.give(self.body(features), labels)
-
-
-def regression(hidden, labels):
-    values = hidden[:, 0]
-    return {"loss": (values - labels.float()).square().mean(), "values": values}
-
-
-def loss_alone(hidden, labels):
-    return {"loss": (hidden[:, 0] - labels.float()).square().mean()}
-
-
-@pytest.mark.parametrize("give", [regression, loss_alone])
-def test_models_without_logits_are_evaluated_as_trainer_does(tmp_path, give):
-    def error(prediction):
-        return {"error": float(abs(prediction.predictions - prediction.label_ids).mean())}
-
-    model = Plain(give)
-    options = {"eval_dataset": SAMPLES} | ({"compute_metrics": error} if give is regression else {})
-    own = tiny_trainer(tmp_path, model, plain=True, **options).evaluate()
-    relu = tiny_trainer(tmp_path, substituted(model), plain=True, **options).evaluate()
-    metrics = tiny_trainer(tmp_path, model, **options).evaluate()
-    if give is regression:
-        assert metrics["eval_error"] == pytest.approx(own["eval_error"])
-        assert metrics["eval_relu_error"] == pytest.approx(relu["eval_error"])
-    assert metrics["eval_loss"] == pytest.approx(own["eval_loss"], rel=1e-6)
-    assert metrics["eval_relu_loss"] == pytest.approx(relu["eval_loss"], rel=1e-6)
-    assert metrics["eval_loss"] != pytest.approx(metrics["eval_relu_loss"], rel=1e-3)
 
 
 class Writing(MLPForClassification):
@@ -314,7 +185,8 @@ class Masked(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = Plain(regression).body
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(5, 8), LambdaGELU(), nn.Linear(8, 2))
 
     def forward(self, features, labels=None):
         hidden = self.body(features * torch.rand_like(features).round())
@@ -376,23 +248,3 @@ def test_nothing_is_generated_for_a_loss_alone(tmp_path, monkeypatch):
     assert args.predict_with_generate
     monkeypatch.undo()
     assert trainer.predict(samples).predictions.shape[0] == len(samples)
-
-
-def test_generated_tokens_come_in_both_passes(tmp_path):
-    model, samples = t5()
-    seen = []
-
-    def note(prediction):
-        seen.append(prediction.predictions)
-        return {}
-
-    args = GenerationArguments(output_dir=str(tmp_path), predict_with_generate=True, **ARGUMENTS)
-    trainer = GenerationTrainer(model, args, eval_dataset=samples, compute_metrics=note)
-    trainer.evaluate()
-    soft, relu = (
-        each.eval().generate(input_ids=torch.stack([sample["input_ids"] for sample in samples]), max_new_tokens=6)
-        for each in (model, substituted(model))
-    )
-    for array, expected in zip(seen, (soft, relu), strict=True):
-        assert (array[:, : expected.shape[1]] == expected.numpy()).all()
-    assert not torch.equal(soft, relu)

@@ -30,7 +30,7 @@ from hf_lgelu import (
 from hf_lgelu.models.hardening import hardening_progress, is_hardened, release_hardness, smallest_soft_hardness
 from hf_lgelu.models.optimizer_groups import hardness_modules_to_save, separate_hardness_group
 
-NO_GATE = (ValueError, "TinyClassifier has no λ-GELU activation")
+NO_GATE = (ValueError, "TinyClassifier has no λ-GELU")
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu"])
@@ -50,7 +50,7 @@ def test_a_model_without_lambda_gelu(tmp_path, activation):
 def test_deepspeed(tmp_path):
     trainer = tiny_trainer(tmp_path, plain=True)
     trainer.args.distributed_state = SimpleNamespace(distributed_type=DistributedType.DEEPSPEED)
-    with pytest.raises(ValueError, match="DeepSpeed: its engine makes the optimizer step inside backward"):
+    with pytest.raises(ValueError, match="DeepSpeed"):
         HardeningCallback().on_train_begin(
             trainer.args, trainer.state, trainer.control, model=trainer.model, optimizer=None
         )
@@ -74,39 +74,23 @@ def sgd(model):
 
 @pytest.mark.parametrize("call", OF_A_MODEL.values(), ids=OF_A_MODEL)
 def test_functions_of_a_model_without_lambda_gelu(call):
-    with pytest.raises(NO_GATE[0], match=NO_GATE[1] + ", nor another λ-gate; it has GELUActivation × 2"):
+    with pytest.raises(NO_GATE[0], match=NO_GATE[1] + ".* GELUActivation × 2"):
         call(tiny_model("gelu"))
 
 
-RATE = "must be a finite number >= 0"
 OF_NUMBERS = [
-    *(
-        (lambda model, end=end: anneal_hardness(model, 0.5, target_hardness=end), "target_hardness must be a finite")
-        for end in (1, 0.5, float("nan"))
-    ),
-    (lambda model: is_hardened(model, 0.5), "target_hardness must be a finite"),
-    (lambda model: is_hardened(model, fraction=0), r"fraction must lie in \(0, 1\]"),
-    (lambda model: is_hardened(model, fraction=1.5), r"fraction must lie in \(0, 1\]"),
-    *(
-        (lambda model, progress=progress: anneal_hardness(model, progress), r"progress must lie in \[0, 1\], got")
-        for progress in (-1e-9, 1 + 1e-9, float("nan"))
-    ),
-    (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "unknown schedule 'steep'; accepted: linear"),
-    *(
-        (lambda model, at=at: hardening_progress(*at), rf"position must lie in \[1, {at[1]}\], got {at[0]}")
-        for at in ((0, 5), (-1, 5), (6, 5), (1, 0))
-    ),
-    (lambda model: hardening_progress(1, 10, 1), r"switch_fraction must lie in \[0, 1\), got"),
-    *(
-        (lambda model, rate=rate: hardness_parameter_groups(model, rate), f"learning_rate {RATE}")
-        for rate in (-1e-3, float("nan"))
-    ),
-    (lambda model: hardness_parameter_groups(model, 0.1, float("inf")), f"hardness_lr_multiplier {RATE}"),
-    (lambda model: hardness_parameter_groups(model, 0.1, weight_decay=-0.1), f"weight_decay {RATE}"),
-    *(
-        (lambda model, c=c: separate_hardness_group(sgd(model), model, c), f"hardness_lr_multiplier {RATE}")
-        for c in (-1, float("nan"))
-    ),
+    (lambda model: anneal_hardness(model, 0.5, target_hardness=1), "target_hardness"),
+    (lambda model: is_hardened(model, float("nan")), "target_hardness"),
+    (lambda model: is_hardened(model, fraction=1.5), "fraction"),
+    (lambda model: anneal_hardness(model, 1 + 1e-9), "progress"),
+    (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "'steep'.*linear"),
+    (lambda model: hardening_progress(0, 5), r"\[1, 5\], got 0"),
+    (lambda model: hardening_progress(6, 5), r"\[1, 5\], got 6"),
+    (lambda model: hardening_progress(1, 10, 1), "switch_fraction"),
+    (lambda model: hardness_parameter_groups(model, float("nan")), "learning_rate"),
+    (lambda model: hardness_parameter_groups(model, 0.1, float("inf")), "hardness_lr_multiplier"),
+    (lambda model: hardness_parameter_groups(model, 0.1, weight_decay=-0.1), "weight_decay"),
+    (lambda model: separate_hardness_group(sgd(model), model, -1), "hardness_lr_multiplier"),
 ]
 
 
@@ -158,19 +142,19 @@ class Flattened(nn.Module):
 
 
 OF_OPTIMIZERS = {
-    "scheduled": (tiny_model, scheduled, "SGD has a scheduler already"),
-    "separated": (tiny_model, separated, "has a hardness group already"),
+    "scheduled": (tiny_model, scheduled, "SGD .*scheduler"),
+    "separated": (tiny_model, separated, "hardness group"),
     "grouped": (
         tiny_model,
         lambda model: torch.optim.SGD(hardness_parameter_groups(model, 0.1)),
-        "has a hardness group already",
+        "hardness group",
     ),
-    "layerwise": (tiny_model, lambda model: Layerwise(model.parameters()), "Layerwise replaces the parameter groups"),
-    "fused": (tiny_model, lambda model: Fused(model.parameters()), "Fused replaces the parameter groups or ignores"),
-    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS takes one group alone"),
-    "without one s": (tiny_model, without_one, "SGD replaces the parameter groups"),
-    "relative steps": (tiny_model, of_relative_steps, "Adafactor has no learning rate to multiply"),
-    "flat": (Flattened, sgd, r"FSDP1 has flattened the raw hardness.*fsdp_version: 2"),
+    "layerwise": (tiny_model, lambda model: Layerwise(model.parameters()), "Layerwise .*parameter groups"),
+    "fused": (tiny_model, lambda model: Fused(model.parameters()), "Fused .*parameter groups"),
+    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS .*one group"),
+    "without one s": (tiny_model, without_one, "SGD .*parameter groups"),
+    "relative steps": (tiny_model, of_relative_steps, "Adafactor .*learning rate"),
+    "flat": (Flattened, sgd, "FSDP1 .*fsdp_version: 2"),
 }
 
 
@@ -230,30 +214,26 @@ def said(caplog, monkeypatch):
 
 
 def test_a_config_of_surgery_builds_no_other_network():
-    with pytest.raises(RuntimeError, match=r"it would be another network. Load a checkpoint with hf_lgelu\.from_pretr"):
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
         MLPForClassification(mixed().config)
     assert MLPForClassification(mlp().config).eval()(X).logits.isfinite().all()  # a string says these
 
 
 def test_options_of_hardening_beside_a_callback_of_ones_own_are_refused(tmp_path):
     callback = HardeningCallback(HardeningConfig(hardening_schedule="geometric"))
-    with pytest.raises(
-        ValueError, match="target_hardness would do nothing, because the HardeningCallback that was passed"
-    ):
+    with pytest.raises(ValueError, match=r"target_hardness .*HardeningCallback"):
         trainer(mlp(), tmp_path, [callback], harden=True, target_hardness=400.0)
     asking = trainer(mlp(), tmp_path, [callback], harden=True)  # for what there is
     asking.args.target_hardness = 400.0
     for _ in range(2):  # a second call is not taken for one that nothing has changed for
-        with pytest.raises(
-            ValueError, match="target_hardness would do nothing, because the HardeningCallback that was passed"
-        ):
+        with pytest.raises(ValueError, match=r"target_hardness .*HardeningCallback"):
             asking.train()
 
 
 def test_one_gate_at_two_places_goes_into_no_adapter():
     model = mlp()
     model.layers[1].activation = model.layers[0].activation
-    with pytest.raises(ValueError, match=r"the λ-gate at layers\.1\.activation stands at another place too"):
+    with pytest.raises(ValueError, match=r"layers\.1\.activation"):
         hardness_modules_to_save(model)
 
 
@@ -318,7 +298,7 @@ def test_a_fused_kernel_in_the_gates_place_is_found_by_the_first_backward_pass(t
 
         layer.mlp.forward = fused.__get__(layer.mlp)
     trainer = LambdaGELUTrainer(model, arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS)
-    with pytest.raises(RuntimeError, match="none of the 2 raw hardnesses has a gradient"):
+    with pytest.raises(RuntimeError, match=r"2 raw hardnesses .*gradient"):
         trainer.train()
     LambdaGELUTrainer(llama(), arguments(tmp_path, harden=True, num_train_epochs=8), train_dataset=TOKENS).train()
 
@@ -429,7 +409,7 @@ def test_tensor_parallelism_is_refused():
         lambda: hardness_parameter_groups(model, 1e-3),
         lambda: separate_hardness_group(torch.optim.SGD(model.parameters(), 0.1), model),
     ):
-        with pytest.raises(RuntimeError, match="tensor parallelism over 2 processes"):
+        with pytest.raises(RuntimeError, match="tensor parallelism"):
             groups()
 
 
@@ -438,7 +418,7 @@ def test_two_callbacks_do_not_harden_one_model(tmp_path, added):
     """The last one's target would be where λ goes, and the first one's what counts as hardened."""
     run = trainer(mlp(), tmp_path, [HardeningCallback(HardeningConfig(20.0))], num_train_epochs=8)
     run.add_callback(added)
-    with pytest.raises(ValueError, match="2 HardeningCallbacks would harden one model"):
+    with pytest.raises(ValueError, match="2 HardeningCallbacks"):
         run.train()
     run.pop_callback(HardeningCallback)
     run.train()  # by the one that is left

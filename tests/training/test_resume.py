@@ -107,13 +107,9 @@ def checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("saved", "resumed", "message"),
     [
-        (
-            "lambda_gelu",
-            "relu",
-            r"has λ of 2 gates and the model has 0: they are different",
-        ),
-        ("relu", "lambda_gelu", "has λ of 0 gates and the model has 2"),
-        ("lambda_gelu", "lambda_silu", r"differ \(lambda_gelu, lambda_silu\), so they are different functions"),
+        ("lambda_gelu", "relu", "2 gates .* 0"),
+        ("relu", "lambda_gelu", "0 gates .* 2"),
+        ("lambda_gelu", "lambda_silu", "lambda_gelu, lambda_silu"),
     ],
 )
 def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
@@ -130,7 +126,7 @@ def test_another_network_does_not_resume(tmp_path, saved, resumed, message):
 def test_the_way_from_a_checkpoint_without_gates_is_named_and_works(tmp_path):
     tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **ONE_STEP).train()
     folder = str(tmp_path / "checkpoint-1")
-    with pytest.raises(ValueError, match=r"begin a new run with gates from its weights: from_pretrained\(.*\)") as told:
+    with pytest.raises(ValueError, match=r"from_pretrained\(.*\)") as told:
         tiny_trainer(tmp_path / "other", tiny_model()).train(resume_from_checkpoint=folder)
     call = str(told.value).partition("weights: ")[2]
     model = eval(call, {"from_pretrained": type(tiny_model()).from_pretrained})
@@ -167,7 +163,7 @@ def test_a_checkpoint_that_was_cut_off_is_left_for_the_last_whole_one(tmp_path, 
         assert_same_state(state_of(trainer.model), state_of(tiny_model(seed=5)))
         assert str(tmp_path / "checkpoint-10" / "trainer_state.json") in caplog.text
         assert f"goes on from {tmp_path / 'checkpoint-2'}" in caplog.text
-    with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state.json is absent, .* no whole checkpoint"):
+    with pytest.raises(ValueError, match=r"checkpoint-1.trainer_state\.json"):
         tiny_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 

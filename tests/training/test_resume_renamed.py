@@ -113,10 +113,10 @@ def test_a_checkpoint_of_another_network_is_refused_in_several_files_too(tmp_pat
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="2 gates and the model has 3"):
+    with pytest.raises(ValueError, match=r"2 gates .* 3"):
         trainer_for(tmp_path / "r", vit(1, layers=3), images()).train(resume_from_checkpoint=str(folder))
     baseline = trainer_for(tmp_path / "r", vit(1, "gelu"), images(), require_lambda_gelu=False)
-    with pytest.raises(ValueError, match="2 gates and the model has 0"):
+    with pytest.raises(ValueError, match=r"2 gates .* 0"):
         baseline.train(resume_from_checkpoint=str(folder))
 
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_without_one_of_the_weights_is_refused(tmp_path, build, dat
     tensors = load_file(weights)
     del tensors["classifier.weight"]
     save_file(tensors, weights, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match=r"1 differ: classifier\.weight"):
+    with pytest.raises(ValueError, match=r"classifier\.weight"):
         trainer.train(resume_from_checkpoint=str(weights.parent))
 
 
@@ -153,7 +153,7 @@ def test_a_renamed_checkpoint_that_from_pretrained_does_not_give_back_is_refused
     other = with_another_head(1)
     before = state_of(other)
     skip_unless_renamed(tmp_path / "checkpoint-6", other)
-    with pytest.raises(ValueError, match=r"checkpoint-6 .* from from_pretrained\(.*checkpoint-6"):
+    with pytest.raises(ValueError, match=r"from_pretrained\(.*checkpoint-6"):
         trainer_for(tmp_path / "r", other, images()).train(resume_from_checkpoint=str(tmp_path / "checkpoint-6"))
     assert_same_state(state_of(other), before)
 

@@ -27,32 +27,6 @@ def tree(model):
 class ForwardError(Exception): ...
 
 
-def fail_in_the_substituted_pass(model):
-    """At the second batch, once its activations are ReLU."""
-    calls = []
-
-    def note(module, inputs):
-        if isinstance(model.activations[0], torch.nn.ReLU):
-            calls.append(1)
-            if len(calls) == 2:
-                raise ForwardError
-
-    return model.register_forward_pre_hook(note)
-
-
-def test_an_error_in_the_substituted_pass_leaves_the_model_as_it_was(tmp_path):
-    model = tiny_model().eval()
-    before, modules = state_of(model), tree(model)
-    trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES)
-    handle = fail_in_the_substituted_pass(model)
-    with pytest.raises(ForwardError):
-        trainer.evaluate()
-    assert tree(model) == modules
-    assert_same_state(state_of(model), before)
-    handle.remove()
-    assert_works(trainer)
-
-
 @pytest.mark.parametrize("where", ["compute_metrics", "preprocess_logits_for_metrics"])
 def test_an_error_in_a_function_of_the_user_leaves_everything_as_it_was(tmp_path, where):
     fails = [True]
@@ -125,7 +99,7 @@ def test_a_search_whose_trials_let_go_of_the_model_goes_on(tmp_path, monkeypatch
         trainer.model = trainer.model_wrapped = None
     trainer.train()
     assert hardness_values(trainer.model) == pytest.approx([40.0] * 2)
-    with pytest.raises(ValueError, match="switch_fraction must lie in"):
+    with pytest.raises(ValueError, match="switch_fraction"):
         trainer.train(trial=SimpleNamespace(number=2, params={"switch_fraction": 1.5}))
 
 

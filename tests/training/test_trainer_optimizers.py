@@ -26,67 +26,6 @@ def test_hardness_has_nine_times_the_rate_and_no_decay(tmp_path, name):
             assert group["weight_decay"] == 0.25
 
 
-class ScheduleFreeSGD(torch.optim.Optimizer):
-    """Schedule-free SGD (arXiv:2405.15682): a parameter is y while training and the average x in evaluation."""
-
-    def __init__(self, parameters, lr, weight_decay=0.0, beta=0.9):
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "k": 0, "trains": True})
-
-    def _exchange(self, trains):
-        for group in self.param_groups:
-            weight = 1 - group["beta"] if trains else 1 - 1 / group["beta"]
-            if group["trains"] != trains:
-                for parameter in group["params"]:
-                    if "z" in self.state[parameter]:
-                        parameter.data.lerp_(self.state[parameter]["z"], weight)
-            group["trains"] = trains
-
-    def train(self):
-        self._exchange(True)
-
-    def eval(self):
-        self._exchange(False)
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            assert group["trains"]
-            group["k"] += 1
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                z = self.state[parameter].setdefault("z", parameter.clone())
-                x = parameter.lerp(z, 1 - 1 / group["beta"])
-                z -= group["lr"] * parameter.grad
-                x.lerp_(z, 1 / group["k"])
-                parameter.copy_(x.lerp(z, 1 - group["beta"]))
-
-
-def test_a_schedule_free_optimizer_does_not_move_a_frozen_s(tmp_path):
-    """It exchanges two values of every parameter around each evaluation, with a gradient or without."""
-    model, seen = tiny_model(), []
-    model.register_forward_pre_hook(lambda module, args: seen.append((module.training, raw_values(model))))
-    trainer = tiny_trainer(
-        tmp_path,
-        model,
-        eval_dataset=rows(4, seed=1),
-        eval_strategy="steps",
-        eval_steps=2,
-        report_substitution=False,
-        harden=True,
-        num_train_epochs=4,
-        learning_rate=0.5,
-        optimizer_cls_and_kwargs=(ScheduleFreeSGD, {"lr": 0.5}),
-    )
-    trainer.train()
-    training = [index for index, (trains, _) in enumerate(seen) if trains]
-    assert len(training) == 12
-    soft, frozen = seen[: training[3]], [raw for _, raw in seen[training[3] :]]
-    assert soft[2][1] != soft[1][1]
-    assert any(not trains for trains, _ in seen[training[3] :])
-    assert frozen == [frozen[0]] * len(frozen)
-
-
 @pytest.mark.parametrize("multiplier", [1.0, 0.0, 2.5])
 def test_multiplier_is_an_option(tmp_path, multiplier):
     model = tiny_model()

@@ -74,13 +74,13 @@ def test_ratio_holds_through_every_schedule(tmp_path, scheduler):
 @pytest.mark.skipif("GREEDY" not in SchedulerType.__members__, reason="this transformers has no such schedule")
 def test_greedy_is_refused_where_there_is_a_ratio_to_lose(tmp_path):
     options = {"lr_scheduler_type": "greedy", "eval_strategy": "epoch", "eval_dataset": rows(4)}
-    with pytest.raises(ValueError, match=r"lr_scheduler_type 'greedy' .* loses the ratio"):
+    with pytest.raises(ValueError, match="lr_scheduler_type 'greedy'"):
         tiny_trainer(tmp_path, **options)
     tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **options).train()
 
 
 def test_plateau_with_a_floor_is_refused_and_without_is_not(tmp_path):
     plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": rows(4)}
-    with pytest.raises(ValueError, match="min_lr of reduce_lr_on_plateau"):
+    with pytest.raises(ValueError, match=r"min_lr .*reduce_lr_on_plateau"):
         tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 1e-4}, **plateau)
     tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 0, "factor": 0.5}, **plateau)
