@@ -76,23 +76,6 @@ def test_empty_input(function, x_shape, hardness_shape):
     assert torch.equal(grad_hardness, torch.zeros(hardness_shape))
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_a_zero_dimensional_input_takes_one_hardness_of_any_shape(shape):
-    x, hardness = torch.tensor(0.7), torch.full(shape, 2.0)
-    assert_matches_closed_form(lambda_gelu, x, hardness.reshape(()), torch.tensor(1.3))
-    value = lambda_gelu(x, hardness)
-    assert value.shape == ()
-    assert value.item() == pytest.approx(float(oracle.exact_value(x.item(), 2.0)), rel=1e-6)
-
-
-def test_channels_last_stays_channels_last(function):
-    x = random(2, 3, 4, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
-    value = function(x, torch.ones(1))
-    assert value.is_contiguous(memory_format=torch.channels_last)
-    (grad_x,) = torch.autograd.grad(value, x, torch.ones_like(value))
-    assert grad_x.is_contiguous(memory_format=torch.channels_last)
-
-
 # Arguments
 
 

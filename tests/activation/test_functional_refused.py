@@ -4,10 +4,8 @@ import numpy
 import pytest
 import torch
 from expectations import X
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import hf_lgelu
-from hf_lgelu.activation.functional import lambda_gate
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.activation.module import GATE_MODULES
 
@@ -98,25 +96,3 @@ def test_a_state_that_stands_for_no_hardness_is_refused(gate, name, number):
 
 
 # What torch asks of an operation
-
-
-def arguments(*hardness_shape):
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    return x, torch.full(hardness_shape, 2.0, requires_grad=True)
-
-
-@pytest.mark.parametrize(
-    ("gate", "mode"), [("lambda_gelu", "fake"), ("lambda_silu", "symbolic"), *((gate, "real") for gate in GATES)]
-)
-def test_make_fx(gate, mode):
-    x, hardness = arguments(1)
-
-    def gradients(x, hardness):
-        return torch.autograd.grad(lambda_gate(x, hardness, gate).sum(), (x, hardness))
-
-    graph = make_fx(gradients, tracing_mode=mode)(x, hardness)
-    for got, wanted in zip(graph(x, hardness), gradients(x, hardness), strict=True):
-        torch.testing.assert_close(got, wanted)
-    if mode == "real":  # in the others a module's own parameters have to be fake, as nn.Linear's
-        module = GATE_MODULES[gate](init_hardness=2.0)
-        torch.testing.assert_close(make_fx(module)(x)(x), module(x))

@@ -3,16 +3,13 @@
 import copy
 import re
 
-import oracle
 import pytest
 import torch
-from expectations import assert_within, random
+from expectations import random
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.func import grad, jacrev, vmap
 
 from hf_lgelu import anneal_hardness, freeze_hardness
-from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.hardening import release_hardness
 
@@ -127,25 +124,3 @@ def test_an_exported_graph_is_plain():
     names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert sum("erf" in name for name in names) == 1
     assert not any("exp." in name for name in names)
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        lambda f: vmap(grad(lambda x, h: f(x, h).sum()), in_dims=(0, None)),
-        lambda f: lambda x, h: jacrev(lambda y: f(y, h).sum())(x),
-        lambda f: lambda x, h: torch.func.jvp(lambda y: f(y, h), (x,), (torch.ones_like(x),))[1],
-    ],
-    ids=["vmap", "jacrev", "jvp"],
-)
-def test_transforms_inside_of_a_compiled_function(transform):
-    x, hardness = random(12, seed=10), torch.tensor([2.0])
-    compiled = torch.compile(transform(lambda_gelu), fullgraph=True, backend="aot_eager")
-    assert_within(compiled(x, hardness), oracle.derivative_in_x(x, hardness), 1e-6)
-
-
-def test_float64_keeps_its_digits():
-    compiled = torch.compile(lambda_gelu, fullgraph=True, backend="aot_eager")
-    x = random(64, seed=11, dtype=torch.float64)
-    hardness = torch.tensor([3.0], dtype=torch.float64)
-    assert_within(compiled(x, hardness), oracle.value(x, hardness), 1e-14)

@@ -80,33 +80,6 @@ print(sorted({{"torch", "transformers", "datasets", "numpy", "matplotlib"}} & se
         assert reason in line
 
 
-def test_data_without_the_rows_that_are_asked_for_are_found_out_before_torch_is_loaded(tmp_path):
-    for name, text in {"empty": "", "head": "a,b\n", "rows": "a,b\n1,2\n", "lines": "one\n"}.items():
-        (tmp_path / f"{name}.{'txt' if name == 'lines' else 'csv'}").write_text(text)
-    calls = [
-        ["convert", ".", "--data", "empty.csv", "--output_dir", "out"],
-        ["compare", ".", ".", "--data", "head.csv"],
-        ["export", ".", "--evaluation", "rows.csv", "--column", "c", "--output_dir", "out"],
-        ["compare", ".", ".", "--data", "lines.txt", "--data_split", "test"],
-    ]
-    program = f"""
-import sys
-from hf_lgelu.cli import command
-print([command.main(words) for words in {calls!r}], "torch" in sys.modules)
-"""
-    finished = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
-        env={**os.environ, "HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    assert finished.stdout.splitlines()[-1] == "[1, 1, 1, 1] False", finished.stderr
-    assert [line.partition("; give")[0] for line in finished.stderr.splitlines() if line.startswith("hf-lgelu")] == [
-        "hf-lgelu convert: empty.csv cannot be read as a data set (it has no rows)",
-        "hf-lgelu compare: head.csv cannot be read as a data set (it has no rows)",
-        "hf-lgelu export: rows.csv has no column 'c'; its columns are a (number), b (number)",
-        "hf-lgelu compare: lines.txt has no split 'test'; it has train",
-    ]
-
-
 CONVERT = ("convert", "m", "--data", "x", "--output_dir", "y")
 EXPORT = ("export", "m", "--output_dir", "y")
 
@@ -181,22 +154,6 @@ def fake_command(monkeypatch):
         monkeypatch.setitem(sys.modules, "hf_lgelu.cli.fake", types.SimpleNamespace(fake=function))
 
     return add
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_is_told_what_lasts_before_it_begins(is_terminal, fake_command, call, monkeypatch, capsys):
-    """What takes seconds is the import of the command's module; the test above times all before."""
-    imported, said = command_module.importlib.import_module, []
-
-    def importing(name, *package):
-        said.append(capsys.readouterr().err)
-        return imported(name, *package)
-
-    fake_command(fail)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
-    monkeypatch.setattr(command_module.importlib, "import_module", importing)
-    call("fake", ".")
-    assert said == ["hf-lgelu fake: loading torch and transformers ...\n" if is_terminal else ""]
 
 
 def test_what_failed_is_said_in_one_line(fake_command, call):

@@ -15,8 +15,6 @@ from torch import nn
 from transformers import (
     AutoTokenizer,
     BertModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     TimmWrapperConfig,
@@ -183,37 +181,12 @@ def test_the_folder_comes_with_its_card_or_not_at_all(place, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_licence_and_repository_are_on_the_card(place, tmp_path, call):
-    model = load_checkpoint(place / "hard")
-    model.save_pretrained(tmp_path / "run")
-    (tmp_path / "run" / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n")
-    for name, words in (("a", ()), ("b", ("--license", "mit"))):
-        assert call("export", tmp_path / "run", "--output_dir", tmp_path / name, *words)[0] == 0
-    cards = [ModelCard.load(tmp_path / name / "README.md") for name in "ab"]
-    assert [card.data.license for card in cards] == ["cc-by-4.0", "mit"]
-
-
 def test_push_sends_the_folder_with_its_card(place, tmp_path, pushed, call):
     words = ("export", place / "hard", "--output_dir", tmp_path / "relu", "--push_to_hub", "me/rows", "--private")
     _, said, _ = call(*words)
     assert pushed == [(["README.md", "config.json", "model.safetensors"], "me/rows", True)]
     assert said.endswith("Pushed: http://hub/commit/1\n")
     assert 'from_pretrained(MLPForClassification, "me/rows")' in (tmp_path / "relu" / "README.md").read_text()
-
-
-def test_every_gate_of_the_family_goes_the_same_way(tmp_path, call):
-    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, num_key_value_heads=2, hidden_act="lambda_silu"))
-    model.save_pretrained(tmp_path / "soft")
-    anneal_hardness(model, 1.0)
-    model.save_pretrained(tmp_path / "hard")
-    status, said, errors = call("profile", tmp_path / "hard")
-    assert status == 0, errors
-    (line,) = [line for line in said.splitlines() if line.startswith("model.layers.0.mlp.act_fn ")]
-    assert [float(number) for number in line.split()[1:3]] == pytest.approx([277.26, 0.2785 / 277.26], rel=0.02)
-    status, _, errors = call("export", tmp_path / "hard", "--output_dir", tmp_path / "relu", "--disable_tqdm")
-    assert status == 0, errors
-    assert load_checkpoint(tmp_path / "relu").config.hidden_act == "relu"
 
 
 def test_a_sentence_transformers_folder_is_hardened_whole(sentence_folder, tmp_path, call):

@@ -159,17 +159,6 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     assert "token_type_ids" not in nothing
 
 
-def test_a_number_a_row_that_the_model_takes_goes_along():
-    class Languages(BertForSequenceClassification):
-        def forward(self, input_ids, attention_mask=None, lang_ids=None):
-            return super().forward(input_ids, attention_mask)
-
-    model = Languages(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
-    rows = datasets.Dataset.from_dict({"input_ids": [[5, 6], [7]], "lang_ids": [3, 4]})
-    batch = whole(inputs(rows, model))
-    assert batch["lang_ids"].tolist() == [[3, 4][i] for i in sample_numbers(2, None, 0)]
-
-
 def test_a_batch_has_no_padding_behind_all_of_its_rows(tokenizer, bert):
     """One long text among thousands of short ones had every batch as long as it."""
     texts = ["one two"] * 9 + ["three " * 14]

@@ -1,11 +1,8 @@
 import json
-import re
-from pathlib import Path
 
 import pytest
 import timm
 import torch
-import transformers
 from family import rewrite_tensors
 from full_disk import full_disk
 from transformers import BertConfig, BertForSequenceClassification
@@ -48,27 +45,6 @@ def test_a_folder_as_timm_saves_it_is_loaded(tmp_path):
     pixels = torch.randn(2, 3, 160, 160)
     with torch.no_grad():
         torch.testing.assert_close(loaded(pixel_values=pixels).logits, model(pixels), rtol=0, atol=1e-5)
-
-
-def vocabulary_files() -> set[str]:
-    """Names under which the tokenizers of transformers keep their vocabularies, read from its source."""
-    sources = Path(transformers.__file__).parent.glob("models/*/tokenization_*.py")
-    tables = [
-        table
-        for source in sources
-        for table in re.findall(r"VOCAB_FILES_NAMES\s*=\s*\{(.*?)\}", source.read_text(encoding="utf-8"), re.DOTALL)
-    ]
-    return {name for table in tables for name in re.findall(r":\s*\"([^\"]+)\"", table)}
-
-
-def test_the_files_of_every_tokenizer_go_along_and_to_the_hub(tmp_path):
-    source, target, names = tmp_path / "source", tmp_path / "target", vocabulary_files()
-    assert {"vocab.json", "source.spm", "bpe.codes"} <= names
-    for folder in (source, target):
-        folder.mkdir()
-    for name in names:
-        (source / name).write_text("{}")
-    assert set(copy_processor_files(source, target)) == names
 
 
 def test_code_that_a_checkpoint_carries_is_neither_run_nor_offered(tmp_path, monkeypatch):

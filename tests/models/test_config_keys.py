@@ -91,25 +91,6 @@ def test_a_site_that_no_key_reaches_is_named():
         plan(model, "relu")
 
 
-class ForgetfulConfig(TwoKeysConfig):
-    """Does not save one of its keys."""
-
-    model_type = "forgetful"
-
-    def to_dict(self):
-        return {key: value for key, value in super().to_dict().items() if key != "outer_act"}
-
-
-def test_a_key_that_is_not_saved_is_none():
-    class Forgetful(TwoKeys):
-        config_class = ForgetfulConfig
-
-    model = Forgetful(ForgetfulConfig())
-    assert plan_config_changes(model, {"inner"}, "relu") == [ConfigChange(("inner_act",), "gelu", "relu")]
-    with pytest.raises(UnsupportedConfigError, match="at outer"):
-        plan_config_changes(model, {"outer"}, "relu")
-
-
 class Noted(TwoKeys):
     """Keeps the name of an activation and never looks it up."""
 

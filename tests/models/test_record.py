@@ -1,6 +1,5 @@
 """Checkpoints that no activation string describes: gates of two forms, or at some sites only."""
 
-import importlib
 import json
 
 import pytest
@@ -10,7 +9,7 @@ from families import BY_NAME
 from family import Family, logits_of
 from small_networks import put_gates_of_two_forms
 from torch import nn
-from transformers import AutoModel, AutoModelForImageClassification, dynamic_module_utils
+from transformers import AutoModelForImageClassification, dynamic_module_utils
 from transformers.activations import ACT2FN
 
 from hf_lgelu import from_pretrained, replace_activations, substitute_relu
@@ -69,46 +68,6 @@ def test_a_config_can_be_given(as_path, tmp_path):
     config = str(elsewhere) if as_path else family.build().config.from_pretrained(elsewhere)
     loaded = from_pretrained(family.model_class, tmp_path, config=config)
     assert torch.equal(logits_of(loaded, family.inputs()), logits_of(model, family.inputs()))
-
-
-OWN_CODE = """
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-
-class OwnConfig(PreTrainedConfig):
-    model_type = "own_code"
-
-class Own(PreTrainedModel):
-    config_class = OwnConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.linear = torch.nn.Linear(4, 4)
-        self.act = torch.nn.GELU()
-        self.post_init()
-
-    def forward(self, x):
-        return self.act(self.linear(x))
-"""
-
-
-def test_a_checkpoint_that_brings_its_own_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "modeling_own.py").write_text(OWN_CODE)
-    code = importlib.import_module("modeling_own")
-    code.OwnConfig.register_for_auto_class()
-    code.Own.register_for_auto_class("AutoModel")
-    model = code.Own(code.OwnConfig()).eval()
-    replace_activations(model)
-    learn(model).save_pretrained(tmp_path / "own")
-    x = torch.randn(3, 4)
-    loaded = from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=True).eval()
-    assert type(loaded) is not code.Own
-    assert type(loaded).__name__ == "Own"
-    assert torch.equal(loaded(x), model(x))
-    with pytest.raises(ValueError, match="trust_remote_code"):
-        from_pretrained(AutoModel, tmp_path / "own", trust_remote_code=False)
 
 
 def test_code_in_a_checkpoint_is_not_run_without_being_asked_for(tmp_path, monkeypatch):
@@ -317,41 +276,3 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
     x = torch.randn(16, 4)
     assert torch.equal(loaded(x), model(x))
     assert raw_values(loaded) == {"net.1": [pytest.approx(0.2)], "net.3": [3.0]}
-
-
-def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(tmp_path):
-    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "mamba_d_state": 4}
-    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_mamba_heads"), 2)
-    heads["use_mamba_kernels"] = False
-    kinds = ["linear_attention", "hybrid"] * 2
-    torch.manual_seed(0)
-    model = transformers.ZambaForCausalLM(transformers.ZambaConfig(**sizes, **heads, layers_block_type=kinds)).eval()
-    inputs = {"input_ids": torch.tensor([[3, 4, 5]])}
-    replace_activations(model, include=lambda name: "shared_transf" in name)
-    learn(model)
-    model.save_pretrained(tmp_path)
-    loaded = from_pretrained(transformers.ZambaForCausalLM, tmp_path).eval()
-    assert raw_values(loaded) == raw_values(model)
-    assert len({str(values) for values in raw_values(model).values()}) == 2
-    with torch.no_grad():
-        assert torch.equal(loaded(**inputs).logits, model(**inputs).logits)
-
-
-class Encoder(SharedAct):
-    """In eval mode torch's layer runs a fused kernel that never looks at its activation, if it was built with GELU."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.net = nn.TransformerEncoderLayer(8, 2, 16, activation=nn.GELU(), batch_first=True)
-
-
-def test_torchs_encoder_layer_runs_the_gates_that_are_put_back(tmp_path):
-    model, x = Encoder(SharedActConfig()).eval(), torch.randn(2, 3, 8)
-    replace_activations(model, init_hardness=9.0)
-    model.save_pretrained(tmp_path)
-    loaded = from_pretrained(Encoder, tmp_path).eval()
-    with torch.no_grad():
-        expected = model(x)
-        torch.testing.assert_close(loaded(x), expected)
-        loaded.net.activation = nn.GELU()
-        assert not torch.allclose(loaded(x), expected, rtol=0, atol=1e-3)
