@@ -89,7 +89,6 @@ LISTED = {
     "activation.hardness",  # the target of a tolerance
     "activation.module",
     "activation.kernels",  # kernel_bench times each backend by itself
-    "export.quantize",  # the graph that onnxruntime runs, of a float file too
     "environment",  # the hardware and the versions of a record
     "export.card",
     "export.checkpoint_facts",  # what a card says of how its network loads
@@ -98,8 +97,6 @@ LISTED = {
     "formats",
     "comparing",  # the comparison of two networks over batches
     "networks.batches",
-    "networks.masks",  # which positions are padding
-    "models.config_keys",
     "networks.run",  # hooks at gates
     "models.checkpoint",  # loading and saving with the processor's files
     "models.hardening",  # the smallest λ of gates with several, for their cards
@@ -107,13 +104,7 @@ LISTED = {
     "models.surgery",  # the granularities, for a command line
     "networks.outputs",  # the label that is not counted
     "refit.config",  # the efforts that a conversion can be asked for
-    "refit.distill",  # with refit.folds: distillation by itself, for its curve
-    "refit.folds",
-    "refit.layerwise",
-    "refit.place",
     "refit.report",
-    "refit.task",
-    "refit.samples",
     "training.resume",  # the last checkpoint that is whole
 }
 

@@ -98,20 +98,6 @@ def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chun
 # Where gelu(λx)/λ would be wrong
 
 
-@pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_infinities_and_nan_are_those_of_gelu(function, dtype):
-    x = torch.tensor([INF, -INF, NAN, 3e38, -3e38, 1e20, -1e20, 1.0, -1.0, 1e-38, 1e-45, 0.0], dtype=dtype)
-    x.requires_grad_()
-    y = function(x, torch.tensor([20.0]))
-    (grad_x,) = torch.autograd.grad(y, x, torch.ones_like(y))
-    wide = x.detach().double().requires_grad_()
-    like = F.gelu(wide * 20) / 20
-    (like_x,) = torch.autograd.grad(like, wide, torch.ones_like(like))
-    torch.testing.assert_close(y.detach(), like.detach().to(dtype), equal_nan=True, rtol=1e-6, atol=1e-44)
-    torch.testing.assert_close(grad_x, like_x.to(dtype), equal_nan=True, rtol=1e-6, atol=1e-30)
-
-
 # The lower tail
 
 

@@ -7,7 +7,6 @@ import torch
 from PIL import Image
 from tokenizers.processors import TemplateProcessing
 from transformers import (
-    AutoTokenizer,
     BertConfig,
     BertForSequenceClassification,
     BertModel,
@@ -98,19 +97,6 @@ def test_a_language_model_gets_blocks_of_the_text_as_it_was_written(tokenizer, g
     assert torch.equal(batch["labels"][:, 1:], batch["input_ids"][:, 1:])
     assert (batch["labels"][:, 0] == -100).all()
     assert "labels" not in made.first(2)
-
-
-def test_blocks_have_no_token_that_the_text_does_not_have(tokenizer, gpt2, tmp_path):
-    """Some tokenizers put one before each text; in the middle of a block it would be out of place."""
-    framed = PreTrainedTokenizerFast.from_pretrained(tokenizer[0])
-    end = (framed.eos_token, framed.eos_token_id)
-    framed.backend_tokenizer.post_processor = TemplateProcessing(single=f"{end[0]} $A", special_tokens=[end])
-    framed.save_pretrained(tmp_path)
-    assert AutoTokenizer.from_pretrained(tmp_path)("one")["input_ids"][0] == end[1]
-    rows = {"text": TEXTS}
-    ids = whole(inputs(rows, gpt2, str(tmp_path)))["input_ids"]
-    assert torch.equal(ids, whole(inputs(rows, gpt2, tokenizer[0]))["input_ids"])
-    assert end[1] not in ids
 
 
 def test_blocks_begin_as_every_text_of_the_model_does(tokenizer, gpt2, tmp_path):
@@ -210,17 +196,6 @@ def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized, 
     assert len(inputs(long, model, wanted=3)) == 3
 
 
-def test_a_length_that_is_asked_for_is_more_than_the_tokenizers(tokenizer, tmp_path):
-    source, _ = tokenizer
-    short = AutoTokenizer.from_pretrained(source, model_max_length=4)
-    short.save_pretrained(tmp_path)
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=300, n_positions=16))
-    rows = {"text": TEXTS}
-    for asked, taken in ((None, 4), (8, 8)):
-        batch = whole(inputs(rows, model, str(tmp_path), wanted=2, sequence_length=asked))
-        assert batch["input_ids"].shape == (2, taken)
-
-
 def test_other_models_get_a_sequence_a_text_with_its_class(tokenizer, bert):
     source, tokens = tokenizer
     classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
@@ -256,14 +231,6 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
     assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
     assert "labels" not in whole(inputs(plain, base, tokenizer[0]))
-
-
-def test_rows_without_a_class_are_no_labels(tokenizer, bert):
-    """-1 is how a ClassLabel says that a row has none, as in test splits whose classes are secret."""
-    names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
-    for labels in ([0, -1, 1], [-1, -1, -1], [0, None, 1]):
-        rows = datasets.Dataset.from_dict({"text": TEXTS[:3], "label": labels}, features=names)
-        assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
 
 
 def test_classes_by_their_names_in_a_file(tokenizer, bert):

@@ -12,7 +12,6 @@ from typing import Any
 from hf_lgelu.environment import hardware
 from lgelu_lab.benchmarks.table import check_benchmark
 from lgelu_lab.measurements.conversion import CONVERSION
-from lgelu_lab.measurements.int8 import INT8
 from lgelu_lab.measurements.measurement import Measurement
 from lgelu_lab.measurements.networks import find_models, load_data
 from lgelu_lab.measurements.records import (
@@ -24,7 +23,7 @@ from lgelu_lab.measurements.records import (
 )
 from lgelu_lab.studies.checkout import software_versions
 
-MEASUREMENTS: dict[str, Measurement] = {measurement.name: measurement for measurement in (INT8, CONVERSION)}
+MEASUREMENTS: dict[str, Measurement] = {measurement.name: measurement for measurement in (CONVERSION,)}
 
 _TOOLS = ("onnx", "onnxscript", "onnxruntime")
 

@@ -1,5 +1,4 @@
 import hashlib
-import json
 import math
 import os
 import shutil
@@ -12,10 +11,8 @@ from lgelu_lab.benchmarks.table import BENCHMARKS
 from lgelu_lab.studies.arguments import parse_command_line, parse_mapping, recipe
 from lgelu_lab.studies.records import read_record, require_own_weights
 from lgelu_lab.studies.run import DivergedError, run_benchmark, run_config
-from safetensors.torch import load_file
 from timm.optim import Muon
 from transformers import AutoModel
-from two_processes import run_in_two_processes
 
 from hf_lgelu import LambdaGELUTrainer, hardness_profile
 from hf_lgelu.models.mlp import MLPForClassification
@@ -302,34 +299,3 @@ def test_a_wrong_call_is_answered_with_one_line(line, message, capsys):
     assert message in told
     assert told.count("\n") == 1
     assert told.endswith("; --help lists the options\n")
-
-
-ARGUMENTS = {
-    "benchmark": "mlp-digits", "activation": "lambda_gelu", "harden": True, "hardening_strategy": "steps",
-    "max_train_samples": 640, "num_train_epochs": 1, "use_cpu": True, "disable_tqdm": True, "log_level": "error",
-}  # fmt: skip
-WORDS = [f"--{name}={value}" for name, value in ARGUMENTS.items()]
-TRAIN = f"""
-import sys
-import train
-sys.argv = ["train.py", *{WORDS}, f"--output_dir={{sys.argv[1]}}/two"]
-assert train.main() == 0
-"""
-
-
-@pytest.mark.slow
-def test_the_recipes_batch_is_divided_and_its_files_are_written_once(tmp_path):
-    """640 rows are 10 batches of 64, or of 2 × 32."""
-    (tmp_path / "train_once.py").write_text(TRAIN)
-    run_in_two_processes(tmp_path / "train_once.py", tmp_path)
-    record = read_record(tmp_path / "two")
-    alone = run_benchmark(*parse_mapping({**ARGUMENTS, "output_dir": str(tmp_path / "one")}))
-    assert (record.hardware["processes"], alone.hardware["processes"]) == (2, 1)
-    assert record.config["train_batch_size"] == BENCHMARKS["mlp-digits"].defaults["per_device_train_batch_size"]
-    assert record.config == alone.config
-    assert record.data["eval_samples"] == 359  # odd, so the last batch is uneven
-    assert (record.last.score, record.last.relu_score) == (alone.last.score, alone.last.relu_score)
-    expected, found = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)  # rounding; weights move by hundredths
-    assert json.loads((tmp_path / "two" / "relu" / "config.json").read_text())["hidden_act"] == "relu"
-    assert list(record.weights) == ["model.safetensors", "relu/model.safetensors"]
