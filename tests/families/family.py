@@ -98,7 +98,8 @@ def main_output(output: Any) -> torch.Tensor:
     if isinstance(output, torch.Tensor):
         return output
     names = ("logits", "logits_per_image", "prediction_outputs")
-    return next(output[name] for name in names if name in output)
+    main = next((output[name] for name in names if name in output), output[0])
+    return main[0] if isinstance(main, tuple) else main  # MGP-STR reads characters, and two kinds of word pieces
 
 
 @torch.no_grad()

@@ -62,6 +62,14 @@ _DETR = {
     },
 }
 _EOMT = {"image_size": 32, "mlp_ratio": 2, "num_upscale_blocks": 1, "num_blocks": 1, "num_queries": 5}
+_LEVIT = {
+    **{"num_channels": 3, "image_size": 32, "hidden_sizes": [8] * 3, "num_attention_heads": [1] * 3, "num_labels": 3},
+    **{"depths": [1] * 3, "key_dim": [4] * 3, "mlp_ratio": [2] * 3, "attention_ratio": [2] * 3},
+}
+_MGP = {
+    **{"image_size": [16, 16], "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    **{"max_token_length": 4, "num_character_labels": 9, "num_bpe_labels": 5, "num_wordpiece_labels": 5},
+}
 _MOONSHINE = {
     **{"encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2, "encoder_num_attention_heads": 2},
     **{"decoder_num_attention_heads": 2, "decoder_start_token_id": 1},
@@ -202,6 +210,10 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _row("rt-detr", "RTDetr", "ForObjectDetection", _DETR, large_pixels, 25),
     # segmentation: + one in each of two upsamplings
     _row("eomt", "Eomt", "ForUniversalSegmentation", {**_IMAGE, **_EOMT}, large_pixels, 4),
+    _text("bloom", "Bloom", "ForCausalLM", {**SPECIAL, "vocab_size": 32, "hidden_size": 16, "n_layer": 2, "n_head": 2}),
+    # three in front; three stages of attention and MLP, and both again between two stages
+    _image("levit", "Levit", sizes=_LEVIT, inputs=large_pixels, gates=13),
+    _row("mgp-str", "Mgpstr", "ForSceneTextRecognition", _MGP, pixels, 2),
     # images and texts: two layers, one of both, three of text
     _row("mllama", "Mllama", "ForConditionalGeneration", _MLLAMA, _tiles, 6),
     # two towers of two layers each; ViLT has one for both

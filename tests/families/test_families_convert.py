@@ -1,18 +1,23 @@
 """Every family of the tables, from text to codecs, and of timm: each converts with all of its gates."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 from families import FAMILIES
-from family import Family
+from family import Family, main_output
+from fresh_process import run_fresh
 from further_families import FURTHER_FAMILIES
 from packaging.version import Version
 from small_networks import convert_with
 from timm_families import TIMM_FAMILIES, TimmFamily
 from torch import nn
 
-from hf_lgelu import from_pretrained
-from hf_lgelu.networks.sites import find_sites
+from hf_lgelu import ConversionConfig, from_pretrained
+from hf_lgelu.models.checkpoint import save_checkpoint
+from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
+from hf_lgelu.refit.task import Exchange
 
 STATE_SPACES = {
     *("mamba", "falcon-mamba", "mamba2", "jamba", "bamba", "granitemoehybrid", "qwen3-next", "olmo-hybrid"),
@@ -83,3 +88,46 @@ def test_a_family_converts(family, tmp_path):
         expected = model.generate(ids, use_cache=False, **options)
         for each in (model, from_pretrained(family.model_class, tmp_path).eval()):
             assert torch.equal(each.generate(ids, **options), expected)
+
+
+# No key of these configs says ReLU: either no plain load finds the weights, or the kept guard refuses it.
+WITHOUT_KEY = {"bark", "bloom", "cvt", "encodec", "focalnet", "levit", "mgp-str", "mpt", "timesfm"}
+
+PLAIN_LOADS = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch, transformers
+from family import main_output
+for folder in sys.argv[1:]:
+    kept = torch.load(folder + "/kept.pt")
+    try:
+        model = getattr(transformers, kept["class"]).from_pretrained(folder).eval()
+    except (OSError, KeyError) as error:
+        print("refused" if "no file named" in str(error) or "hf_lgelu" in str(error) else error)
+    else:
+        print("same" if torch.equal(main_output(model(**kept["inputs"])), kept["output"]) else "another")
+assert "hf_lgelu" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "names", [pytest.param(WITHOUT_KEY, id="without a key"), pytest.param(None, id="all", marks=pytest.mark.slow)]
+)
+def test_without_this_package_no_folder_is_another_network(names, tmp_path):
+    families = [each for each in EVERY if isinstance(each, Family) and (names is None or each.name in names)]
+    assert names is None or len(families) == len(names)
+    for family in families:
+        model, inputs = family.build().eval(), family.inputs()
+        Exchange(SMOOTH_KINDS, (), ConversionConfig().gate).carry_out(model)
+        save_checkpoint(model, tmp_path / family.name)
+        output = main_output(model(**inputs)).detach()
+        ours = from_pretrained(type(model), tmp_path / family.name).eval()
+        assert torch.equal(main_output(ours(**inputs)), output)
+        kept = {"class": type(model).__name__, "inputs": inputs, "output": output}
+        torch.save(kept, tmp_path / family.name / "kept.pt")
+    script = tmp_path / "plain_loads.py"
+    script.write_text(PLAIN_LOADS)
+    ran = run_fresh(script, *(tmp_path / family.name for family in families))
+    assert ran.returncode == 0, ran.stderr
+    assert set(ran.stdout.splitlines()) == ({"refused"} if names else {"refused", "same"})
+    assert len(ran.stdout.splitlines()) == len(families)
