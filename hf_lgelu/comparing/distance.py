@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, score, significant
 
+_BOXES = "pred_boxes"  # of a detector
+
 
 @dataclass(frozen=True)
 class Distance:
@@ -50,8 +52,11 @@ class Distance:
 
     @property
     def by_output(self) -> list[float]:
-        """The distances of all outputs that count, the farthest first."""
-        return sorted((found.value for found in (self.outputs or {self.output: self}).values()), reverse=True)
+        """The distances of all outputs that count, the farthest first; a detector's boxes are in its `detection`."""
+        every = self.outputs or {self.output: self}
+        is_detector = any(found.detection is not None for found in every.values())
+        counted = [found for name, found in every.items() if not (is_detector and name == _BOXES)]
+        return sorted((found.value for found in counted), reverse=True)
 
     @property
     def in_words(self) -> str:

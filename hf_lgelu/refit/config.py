@@ -91,8 +91,8 @@ class ConversionConfig:
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
             Refused where no block can, or where the config has no key of the width. Default: 1.
         target: What the gates become: relu, relu6 or leaky_relu. effort place and width need relu. Default: relu.
-        keep: Gates that stay smooth: their names, or how many. A number keeps the gates that cost the most when each
-            alone is exchanged (`hf_lgelu.refit.gate_costs`). Most configs have one key for all gates: a saved config
+        keep: Gates that stay smooth: their names, or how many. A number keeps the gates that take the
+            outputs farthest when each alone is exchanged. Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
             Default: none.
         max_kl: The mean KL to the original in nats (else relative error) above which the report warns that the result

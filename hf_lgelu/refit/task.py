@@ -26,7 +26,6 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, c
 from hf_lgelu.processes import each_has
 from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
 from hf_lgelu.refit.folds import Folds, evenly, load_own
-from hf_lgelu.refit.gate_costs import swap_costs
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
 
@@ -72,7 +71,7 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
     model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        dearest = list(costs_of_some(read, folds, Exchange(kinds, (), config.gate)))[:keep]
+        dearest = gates_by_cost(read, folds, Exchange(kinds, (), config.gate))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
@@ -95,10 +94,22 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
     return exchange
 
 
-def costs_of_some(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
-    """`swap_costs` of all gates on some samples, the dearest first."""
-    batches = [*load_own(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))]
-    return swap_costs(read, batches, exchange.kinds, make=partial(make_gate, exchange.target))
+def gates_by_cost(read: OutputReader, folds: Folds, exchange: Exchange) -> list[str]:
+    """The gates, first the one that takes the outputs farthest from the original when it alone becomes the target.
+
+    No weight is refitted, so a conversion costs less: only the order counts. Some samples decide, in a forward pass for
+    each gate and one more. Outputs that are not finite are infinitely far.
+    """
+    names = [site.name for site in exchange.sites(read.model)]
+
+    def with_one(name: str, inputs: Any) -> Outputs:
+        with replace(exchange, keep=tuple(each for each in names if each != name)).plain_swap(read.model).applied():
+            return read(inputs)
+
+    batches = load_own(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
+    runs: dict[str, Callable[[Any], Outputs]] = {name: partial(with_one, name) for name in names}
+    _, compared = compare_outputs(read, runs, batches, over_processes=True)
+    return sorted(names, key=lambda name: compared[name].distance.value, reverse=True)
 
 
 def make_gate(target: TargetGate) -> nn.Module:

@@ -229,6 +229,7 @@ def test_a_detector_is_as_far_as_its_scores_and_its_boxes_are(are_logits):
     expected = {"scores": (p * (p / q).log()).flatten(1).sum(1) / sure.sum(), "boxes": per_box / sure.sum()}
     for name, comparison in found.items():
         assert comparison.gaps == pytest.approx(expected[name].tolist(), rel=1e-5)
+        assert comparison.distance.by_output == [comparison.distance.value]  # boxes alone decide nothing
         assert [comparison.distance.value, twice[name]] == pytest.approx(2 * [expected[name].sum().item()], rel=1e-5)
     assert found["boxes"].distance.in_words.startswith("distance of scores and boxes ")
     together = NetComparison()
