@@ -55,6 +55,6 @@ def _together(call: Callable[[Any], Any], value: Any) -> Any:
         return call(value)
     except RuntimeError as error:
         raise RuntimeError(
-            f"the {PartialState().num_processes} processes have lost each other, most often because one has ended, "
-            f"which says why itself unless it was killed ({error})"
+            f"the {PartialState().num_processes} processes have lost contact; usually one has exited. Its own "
+            f"traceback says why; it has none if it was killed ({error})"
         ) from error

@@ -16,9 +16,8 @@ TIMM, TIMM_TABLE = "timm.layers.create_act", "_ACT_LAYER_DEFAULT"
 def register_activation() -> None:
     """Make each row of GATES, e.g. "lambda_gelu", an activation string of transformers configs and a timm `act_layer`.
 
-    Idempotent. `import hf_lgelu` has it done when transformers and timm are imported, before it or after; of what is
-    not imported nothing is done. Raises RuntimeError if another class has one of the names in one of the tables; all
-    are then left as they were.
+    Idempotent. `import hf_lgelu` calls it where transformers or timm is imported, or when it will be. Raises
+    RuntimeError if another class has one of the names in one of the tables; all are then left as they were.
     """
     activations, create_act = sys.modules.get("transformers.activations"), sys.modules.get(TIMM)
     if create_act is not None and not hasattr(create_act, TIMM_TABLE):

@@ -125,7 +125,9 @@ class RowArguments(CheckpointArguments):
     )
     sequence_length: int | None = _input("Tokens in a sequence. Default: what the model takes, at most 1,024.", None)
     seed: int = _input("Random seed that chooses inputs. Default: 0.", 0)
-    disable_tqdm: bool = _output("Show no progress. Default: progress is shown if stderr is a terminal.", False)
+    disable_tqdm: bool = _output(
+        "Show no progress. Default: a line per layer, and bars where stderr is a terminal.", False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

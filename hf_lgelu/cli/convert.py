@@ -1,10 +1,9 @@
 """`hf-lgelu convert`: a ReLU checkpoint made of a trained smooth checkpoint without training, with report and card."""
 
 import json
-import logging
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.convert import convert_to_relu
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
-from hf_lgelu.refit.task import progress_log
 from hf_lgelu.refit.verdict import own_text_warning
 
 _COMPARED_ROWS = 8
@@ -86,16 +84,14 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             if arguments.dry_run:
                 tell(preview_conversion(given.network, inputs.batches("inputs", progress=progress), config))
                 return None
-        is_logged = state.is_main_process and not arguments.progress and not arguments.disable_tqdm
         try:
-            with _a_line_a_minute() if is_logged else nullcontext():
-                converted, report = convert_to_relu(
-                    given.network,
-                    inputs.batches("inputs", progress=progress),
-                    evaluation_data=None if second is None else second.batches("second set", progress=progress),
-                    options=config,
-                    progress=progress,
-                )
+            converted, report = convert_to_relu(
+                given.network,
+                inputs.batches("inputs", progress=progress),
+                evaluation_data=None if second is None else second.batches("second set", progress=progress),
+                options=config,
+                progress=not arguments.disable_tqdm,
+            )
         except ConversionRefusedError as error:
             if error.report is not None:
                 tell(str(error.report))
@@ -135,32 +131,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             )
     state.wait_for_everyone()
     return report
-
-
-class _LineAMinute(logging.StreamHandler):
-    """A log on stderr: the first line, then at most one a minute."""
-
-    _next = 0.0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.created >= self._next:
-            self._next = record.created + 60
-            super().emit(record)
-
-
-@contextmanager
-def _a_line_a_minute() -> Iterator[None]:
-    """A block whose progress is logged on stderr, for calls without a terminal."""
-    handler = _LineAMinute()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    progress_log.addHandler(handler)
-    level = progress_log.level
-    progress_log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        progress_log.setLevel(level)
-        progress_log.removeHandler(handler)
 
 
 def _require_one_key_says_it(keep: str) -> None:

@@ -53,7 +53,7 @@ def quantize_file(arguments: Any) -> Any:
     """Write an int8 version of a file into a folder, judged against it on the rows of --data. Returns the report."""
     _require_options(arguments)
     if arguments.to != "int8":
-        raise ValueError(f"--to {arguments.to}: an ONNX file can become int8 alone")
+        raise ValueError(f"--to {arguments.to}: an ONNX file can only be converted to int8")
     rows = read_arrays(arguments.data, arguments, arguments.max_samples)
     with whole_folder(arguments.output_dir, overwrite=arguments.overwrite) as new:
         batches = rows.batches("int8", progress=arguments.progress, batch_size=_batch_of(arguments.model) or 32)

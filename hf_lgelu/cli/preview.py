@@ -16,7 +16,7 @@ from hf_lgelu.networks.sites import sites_in_words
 from hf_lgelu.refit.config import ConversionConfig
 from hf_lgelu.refit.convert import prepare, still_smooth, with_plain_parts
 from hf_lgelu.refit.folds import load_own
-from hf_lgelu.refit.task import costs_of_some
+from hf_lgelu.refit.task import swap_costs
 from hf_lgelu.refit.widen import can_be_wider
 
 _DEAREST = 3
@@ -56,7 +56,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         table = networks_table(metrics, {"plain swap": compared["swap"].distance}, main=True)
         lines += [f"{exchange.target.title} in their place, without a refit:", *text_table(*table, text_columns=1)]
         if len(sites) > 1:
-            costs = list(costs_of_some(task.read, task.folds, exchange).items())[:_DEAREST]
+            costs = list(swap_costs(task.read, task.folds, exchange).items())[:_DEAREST]
             dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
             lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
         with exchange.plain_swap(model).applied():

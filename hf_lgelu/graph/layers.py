@@ -114,7 +114,7 @@ class _Map:
 
 
 def find_layers(recording: Recording, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
-    """The layers that read the outputs of `sites` in a trace of `model`. They name sites by index."""
+    """The layers that read the outputs of `sites` in a recording of `model`. They name sites by index."""
     finder = AimFinder(recording.downstream(recording.inputs), recording.constants(model))
     order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))

@@ -167,7 +167,7 @@ class Recording:
         return None if stored is None else stored.name
 
     def parameter_users(self, name: str) -> list[Node]:
-        """Every operation that takes the parameter or buffer, itself or a function of it (`made_of`)."""
+        """Every operation that takes the parameter or buffer, itself or a function of it (`StoredValue`)."""
         return [user for node, stored in self.stored.items() if stored == name for user in self._through_views(node)]
 
     def are_used_once(self, *names: str) -> bool:

@@ -95,7 +95,7 @@ _HOLDERS = (MethodType, CellType, functools.partial, Mapping, list, tuple, set, 
 def independent_copy(model: Model) -> Model:
     """A deep copy that computes with its own weights, without accelerate's autocast; RuntimeError if that fails."""
     require_values_here(model.named_modules())
-    # A weight that a hook computes (weight_norm) hangs on the graph of its last forward pass, and deepcopy refuses it.
+    # A weight that a hook computes (weight_norm) belongs to the graph of its last forward pass: deepcopy refuses it.
     made = [each for part in model.modules() for each in vars(part).values() if isinstance(each, Tensor)]
     with own_forward(model):
         twin = copy.deepcopy(model, {id(each): each.detach().clone() for each in made if not each.is_leaf})

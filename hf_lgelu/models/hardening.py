@@ -28,7 +28,6 @@ from hf_lgelu.activation.hardness import (
 )
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.copies import require_unflattened, require_values_here
-from hf_lgelu.networks.run import Inputs, forward_hooks, run_example
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, require_lambda_gelu
 
 HARDENED_FRACTION = 0.5
@@ -89,7 +88,6 @@ def initialize_hardness(
     high_hardness: float = DEFAULT_HIGH_HARDNESS,
     *,
     temperature: float | None = None,
-    inputs: Inputs | None = None,
 ) -> dict[str, float]:
     """Set the initial λ of every site by one of the paper's init modes, and lift any hardening override.
 
@@ -102,11 +100,9 @@ def initialize_hardness(
         init_hardness: λ₀, above 1.
         high_hardness: the high end of the other two modes; "uniform" has none.
         temperature: t of every site from now on; None keeps each one's own.
-        inputs: inputs of one run that shows the order in which activations are called. The default is the order of
-            registration, which is the same in nearly every published architecture.
 
-    Returns {module name: λ} in this order. No λ changes if a call is refused: for a model without λ-GELU or with values
-    that cannot be set, an argument out of range, or inputs that never reach a site.
+    Returns {module name: λ} in the order of registration. No λ changes if a call is refused: for a model without λ-GELU
+    or with values that cannot be set, or an argument out of range.
 
     >>> import torch, hf_lgelu
     >>> model = hf_lgelu.MLPForClassification(hf_lgelu.MLPConfig(num_features=4, hidden_size=8, num_hidden_layers=2))
@@ -127,14 +123,6 @@ def initialize_hardness(
             f"init_hardness must not exceed high_hardness, got init_hardness={low} and high_hardness={high}"
         )
     owners = _settable_gates(model)
-    if inputs is not None:
-        ran: list[nn.Module] = []
-        with forward_hooks([module for _, module in owners], lambda module, given, output: ran.append(module)):
-            run_example(model, inputs)
-        silent = [name for name, module in owners if module not in ran]
-        if silent:
-            raise ValueError(f"the inputs never reach {', '.join(silent)}; give inputs that run the whole model")
-        owners.sort(key=lambda owner: ran.index(owner[1]))
     first, last = (high, low) if init_mode == "decreasing" else (low, high)
     values = [first + (last - first) * i / max(len(owners) - 1, 1) for i in range(len(owners))]
     given = None if temperature is None else torch.tensor(check_temperature(temperature))  # in float32, like t
@@ -181,10 +169,6 @@ SCHEDULES: dict[str, Callable[[Any, Any, float], Any]] = {
     "linear": lambda start, target, progress: start + (target - start) * progress,
     # Equal factors of λ: the gate's width shrinks evenly in the logarithm.
     "geometric": lambda start, target, progress: start * (target / start) ** progress,
-    # Equal steps in 1/λ, the gate's width.
-    "inverse": lambda start, target, progress: 1 / ((1 - progress) / start + progress / target),
-    # Slow at both ends of the way in λ.
-    "cosine": lambda start, target, progress: start + (target - start) * ((1 - math.cos(math.pi * progress)) / 2),
 }
 """The shapes of the way from λ(e_s) to the target, one row each: (start, target, progress) → λ."""
 

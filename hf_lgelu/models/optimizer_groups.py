@@ -96,7 +96,7 @@ def separate_hardness_group(
     elif not is_whole or not hasattr(optimizer, "add_param_group") or hasattr(optimizer, "fused_backward"):
         why = "replaces the parameter groups or ignores their learning rates"
     elif isinstance(inner, torch.optim.LBFGS):  # it takes the group, and fails at the next step
-        why = "takes one group alone"
+        why = "accepts only one parameter group"
     elif any("initial_lr" in group for group in changed):
         why = "has a scheduler already, which would not know a new group"
     elif not all(isinstance(group.get("lr"), int | float | torch.Tensor) for group in changed):
@@ -129,8 +129,8 @@ def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
     """
     if not hasattr(optimizer, "param_groups"):
         raise RuntimeError(
-            f"{type(optimizer).__name__} has no parameter groups, so s has no learning rate that is known. Of "
-            'DeepSpeed leave "optimizer" out of its config: Trainer then makes one, with a group for s'
+            f"{type(optimizer).__name__} has no parameter groups, so s has no learning rate that is known. With "
+            'DeepSpeed, remove "optimizer" from its config: Trainer then makes one, with a group for s'
         )
     group = hardness_group(optimizer)
     if group is None:

@@ -40,7 +40,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.networks.calls import recorded_calls
 from hf_lgelu.networks.elementwise import form_at
-from hf_lgelu.networks.rewrite import GATES, Call, put_gates, way_of
+from hf_lgelu.networks.rewrite import CALLED, Call, put_gates, way_of
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -299,7 +299,7 @@ def restore_calls(
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
-        _, _, place = name.rpartition(f"{GATES}.")
+        _, _, place = name.rpartition(f"{CALLED}.")
         try:
             number, call = int(place), Call(**said)
             call = call._replace(numbers=tuple(call.numbers))
@@ -311,7 +311,7 @@ def restore_calls(
         except (TypeError, ValueError) as error:
             raise ValueError(f"the config's record has no readable call at {name}: {str(said)[:80]}") from error
         modules = dict(model.named_modules(remove_duplicate=False))
-        names = [each.rpartition(f"{GATES}.")[0].removesuffix(".") for each in names_of(name)]
+        names = [each.rpartition(f"{CALLED}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
             owner = next((each for each in owners if way_of(type(each), call)), owners[0])

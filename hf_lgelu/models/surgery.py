@@ -237,7 +237,7 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 
 
 class TemporaryRelu:
-    """`substitute_relu` for a while, again and again: the sites are found once. Weights and config are untouched.
+    """A temporary `substitute_relu` that can be used again: the sites are found once. Weights and config are untouched.
 
     If a model is wrapped for distributed training, give and call the inner module. `make` builds another gate than
     ReLU, and `include` chooses sites by name. `gates` are the new gates by name. Raises ValueError without sites.

@@ -405,7 +405,7 @@ def _batch(raw: Any, form: str, model: nn.Module | None) -> Batch:
 
 
 def _prepared(name: str, value: Any) -> Any:
-    """A value with its tensors on the CPU and without gradients, in containers that torch can trace."""
+    """A value with its tensors on the CPU and without gradients, in containers whose tensors torch can replace."""
     if isinstance(value, Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
         tensor = torch.as_tensor(value)
         require_plain(tensor)

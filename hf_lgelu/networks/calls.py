@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
 from hf_lgelu.networks.outputs import agree, outputs_of
-from hf_lgelu.networks.rewrite import GATES, Call, call_at, called_by, calls_of, digest_of, method_in, put_gates
+from hf_lgelu.networks.rewrite import CALLED, Call, call_at, called_by, calls_of, digest_of, method_in, put_gates
 from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
@@ -69,7 +69,7 @@ def lines_of_old_gates(model: nn.Module) -> list[str]:
     lines = [
         f"{call.where}: {call.function}"
         for module in model.modules()
-        for call, gate in zip(calls_of(module), module.get_submodule(GATES) if calls_of(module) else (), strict=True)
+        for call, gate in zip(calls_of(module), module.get_submodule(CALLED) if calls_of(module) else (), strict=True)
         if not isinstance(gate, FunctionModule)
     ]
     return list(dict.fromkeys(lines))
@@ -78,7 +78,7 @@ def lines_of_old_gates(model: nn.Module) -> list[str]:
 def recorded_calls(model: nn.Module) -> dict[str, dict[str, Any]]:
     """{name of a gate in the place of a call: the call in plain values}; `restore_calls` restores gates from these."""
     return {
-        f"{name}.{GATES}.{place}".removeprefix("."): call._asdict()
+        f"{name}.{CALLED}.{place}".removeprefix("."): call._asdict()
         for name, module in model.named_modules()
         for place, call in enumerate(calls_of(module))
     }
@@ -121,6 +121,13 @@ class _Search(TorchFunctionMode):
         return output
 
     def _look(self, seen: tuple[Any, FunctionModule], output: Any, frames: list[FrameType]) -> None:
+        """Note where a call of torch stands, if it is a gate or inside of one.
+
+        `frames` are those of the call, the innermost first. For `torch.exp` in `swish`, which `mix` calls, which
+        `forward` calls: the method is `forward`. From there the way goes down, a call at a time: `numbers` are the
+        place of `mix(…)` in the text of `forward` and of `swish(…)` in that of `mix`. It ends at the first call that
+        computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
+        """
         is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
         is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
         where = line_of(next(itertools.compress(frames, is_theirs), frames[-1]))

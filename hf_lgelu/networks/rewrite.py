@@ -1,6 +1,15 @@
 """Methods that call modules in the place of functions, made from the source text of a class's methods.
 
-A function that a method calls, and that calls an activation, is copied as a method of its own.
+    class Block:                               class Block(Block):
+        def forward(self, x):                      def forward(self, x):
+            h = F.gelu(self.up(x))                     h = self.called[0](self.up(x))
+            return mix(h, "silu")                      return self._hf_lgelu_calls_forward_2(h, "silu")
+
+    def mix(h, name):                              def _hf_lgelu_calls_forward_2(_owner, h, name):
+        return ACT2FN[name](h) * 2                     return _owner.called[1](h) * 2
+
+`called` is a list of modules. A function that calls an activation is copied: this one is called by call 2 in the text
+of `forward`. Lines keep their numbers. The object gets the class at the right; the user's class stays as it is.
 
 Everything that runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
 torch.export.
@@ -25,7 +34,7 @@ from torch import nn
 
 from hf_lgelu.networks.elementwise import codes_in, content_of, functions_in
 
-GATES = "called"
+CALLED = "called"
 """The attribute that holds the modules of an object's calls; no state dict shows it, because no gate has a tensor."""
 
 _CALLS = "_hf_lgelu_calls"
@@ -115,8 +124,8 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
 
     The object gets another class. Raises ValueError where the code of the object does not have these calls.
     """
-    if hasattr(owner, GATES):
-        why = "are gates already; convert all kinds at once" if calls_of(owner) else f"need its attribute {GATES!r}"
+    if hasattr(owner, CALLED):
+        why = "are gates already; convert all kinds at once" if calls_of(owner) else f"need its attribute {CALLED!r}"
         raise ValueError(f"calls of {type(owner).__name__} {why}")
     cls: Any = type(owner)
     # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old text.
@@ -127,7 +136,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
         if isinstance(held, MethodType) and held.__self__ is owner and held.__func__ in own
     }
     after = _class_with_gates(cls, tuple(calls))
-    owner.add_module(GATES, nn.ModuleList(gates))
+    owner.add_module(CALLED, nn.ModuleList(gates))
     owner.__class__ = after
     for name, held in bound.items():
         vars(owner)[name] = MethodType(getattr(type(owner), own[held.__func__]), owner)
@@ -135,7 +144,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
     def undo() -> None:
         owner.__class__ = cls
         vars(owner).update(bound)
-        del owner._modules[GATES]
+        del owner._modules[CALLED]
 
     return undo
 
@@ -212,8 +221,8 @@ def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
         if way is None:
             raise ValueError(
                 f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
-                f"{call.where} became a gate, or the record of this call is damaged. Use the code of then, or convert "
-                "anew; code that calls ReLU itself loads by its own from_pretrained"
+                f"{call.where} became a gate, or the record of this call is damaged. Restore that text, or convert the "
+                "model again; code that calls ReLU itself loads by its own from_pretrained"
             )
         gates.setdefault(call.method, {})[call.numbers] = place, way
     for name in gates:
@@ -286,7 +295,7 @@ def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, gates: Any,
         inner = {numbers[1:]: (place, way[1:]) for numbers, (place, way) in gates.items() if numbers[0] == number}
         if () in inner:
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
-            edits += [(begin, x_begin, f"{owner}.{GATES}[{inner[()][0]}]("), (x_end, end, ")")]
+            edits += [(begin, x_begin, f"{owner}.{CALLED}[{inner[()][0]}]("), (x_end, end, ")")]
         else:
             copied, is_parents = f"{_CALLS}_{name}_{number}", ast.unparse(call.func).startswith("super(")
             edits.append((*span(call.func), f"{owner}.{copied}"))
@@ -297,7 +306,7 @@ def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, gates: Any,
         parts = [lines, new.encode()] if new == ")" else [new.encode(), lines]
         file = b"".join([file[:first], *parts, file[last:]])
     changed = file.decode()
-    path = f"<{GATES} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
+    path = f"<{CALLED} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
     linecache.cache[path] = (len(changed), None, io.StringIO(changed).readlines(), path)
     codes = codes_in(compile(changed, path, "exec", dont_inherit=True))
     place_of = (code.co_qualname, code.co_firstlineno)

@@ -134,12 +134,6 @@ def find_sites(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> list[Ac
     return [site for site in _walk(checked_module(model), "", set(), kind_of) if site.kind in wanted]
 
 
-def find_relu_sites(model: nn.Module) -> list[ActivationSite]:
-    """Every ReLU and leaky ReLU that is a module, in the same order: gates g with g(c·z) = c·g(z) for c > 0."""
-    sites = _walk(checked_module(model), "", set(), lambda held: getattr(form_at(held), "kind", None))
-    return [site for site in sites if site.kind in ("relu", "leaky_relu") and site.function is None]
-
-
 def sites_in_words(model: nn.Module, kinds: Iterable[str] = SMOOTH_KINDS) -> str:
     """The gates that a network has, by their classes: "Hardswish × 7, SiLU × 5" or "no smooth gates"."""
     found = Counter(

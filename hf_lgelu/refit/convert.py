@@ -165,7 +165,7 @@ def prepare(network: Network, data: Any, config: ConversionConfig, progress: boo
 
 
 def still_smooth(model: nn.Module, folds: Folds, outputs: Sequence[str] | None) -> tuple[str, ...]:
-    """The smooth operations on the way to the outputs that count, in words; some may run for many rows alone."""
+    """The smooth operations on the way to the outputs that count, in words; some run in large batches only."""
     few = folds.samples.few.inputs
     loads = itertools.chain([few], (batch.load().inputs for batch in folds.held_out))
     calls = {

@@ -32,7 +32,7 @@ LEAST_SAMPLES_TO_HOLD_OUT = 16
 MOST_HELD_OUT_SAMPLES = 1024
 _HELD_OUT_SHARE = 1 / 8
 
-_WORTH_A_TRACE = 0.8
+_WORTH_A_SHAPE = 0.8
 """The shorter half of the sequences gets its own shape if its longest is below this share of the longest of all."""
 
 
@@ -62,14 +62,14 @@ def deal_folds(
     size = 1 if samples.are_batches else batch_size or samples.at_once
     held_out, dealt, size = _deal(samples.rows, size, is_few)
 
-    # Every shape costs a trace, so each fold has two lengths: one of its shorter half, one of its longer half.
+    # Every shape costs a recording, so each fold has two lengths: one of its shorter half, one of its longer half.
     dealt = [samples.short_first(fold) for fold in dealt]
     middle = len(dealt[0]) // size // 2 * size
     short, long = (
         samples.longest(number for fold in dealt for number in fold[half])
         for half in (slice(middle), slice(middle, None))
     )
-    if sum(short.values()) >= _WORTH_A_TRACE * sum(long.values()):
+    if sum(short.values()) >= _WORTH_A_SHAPE * sum(long.values()):
         middle, long = 0, samples.longest(itertools.chain(*dealt))
     folds = tuple(
         (*_batches(samples, fold[:middle], size, short), *_batches(samples, fold[middle:], size, long))
@@ -110,7 +110,7 @@ def _deal(rows: Sequence[int], at_once: int, is_few: bool) -> tuple[list[int], l
     rest = [number for number in range(len(rows)) if number not in apart]
     if not held_out or len(rest) < FOLDS:
         return held_out, [rest], -(-len(rest) // -(-len(rest) // at_once))
-    # Folds hold whole batches, because every size of a batch costs a trace. Left-over samples are held out.
+    # Folds hold whole batches, because every size of a batch costs a recording. Left-over samples are held out.
     size = len(rest) // FOLDS
     together = size // -(-size // at_once)
     size -= size % together

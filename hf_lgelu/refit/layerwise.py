@@ -78,8 +78,7 @@ class Refit:
                 if fit is not None:
                     write_refit(student, recording, layer, fit)
                     self.write_after(student, index)
-                saves = _saved_weights(student, found, layer)
-                rows.append(_described(layer, fit, names, saves, carrier.note(index), self.note(layer)))
+                rows.append(_described(layer, fit, names, carrier.note(index), self.note(layer)))
                 del fit
                 task.tell_layer(rows[-1], index + 1, len(found.layers), time.perf_counter() - begun)
 
@@ -111,14 +110,7 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
         ) from error
 
 
-def _saved_weights(student: nn.Module, found: Layers, layer: Layer) -> int:
-    """The number of weights that a token skips if all units are zero: of the layer and of its gates' other halves."""
-    halves = [fed.other for fed in found.fed_gates if fed.site in layer.sites and fed.other is not None]
-    operations = [*(consumer.operation for consumer in layer.maps), *halves]
-    return sum(operation.weight_in(student).numel() for operation in operations)
-
-
-def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], saves: int, *more: str | None) -> LayerRefit:
+def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], *more: str | None) -> LayerRefit:
     sites = tuple(names[index] for index in layer.sites)
     if fit is None:
         return LayerRefit((layer.name,), sites, "kept", note="not refitted: no batch leads to it", is_unfit=True)
@@ -135,6 +127,5 @@ def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], saves: 
         error_after=fit.error_after,
         width=layer.width,
         rows=rows,
-        saves=saves if layer.sites else 0,
         note=", ".join([*notes, *filter(None, more)]) or None,
     )

@@ -35,8 +35,6 @@ class LayerRefit:
         error_after: the same error with the choice.
         width: features of a row (inputs of the map; of a convolution, of one group, times the kernel's size).
         rows: number of rows that were fitted (tokens, positions of a feature map).
-        saves: number of weights of its maps and of the other halves of gated units. For one token, the weights of units
-            that are zero need not be read.
         live: the share of its gates' outputs that are not exactly zero, on the inputs held out.
         note: the reason why a layer was not refitted, or a remark on its fit.
         is_unfit: its gates were exchanged and its weights could not be refitted; `note` says why.
@@ -51,7 +49,6 @@ class LayerRefit:
     error_after: float | None = None
     width: int = 0
     rows: int = 0
-    saves: int = 0
     live: float | None = None
     note: str | None = None
     is_unfit: bool = False
@@ -127,7 +124,7 @@ class ConversionReport:
         warnings: facts to know before the network is used.
         steps: the rungs that were tried; the network is that of the last rung kept.
         width_share: hidden units of each block, as a share of the original's.
-        live_units: the mean of `live` over the layers, weighted by `saves`; None where nothing was held out.
+        live_units: the mean of `live` over the layers; None where nothing was held out.
         kept: {name of a gate that stayed: its class}.
         next_step: the next rung of the ladder; None at the top, or where no inputs are held out for it.
         repeated: number of samples of the second set whose inputs the data hold as well.
@@ -211,15 +208,15 @@ class ConversionReport:
 def with_live_units(
     layers: Sequence[LayerRefit], evaluation: Evaluation | None
 ) -> tuple[tuple[LayerRefit, ...], float | None]:
-    """(the layers with their shares of live units, the mean of these shares weighted by `saves`)."""
+    """(the layers with their shares of live units, the mean of these shares)."""
     found = {} if evaluation is None else evaluation.live_units
     shares = [[found[site] for site in layer.sites if site in found] for layer in layers]
     layers = tuple(
         replace(layer, live=sum(each) / len(each)) if each else layer
         for layer, each in zip(layers, shares, strict=True)
     )
-    weights = sum(layer.saves for layer in layers if layer.live is not None)
-    return layers, sum(layer.saves * (layer.live or 0.0) for layer in layers) / weights if weights else None
+    live = [layer.live for layer in layers if layer.live is not None]
+    return layers, sum(live) / len(live) if live else None
 
 
 def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:

@@ -46,7 +46,7 @@ class Exchange:
         return [site for site in find_sites(model, self.kinds) if site.name not in self.keep]
 
     def recordings(self, read: OutputReader) -> Recordings:
-        """Traces of the original or of a wider copy, up to the outputs that count."""
+        """Recordings of the original or of a wider copy, up to the outputs that count."""
         return Recordings(read.model, self.sites(read.model), read.counted)
 
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
@@ -66,12 +66,12 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
 
     A gate that computes the target already stays, too. So does a Softplus with no linear map after it: it makes a scale
     positive, and ReLU would give zeros. Raises ValueError where all gates stay, and ConversionRefusedError where a gate
-    works in place on an input that is used again, because a trace has no in-place operations.
+    works in place on an input that is used again, because a recording has no in-place operations.
     """
     model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
     sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
     if isinstance(keep, int) and keep:
-        dearest = gates_by_cost(read, folds, Exchange(kinds, (), config.gate))[:keep]
+        dearest = list(swap_costs(read, folds, Exchange(kinds, (), config.gate)))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
     done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
     exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
@@ -94,11 +94,11 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
     return exchange
 
 
-def gates_by_cost(read: OutputReader, folds: Folds, exchange: Exchange) -> list[str]:
-    """The gates, first the one that takes the outputs farthest from the original when it alone becomes the target.
+def swap_costs(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
+    """{gate: distance of the outputs from the original's when it alone becomes the target}, the dearest first.
 
-    No weight is refitted, so a conversion costs less: only the order counts. Some samples decide, in a forward pass for
-    each gate and one more. Outputs that are not finite are infinitely far.
+    No weight is refitted, so a conversion costs less: the order counts. The distance is measured on some samples, in a
+    forward pass for each gate and one more. Outputs that are not finite are infinitely far.
     """
     names = [site.name for site in exchange.sites(read.model)]
 
@@ -109,7 +109,8 @@ def gates_by_cost(read: OutputReader, folds: Folds, exchange: Exchange) -> list[
     batches = load_own(evenly(folds.spread, math.ceil(SAMPLES_TO_RANK / len(folds.first))))
     runs: dict[str, Callable[[Any], Outputs]] = {name: partial(with_one, name) for name in names}
     _, compared = compare_outputs(read, runs, batches, over_processes=True)
-    return sorted(names, key=lambda name: compared[name].distance.value, reverse=True)
+    costs = {name: compared[name].distance.value for name in names}
+    return dict(sorted(costs.items(), key=lambda entry: entry[1], reverse=True))
 
 
 def make_gate(target: TargetGate) -> nn.Module:

@@ -95,7 +95,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
     if report.repeated:
         yield (
             f"{report.repeated:,} of {report.evaluation.samples:,} samples of the second set were given to fit on as "
-            "well: of these it says nothing on inputs that the network has not seen"
+            "well: for these, the result says nothing about unseen inputs"
         )
     advice = "the data that was fitted on is probably not from where that set is"
     if (failed := _why_not_nearer(report, report.evaluation, advice)) is not None:

@@ -106,7 +106,7 @@ def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequen
 def widen_original(model: nn.Module, recording: Recording, found: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `recording` is the model's trace, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
+    `recording` is one of the model, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
     width. Where no key of the config adds biases, the copy has no new biases (see always_on.py). Then it gets wider
     only if all blocks are gated units.
 

@@ -25,15 +25,7 @@ def geometric(start, end, progress):
     return mpmath.exp((1 - progress) * mpmath.log(start) + progress * mpmath.log(end))
 
 
-def inverse(start, end, progress):
-    return 1 / linear(1 / mpmath.mpf(start), 1 / mpmath.mpf(end), progress)
-
-
-def cosine(start, end, progress):
-    return linear(start, end, mpmath.sin(mpmath.pi * progress / 2) ** 2)
-
-
-SCHEDULE_FORMS = {"linear": linear, "geometric": geometric, "inverse": inverse, "cosine": cosine}
+SCHEDULE_FORMS = {"linear": linear, "geometric": geometric}
 
 
 def progress_at(position: int, total: int, switch: int) -> Fraction | None:

@@ -65,7 +65,7 @@ def test_without_arguments_there_are_defaults_as_in_trainer(tmp_path, monkeypatc
 # {option of HardeningConfig: (values that are refused, what the error names)}; arguments of training have the same
 OF_HARDENING = {
     "hardening_strategy": (["batch"], "'batch'; accepted: epoch, steps"),
-    "hardening_schedule": (["steep"], "'steep'; accepted: linear, geometric, inverse, cosine"),
+    "hardening_schedule": (["steep"], "'steep'; accepted: linear, geometric"),
     "switch_fraction": ([1.0, -0.01, 1.5, float("nan")], r"switch_fraction .*\[0, 1\)"),
     "target_hardness": ([1.0, -3.0, float("inf"), 1e39], "target_hardness .*> 1"),
     "tolerance": ([0.0], "tolerance"),
@@ -89,7 +89,7 @@ IDLE = ".*harden=True"
 OF_ARGUMENTS = [
     ({"harden": True, "target_hardness": 100.0, "tolerance": 0.005}, "target_hardness or tolerance"),
     ({"target_hardness": 50.0}, f"target_hardness{IDLE}"),
-    ({"hardening_schedule": "cosine", "switch_fraction": 0.5}, f"switch_fraction, hardening_schedule{IDLE}"),
+    ({"hardening_schedule": "geometric", "switch_fraction": 0.5}, f"switch_fraction, hardening_schedule{IDLE}"),
     ({"hardness_lr_multiplier": -1.0}, "hardness_lr_multiplier .*>= 0, got -1"),
 ]
 

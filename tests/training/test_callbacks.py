@@ -39,9 +39,9 @@ def test_without_an_epoch_to_learn_in_hardening_begins_at_once_and_says_so(tmp_p
 
 
 def test_callback_takes_the_same_options(tmp_path):
-    hardening = HardeningConfig(50.0, None, 0.4, "inverse", "steps")
+    hardening = HardeningConfig(50.0, None, 0.4, "geometric", "steps")
     trainer, seen = run(tmp_path, plain=True, hardening=hardening, num_train_epochs=5)
-    check_path(trainer.model, seen, list(range(1, 16)), 15, switch=6, end=50.0, schedule="inverse")
+    check_path(trainer.model, seen, list(range(1, 16)), 15, switch=6, end=50.0, schedule="geometric")
 
 
 # What is refused

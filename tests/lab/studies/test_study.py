@@ -125,7 +125,7 @@ def test_a_setting_of_hardening_goes_to_the_runs_that_read_it(record_of, tmp_pat
     """The others would be refused, not trained."""
     kinds = {"plain": {}, "hardened": {"harden": True}, "relufied": {"relufication": True}}
     got = {}
-    settings = {"switch_fraction": 0.5, "hardening_schedule": "cosine", "max_steps": 3}
+    settings = {"switch_fraction": 0.5, "hardening_schedule": "geometric", "max_steps": 3}
     experiments = [Experiment(name, arguments) for name, arguments in kinds.items()]
 
     def run(arguments):
