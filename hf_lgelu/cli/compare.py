@@ -1,8 +1,6 @@
 """`hf-lgelu compare`: a table of two checkpoints, which helps to choose the one to ship."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +18,46 @@ from hf_lgelu.refit.report import REPORT_FILE
 
 def compare(arguments: CompareArguments, data: Rows) -> None:
     """Print the table of both checkpoints. Raises what loading, reading and `compare_networks` raise."""
-    progress = arguments.progress
     original, converted = (
         read_checkpoint(name, **arguments.reading) for name in (arguments.model, arguments.converted)
     )
     inputs = read_rows(data, original)
-    print_table(
-        original.network,
-        converted.network,
-        inputs,
-        int8=arguments.int8,
-        onnx_dir=arguments.onnx_dir,
-        report=Converted.read(converted.name),
-        progress=progress,
-    )
-
-
-@dataclass(frozen=True)
-class Converted:
-    """What the report in a conversion's folder says: the data, and how its outputs are read. Else nothing is known."""
-
-    data: str | None = None
-    reading: Mapping[str, Any] = field(default_factory=dict)  # the options `outputs` and `box_channels`
-
-    @classmethod
-    def read(cls, folder: str) -> "Converted":
-        try:
-            report = json.loads((Path(folder) / REPORT_FILE).read_text(encoding="utf-8"))
-            reading = {name: report["report"]["config"].get(name) for name in ("outputs", "box_channels")}
-            return cls(report["provenance"]["data"], reading)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            return cls()
+    print_table(original.network, converted.network, inputs, converted.name, arguments)
 
 
 def print_table(
     original: nn.Module,
     converted: nn.Module,
     data: InputSet,
-    *,
-    int8: bool,
-    progress: bool,
-    report: Converted | None = None,
-    onnx_dir: str | None = None,
+    folder: str,
+    arguments: Any,
 ) -> NetworkComparison:
-    """The printed comparison of two networks on `data`. `report` is that of the second, if it is a conversion."""
-    report = report or Converted()
+    """The printed comparison of two networks on `data`; the second is in `folder`. A command may have no --int8."""
+    int8, onnx_dir = getattr(arguments, "int8", False), getattr(arguments, "onnx_dir", None)
     forms = "float32 and int8, by ONNX" if int8 else "float32"
     say(f"Measuring both networks in {forms}: score and distance on {len(data):,} inputs, then time ...")
-    batches = data.batches("comparison", progress=progress)
-    compared = compare_networks(original, converted, batches, int8=int8, onnx_dir=onnx_dir, **report.reading)
+    options = outputs_that_counted(folder) | {"int8": int8, "onnx_dir": onnx_dir}
+    compared = compare_networks(original, converted, data.batches("comparison", progress=arguments.progress), **options)
     say(f"{data.description}:\n{compared}")
-    if report.data == data.description:
-        say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
+    warn_fitted(folder, data)
     return compared
+
+
+def outputs_that_counted(folder: str) -> dict[str, Any]:
+    """The options `outputs` and `box_channels` of the conversion that wrote a folder; empty for other folders."""
+    report = _report_in(folder)
+    return {name: report["report"]["config"].get(name) for name in ("outputs", "box_channels")} if report else {}
+
+
+def warn_fitted(folder: str, data: InputSet) -> None:
+    """Say if the conversion that wrote a folder was fitted to inputs of this set."""
+    report = _report_in(folder)
+    if report and report["provenance"]["data"] == data.description:
+        say("The conversion was fitted to inputs of this set: on other inputs the distance may be larger.")
+
+
+def _report_in(folder: str) -> dict[str, Any] | None:
+    file = Path(folder) / REPORT_FILE
+    report = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    is_own = isinstance(report, dict) and report.keys() >= {"report", "provenance"}  # other programs have such files
+    return report if is_own else None

@@ -118,17 +118,9 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     if state.is_main_process:
         push(folder, arguments.push_to_hub, private=arguments.private, tell=tell)
         if arguments.compare:
-            from hf_lgelu.cli.compare import Converted, print_table  # only --compare needs it
+            from hf_lgelu.cli.compare import print_table  # only --compare needs it
 
-            print_table(
-                given.network,
-                converted,
-                second or inputs,
-                int8=arguments.int8,
-                onnx_dir=arguments.onnx_dir,
-                report=Converted.read(str(folder)),
-                progress=progress,
-            )
+            print_table(given.network, converted, second or inputs, str(folder), arguments)
     state.wait_for_everyone()
     return report
 

@@ -14,15 +14,17 @@ from transformers import AutoImageProcessor
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
-from hf_lgelu.cli.compare import Converted, print_table
+from hf_lgelu.cli.compare import outputs_that_counted, print_table, warn_fitted
 from hf_lgelu.cli.data import Rows
 from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.card import top_table, write_card
+from hf_lgelu.export.comparison import NetworkComparison
 from hf_lgelu.export.gelu import save_gelu
-from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, JudgedInt8, export_int8
+from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
 from hf_lgelu.export.onnx_export import OPSET, save_onnx
+from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.export.plain import save_relu
 from hf_lgelu.files import is_onnx, whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
@@ -41,7 +43,6 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
     if data is not None:
         return _export_int8(arguments, data)
     folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
-    progress = arguments.progress
     # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
         given = read_checkpoint(arguments.model, **arguments.reading)
@@ -71,7 +72,7 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
         top = ""
         if is_checkpoint and rows is not None:
             exported = read_checkpoint(str(new), **arguments.reading).network
-            original, other = print_table(given.network, exported, rows, int8=False, progress=progress).rows[:2]
+            original, other = print_table(given.network, exported, rows, str(new), arguments).rows
             top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
         if is_checkpoint:
             license, repo_id = arguments.license, arguments.push_to_hub
@@ -81,15 +82,13 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
     return report
 
 
-def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
+def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     """Write the float32 and the int8 file if int8 is good. In either case the last line on stdout is the verdict."""
     given = read_checkpoint(arguments.model, **arguments.reading)
     original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
     rows = read_rows(data, given)
     say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
-    converted = Converted.read(given.name)
-    if converted.data == rows.description:
-        say("The conversion was fitted to inputs of this set; on other inputs int8 may lose more.")
+    warn_fitted(given.name, rows)
     try:
         report = export_int8(
             given.network,
@@ -100,7 +99,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
             operations=arguments.operations,
             allow_worse=arguments.allow_worse,
             overwrite=arguments.overwrite,
-            **converted.reading,
+            **outputs_that_counted(given.name),
         )
     except Int8RefusedError as error:
         say(str(error.report))
@@ -108,15 +107,16 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> JudgedInt8:
     folder = Path(arguments.output_dir)
     say(f"Saved in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
     say("Run it in Python:")
-    arrays = f"{{{', '.join(f'{name!r}: {name}' for name in report.inputs)}}}"
-    is_text, is_picture = "input_ids" in report.inputs and any(folder.glob("tokenizer*")), False
+    names = OnnxModel(folder / INT8_FILE).input_names
+    arrays = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    is_text, is_picture = "input_ids" in names and any(folder.glob("tokenizer*")), False
     with suppress(OSError, ValueError):
-        is_picture = "pixel_values" in report.inputs and bool(AutoImageProcessor.from_pretrained(folder))
+        is_picture = "pixel_values" in names and bool(AutoImageProcessor.from_pretrained(folder))
     if is_text:
         prompt = "" if given.sentences is None else given.sentences.prompt
         made = f'(["{prompt}a text"], padding=True, truncation=True, return_tensors="np")'
         say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
-        arrays = f"{{name: tokens[name] for name in {report.inputs}}}"
+        arrays = f"{{name: tokens[name] for name in {names}}}"
     elif is_picture:
         made = '(images, return_tensors="np")["pixel_values"]'
         say(f'  pixel_values = transformers.AutoImageProcessor.from_pretrained("{folder}"){made}')

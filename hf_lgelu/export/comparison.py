@@ -5,13 +5,13 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from timeit import Timer
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx_export import export_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
-from hf_lgelu.export.quantize import quantize_onnx
+from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, operators_by_precision, quantize_onnx
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
@@ -39,6 +39,9 @@ _ROUNDS, _FEWEST_ROUNDS = 15, 5
 _ROUND_SECONDS = 0.005  # a quicker call is repeated for about this long
 _MOST_SECONDS = 60.0  # for the rounds after the fewest
 
+_ENOUGH = 96  # inputs for a verdict on int8
+_MARGIN = 0.01  # for losses that are no shares
+
 
 @dataclass(frozen=True)
 class ComparedNetwork:
@@ -48,8 +51,8 @@ class ComparedNetwork:
     that from the original in float32, None for the original itself. `milliseconds` are the quartiles of the processor
     time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the weights.
     `live_units` is the share of the gates' outputs that are not exactly zero; None for the original, and in int8. In
-    int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), and `from_float32` is the
-    distance from the same network in float32.
+    int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), `operators` are {"int8" and
+    "float32": {operation: how many}} of the file, and `from_float32` is the distance from the same network in float32.
     """
 
     network: str
@@ -60,6 +63,7 @@ class ComparedNetwork:
     megabytes: float
     live_units: float | None = None
     operations: str | None = None
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     from_float32: Distance | None = None
 
     @property
@@ -85,6 +89,10 @@ class NetworkComparison:
     `samples` inputs were scored and compared. Other `calibration_samples` gave the ranges of int8; 0 without int8. A
     timed call has `timed_samples` inputs, and `runtime` ("torch" or "onnxruntime") ran it. `uncounted` are the names of
     the outputs that were left out.
+
+    With int8 it also has the verdict on the last network's int8: `measure`, `loss`, `allowed`, `is_good` and `line`.
+    Each network is compared with itself in float32. A distance from the original would count what the conversion has
+    changed too, and labels may miss what changes.
     """
 
     rows: tuple[ComparedNetwork, ...]
@@ -100,6 +108,50 @@ class NetworkComparison:
         names = dict.fromkeys(row.network for row in self.rows)
         return [[row for row in self.rows if row.network == name] for name in names]
 
+    @property
+    def _changes(self) -> list[Distance]:
+        """The distances of the networks' int8, each from the same network in float32."""
+        return [row.from_float32 for row in self.rows if row.from_float32 is not None]
+
+    @property
+    def measure(self) -> str:
+        """The measure of the verdict: what `lost` counts, or the relative error where there is no original."""
+        *originals, own = self._changes
+        return lost(own)[0] if originals else RELATIVE_ERROR
+
+    @property
+    def loss(self) -> float:
+        """What int8 changes in the last network, in `measure`; the largest relative error of all outputs if alone."""
+        *originals, own = self._changes
+        errors = [own.relative_error, *(output.relative_error for output in own.outputs.values())]
+        return lost(own)[1] if originals else float(np.max(errors))  # NaN where one is
+
+    @property
+    def allowed(self) -> float:
+        """The loss of the original's int8 and a margin, one standard error of a share, else 0.01; 0.25 if alone."""
+        *originals, _ = self._changes
+        if not originals:
+            return MAX_RELATIVE_ERROR
+        measure, loss = lost(originals[0])
+        is_share = measure in SHARES
+        return loss + (max(math.sqrt(loss * (1 - loss) / self.samples), 1 / self.samples) if is_share else _MARGIN)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether int8 loses at most what is allowed."""
+        return self.loss <= self.allowed
+
+    @property
+    def line(self) -> str:
+        """The verdict and its numbers in one line, for scripts."""
+        float32, int8 = (row.metrics for row in self.by_network[-1])
+        scores = [f"; {name} {score(name, int8[name])} (float32 {score(name, float32[name])})" for name in int8]
+        why = " (what int8 takes from the original, and a margin)" if len(self._changes) > 1 else ""
+        return (
+            f"int8: {'good' if self.is_good else 'worse'}; {self.measure} {significant(self.loss)}, allowed "
+            f"{significant(self.allowed)}{why}{''.join(scores)}"
+        )
+
     def __str__(self) -> str:
         titles = list(self.rows[-1].cells)  # the original has no distance, and float32 loses nothing in int8
         cells = ([row.cells.get(title, NONE) for title in titles] for row in self.rows)
@@ -110,16 +162,28 @@ class NetworkComparison:
         )
         if any("neighbour" in title for title in titles):
             lines.append("A nearest neighbour is one of these inputs: of more inputs, fewer keep theirs.")
-        if self.calibration_samples:
-            kinds = {row.network: row.operations for row in self.rows if row.operations}
-            told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
-            layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
-            where = f"{self.calibration_samples} other inputs gave the ranges"
-            measure = f"{lost(cast(Distance, self.rows[-1].from_float32))[0]}, against the same network in float32"
-            lines.append(f"int8: {where}; operations: {' and '.join(told)}{layers}; lost in int8: {measure}.")
         if self.uncounted:
             lines.append(f"Not compared: {quoted(self.uncounted)}.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(self._about_int8() if self._changes else ())])
+
+    def _about_int8(self) -> Iterator[str]:
+        """Lines about ranges, operations and the verdict, which is the last line."""
+        kinds = {row.network: row.operations for row in self.rows if row.operations}
+        told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
+        layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
+        measure = f"{lost(self._changes[-1])[0]}, against the same network in float32"
+        yield (
+            f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {' and '.join(told)}{layers}; "
+            f"lost in int8: {measure}."
+        )
+        for precision, operators in self.rows[-1].operators.items():
+            yield f"Operators in {precision}: {', '.join(map('{0[0]} {0[1]}'.format, operators.items())) or 'none'}"
+        if self.samples < _ENOUGH:
+            yield f"Only {self.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
+        *original, own = (rows[-1].distance for rows in self.by_network)
+        if original and original[0] and own and original[0].value < own.value:
+            yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
+        yield self.line
 
 
 def compare_networks(
@@ -228,6 +292,7 @@ def compare_networks(
             form.bytes / 1e6,
             form.live.share,
             form.operations,
+            form.operators,
             from_float32.get(name),
         )
         rows.append(row)
@@ -268,6 +333,7 @@ class _Form:
     bytes: int
     output_names: tuple[str, ...] = ()
     operations: str | None = None
+    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     live: LiveUnits = field(default_factory=lambda: LiveUnits({}))
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
@@ -302,9 +368,11 @@ def _onnx_forms(
         names = ("",)
     elif not isinstance(output, Mapping):
         names = tuple(given.removeprefix("output_") for given in names)
+    sizes = {precision: file.stat().st_size for precision, file in files.items()}
+    computed = report.operations, operators_by_precision(files[INT8])
     return [
-        _Form(name, precision, runners[precision], file.stat().st_size, names, computed)
-        for (precision, file), computed in zip(files.items(), (None, report.operations), strict=True)
+        _Form(name, FLOAT32, runners[FLOAT32], sizes[FLOAT32], names),
+        _Form(name, INT8, runners[INT8], sizes[INT8], names, *computed),
     ]
 
 

@@ -40,6 +40,7 @@ from hf_lgelu.export.onnx_run import (
     without_padding,
 )
 from hf_lgelu.files import whole_file
+from hf_lgelu.formats import RELATIVE_ERROR
 from hf_lgelu.networks.batches import nothing_given, read_batches
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import Kind, are_embeddings, classes_last
@@ -48,8 +49,8 @@ QUANTIZED_OPERATIONS: dict[str, tuple[str, ...] | None] = {"all": None, "layers"
 """The operations with integer inputs and outputs: all that onnxruntime has, or those with most of the arithmetic."""
 
 MAX_RELATIVE_ERROR = 0.25
-"""The largest `Int8Report.relative_error` of an int8 file that is kept. Networks that still do their task stay below
-0.04. At 1, the outputs say no more of an input than their mean does."""
+"""The largest relative error of an int8 file that is kept. Networks that still do their task stay below 0.04. At 1,
+the outputs say no more of an input than their mean does."""
 
 LARGE = 1e4  # larger than any trained scale; masks are −1e4 (for float16), −1e9 or the lowest float32
 
@@ -69,8 +70,7 @@ class Int8Report:
     """The file that `quantize_onnx` wrote, and its distance from the float file on the calibration rows.
 
     `operations` is the key of QUANTIZED_OPERATIONS that was given, or chosen for the graph. `change` is the distance of
-    the output that is farthest, and `relative_error` its share of squares, as in a conversion's report. A file that
-    gives the mean for every row has 1. Padding does not count. `large_number_operations` is the number of nodes that
+    the output that is farthest. Padding does not count. `large_number_operations` is the number of nodes that
     stay in float because they compute on numbers of at least 1e4, such as attention masks. `weight_bits` is 8, or 7 for
     processors whose products saturate.
     """
@@ -81,7 +81,6 @@ class Int8Report:
     float_file_bytes: int
     calibration_rows: int
     change: Distance
-    relative_error: float
     large_number_operations: int
     weight_bits: int
 
@@ -92,8 +91,7 @@ class Int8Report:
         lines = [
             f"{self.path}: int8, {self.file_bytes:,} bytes (float32: {self.float_file_bytes:,}), calibrated on "
             f"{self.calibration_rows:,} rows, operations {self.operations!r}{seven}",
-            f"  on these rows, against float32: relative error (share of squares) {self.relative_error:.3g}, "
-            f"{self.change}",
+            f"  on these rows, against float32: {RELATIVE_ERROR} {self.change.relative_error:.3g}, {self.change}",
             *([large] if left else []),
         ]
         return "\n".join(lines)
@@ -128,7 +126,7 @@ def quantize_onnx(
             activations, as attention does, else "all".
         reduce_range: give weights 7 bits, not 8. By default if `products_saturate` on this processor. A file with 8
             bits is wrong on these processors. Make files for them on one of them, or with True.
-        max_relative_error: the largest `Int8Report.relative_error` of a file that is kept.
+        max_relative_error: the largest relative error of a file that is kept.
         overwrite: replace an existing file.
 
     Raises:
@@ -146,7 +144,7 @@ def quantize_onnx(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = export_onnx(model, f"{folder}/float.onnx", rows)
         ...     report = quantize_onnx(f"{folder}/float.onnx", f"{folder}/int8.onnx", rows)
-        >>> report.operations, report.relative_error < 0.05
+        >>> report.operations, report.change.relative_error < 0.05
         ('all', True)
     """
     if operations is not None:
@@ -180,7 +178,6 @@ def quantize_onnx(
         float_file_bytes=Path(path).stat().st_size,
         calibration_rows=sum(len(next(iter(batch.values()))) for batch in batches),
         change=change,
-        relative_error=error,
         large_number_operations=large,
         weight_bits=7 if reduce_range else 8,
     )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy import stats
 
-from hf_lgelu.comparing import output_comparison
 from hf_lgelu.comparing.comparison import NetComparison
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import Outputs
@@ -59,7 +58,7 @@ def test_the_mean_alone_decides_on_samples_that_had_no_part():
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gap_of_a_sample_is_what_the_sums_over_all_are_made_of(masked, monkeypatch):
     # Four predictions at once: a sample lies in several slices.
-    monkeypatch.setattr(output_comparison, "_NUMBERS_AT_ONCE", 12)
+    monkeypatch.setattr("hf_lgelu.comparing.comparison._NUMBERS_AT_ONCE", 12)
     draws = torch.Generator().manual_seed(4)
     of_classes, of_numbers, of_both, kls, errors = NetComparison(), NetComparison(), NetComparison(), [], []
     for count in (5, 3):
