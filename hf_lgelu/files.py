@@ -1,9 +1,7 @@
 """Names of files, folders and Hub repositories, and files and folders that are written whole or not at all."""
 
-import ctypes
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,8 +113,7 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
     """Yield a new folder to write into; it becomes `target` if the block succeeds.
 
     After an error no new folder is left, and `target` is as it was. A process that is killed may leave a hidden folder
-    next to `target`. On Linux the new folder and the old one change places in one step. Elsewhere a process that is
-    killed between two steps leaves the old folder next to `target`, as `target`-….hf_lgelu.
+    next to `target`. Killed between the two renames, it leaves the old folder there, as `target`-….hf_lgelu.
 
     Args:
         target: the folder to write. An empty folder may be there. If it is a link, the folder that it leads to.
@@ -135,8 +132,6 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
             if file.is_file():
                 file.chmod(mode)
         require_replaceable(named, overwrite=overwrite)  # the folder may have been filled in the meantime
-        if target.exists() and _exchanged(new, target):
-            return
         try:
             if target.exists():
                 os.replace(target, old)
@@ -145,13 +140,6 @@ def whole_folder(target: str | os.PathLike, *, overwrite: bool = False) -> Itera
             if old.exists() and not target.exists():
                 os.replace(old, target)
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step. Returns False, with nothing changed, if the system or the disk cannot."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def require_replaceable(target: str | os.PathLike, *, overwrite: bool = False) -> None:

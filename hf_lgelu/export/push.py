@@ -17,9 +17,6 @@ def push_to_hub(
     repo_id: str,
     *,
     private: bool | None = None,
-    token: str | None = None,
-    commit_message: str = "Upload model with hf_lgelu",
-    revision: str | None = None,
 ) -> CommitInfo:
     """Push a model folder by `upload_folder` of huggingface_hub, and delete old weights that would be loaded instead.
 
@@ -29,9 +26,6 @@ def push_to_hub(
         folder: config.json, safetensors, README.md, the files of a tokenizer or processor.
         repo_id: "user/name", or "name" alone for the account that is logged in; it is made if it is not there.
         private: of a new repository, and True refuses one that is there and public; None takes the account's default.
-        token: of the Hub; None takes the one of `hf auth login` or HF_TOKEN.
-        commit_message: the first line of the commit.
-        revision: branch; "main" if None. It must be there.
 
     Raises:
         ValueError: a private push would go to a public repository.
@@ -44,7 +38,7 @@ def push_to_hub(
     """
     if not Path(folder).is_dir():
         raise NotADirectoryError(f"{folder} is no folder; give the one that an export or save_pretrained wrote")
-    api, later = HfApi(token=token), f"push_to_hub({str(folder)!r}, {str(repo_id)!r}, private={private})"
+    api, later = HfApi(), f"push_to_hub({str(folder)!r}, {str(repo_id)!r}, private={private})"
     places = {path.parent.relative_to(folder) for path in Path(folder).rglob("*.safetensors")}
     old = [(place / pattern).as_posix() for place in sorted(places) for pattern in _LOADED_INSTEAD]
     try:
@@ -52,7 +46,7 @@ def push_to_hub(
         if private and not api.model_info(repo_id).private:  # create_repo leaves what is there as it is
             raise ValueError(f"{repo_id} is there and is public; give another name, or make it private first")
         return api.upload_folder(
-            repo_id=repo_id, folder_path=folder, commit_message=commit_message, revision=revision,
+            repo_id=repo_id, folder_path=folder, commit_message="Upload model with hf_lgelu",
             ignore_patterns=[*_TRAINING, *_HIDDEN], delete_patterns=old,
         )  # fmt: skip
     except (HTTPError, OSError, RuntimeError) as error:  # offline, cut off, without a token or with a wrong one

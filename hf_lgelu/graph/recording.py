@@ -216,15 +216,6 @@ class Recording:
             else:
                 values[node] = node.target(*map_arg(node.args, value), **map_arg(node.kwargs, value))
 
-    def outputs(self, inputs: Inputs, model: nn.Module, gate: Gate) -> list[Tensor]:
-        """The outputs for other inputs of the recorded shape, with the weights of `model` and other gates."""
-        values = self.bind(inputs, next((each.device for each in model.parameters()), torch.device("cpu")))
-        with torch.no_grad():
-            self.run(self.operations, values, (self.weights(model),), gate)
-        (output,) = self.graph.find_nodes(op="output")
-        known = ChainMap(values, self.weights(model), self.values)
-        return [known[node] for node in output.args[0]]
-
 
 class Recordings:
     """A model's recordings: one for each shape of inputs, or for each batch where Python read values of the inputs.

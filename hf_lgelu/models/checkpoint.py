@@ -130,10 +130,8 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     )
 
 
-def save_checkpoint(
-    model: PreTrainedModel, folder: str | os.PathLike, processor: Any = None, source: str | os.PathLike | None = None
-) -> None:
-    """Save a model with its tokenizer or image processor: `processor`, or the files of the folder or Hub id `source`.
+def save_checkpoint(model: PreTrainedModel, folder: str | os.PathLike, source: str | os.PathLike | None = None) -> None:
+    """Save a model with the tokenizer or image processor of the folder or Hub id `source`.
 
     If no config key can refuse a load without this package, the name of the weights' file does. Raises OSError if the
     disk is full.
@@ -142,8 +140,6 @@ def save_checkpoint(
         model.save_pretrained(folder, variant=VARIANT if loads_elsewhere(model.config) else None)
     except SafetensorError as error:  # safetensors' error for a system error
         raise OSError(f"{folder} could not be written, and is not complete: {error}") from error
-    if processor is not None:
-        processor.save_pretrained(folder)
     if source is not None:
         copy_processor_files(source, folder)
 

@@ -284,30 +284,21 @@ def release_hardness(model: nn.Module) -> None:
         module.hardness_override.zero_()
 
 
-def is_hardened(
-    model: nn.Module,
-    target_hardness: float | Mapping[str, float] | None = None,
-    *,
-    fraction: float = HARDENED_FRACTION,
-) -> bool:
-    """Whether every λ has reached this fraction, in (0, 1], of its target (`anneal_hardness`).
-
-    Half the target is enough for a substitution that costs next to nothing; `fraction=1` asks for all of it.
-    """
-    _require("fraction", fraction, 0 < fraction <= 1, "(0, 1]")
-    return smallest_soft_hardness(model, target_hardness, float(fraction)) is None
+def is_hardened(model: nn.Module, target_hardness: float | Mapping[str, float] | None = None) -> bool:
+    """Whether every λ has reached half of its target: then a substitution costs next to nothing."""
+    return smallest_soft_hardness(model, target_hardness) is None
 
 
 @torch.no_grad()
 def smallest_soft_hardness(
-    model: nn.Module, target_hardness: float | Mapping[str, float] | None = None, fraction: float = HARDENED_FRACTION
+    model: nn.Module, target_hardness: float | Mapping[str, float] | None = None
 ) -> float | None:
-    """The smallest λ below this fraction of its target; None if none is below."""
+    """The smallest λ below half of its target; None if none is below."""
     target_of = target_of_each(model, target_hardnesses(target_hardness))
     soft = []
     for _, module in require_lambda_gelu(model):
         hardness = known_hardness(module)
-        wanted = torch.tensor([fraction * target_of[id(module)]]).to(hardness)  # in float32, like λ
+        wanted = torch.tensor([HARDENED_FRACTION * target_of[id(module)]]).to(hardness)  # in float32, like λ
         soft += hardness[~(hardness >= wanted)].tolist()
     return min(soft, default=None)
 

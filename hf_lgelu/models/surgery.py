@@ -51,17 +51,8 @@ Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
-class ReplacedSite:
-    """One activation that surgery exchanged."""
-
-    name: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
 class SurgeryReport:
-    """The sites that surgery exchanged and the config keys that it rewrote.
+    """The sites that surgery exchanged, {site: "GELU → LambdaGELU"}, and the config keys that it rewrote.
 
     `hardness` is {site: λ} of the λ-gates that ReLU has replaced. `swap_error` is {site: κ/λ}, the largest
     change of one unit of each gate.
@@ -73,7 +64,7 @@ class SurgeryReport:
       1: GELU → LambdaGELU
     """
 
-    sites: tuple[ReplacedSite, ...]
+    sites: dict[str, str]
     config_changes: tuple[ConfigChange, ...] = ()
     hardness: dict[str, float] = field(default_factory=dict)
     swap_error: dict[str, float] = field(default_factory=dict)
@@ -83,7 +74,7 @@ class SurgeryReport:
 
     def __str__(self) -> str:
         lines = [f"{len(self.sites)} activations replaced"]
-        lines += [f"  {site.name}: {site.old} → {site.new}" for site in self.sites]
+        lines += [f"  {name}: {change}" for name, change in self.sites.items()]
         lines += [f"  config {change}" for change in self.config_changes]
         if self.swap_error:
             lines.append(f"  softest gate {softest_gate(self.hardness, self.swap_error)}")
@@ -342,10 +333,8 @@ def exchange_activations(
     for site, module in zip(sites, modules, strict=True):
         site.put(module)
     forget_checkpoint(model)
-    replaced = tuple(
-        ReplacedSite(site.name, site.module._get_name(), type(module).__name__)
-        for site, module in zip(sites, modules, strict=True)
-    )
+    pairs = zip(sites, modules, strict=True)
+    replaced = {site.name: f"{site.module._get_name()} → {type(module).__name__}" for site, module in pairs}
     return SurgeryReport(replaced, write_configs(plans))
 
 

@@ -230,7 +230,7 @@ def test_a_module_learns_hardens_and_comes_back(gate):
     hf_lgelu.anneal_hardness(module, 1.0)
     target = hardness_for_tolerance(gate=gate)
     assert module.hardness.item() == pytest.approx(target, rel=1e-7)
-    assert is_hardened(module, fraction=1.0)
+    assert is_hardened(module)
     module.zero_grad()
     module(X).backward(DELTA)
     assert not module.raw_hardness.grad.any()

@@ -66,10 +66,10 @@ def hub(monkeypatch):
 
 
 def test_the_model_arrives_and_the_training_stays(folder, hub):
-    push_to_hub(folder, REPOSITORY, private=True, commit_message="First", revision="soft")
+    push_to_hub(folder, REPOSITORY, private=True)
     assert hub.files == GOES
     assert hub.private
-    assert hub.options == {"repo_id": REPOSITORY, "commit_message": "First", "revision": "soft"}
+    assert hub.options == {"repo_id": REPOSITORY, "commit_message": "Upload model with hf_lgelu"}
 
 
 def test_weights_of_before_do_not_stay_where_they_would_be_loaded(folder, hub):
@@ -107,7 +107,7 @@ def test_a_push_without_a_network_says_how_to_push_later(folder, hub, broken):
     assert (hub.files, hub.private) == (GOES, True)
 
 
-PASSED_ON = ("False", "trust_remote_code", "self.given.trust_remote_code")
+PASSED_ON = ("False", "trust_remote_code", "checkpoint.trust_remote_code")
 
 
 def calls_that_could_run_code(source):

@@ -112,7 +112,7 @@ def test_trained_hardened_and_substituted_it_is_a_plain_relu_network(name, tmp_p
     anneal_hardness(model, 1.0)
     target = hardness_for_tolerance(gate=row.gate)
     assert list(hardness_profile(model).values()) == pytest.approx([target] * row.sites, rel=1e-6)
-    assert is_hardened(model, fraction=1.0)
+    assert is_hardened(model)
     hard = logits_of(model, inputs)
     assert len(substitute_relu(model)) == row.sites
     relu = logits_of(model, inputs)

@@ -73,7 +73,7 @@ def test_what_would_change_or_copy_values_says_that_they_are_elsewhere(name, tmp
         CHANGES[name](model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(model(**ROWS).logits, before)
-    assert is_hardened(model, fraction=1)
+    assert is_hardened(model)
 
 
 @pytest.mark.parametrize("kept", ["all", "a part"])

@@ -81,7 +81,6 @@ def test_functions_of_a_model_without_lambda_gelu(call):
 OF_NUMBERS = [
     (lambda model: anneal_hardness(model, 0.5, target_hardness=1), "target_hardness"),
     (lambda model: is_hardened(model, float("nan")), "target_hardness"),
-    (lambda model: is_hardened(model, fraction=1.5), "fraction"),
     (lambda model: anneal_hardness(model, 1 + 1e-9), "progress"),
     (lambda model: anneal_hardness(model, 0.5, schedule="steep"), "'steep'.*linear"),
     (lambda model: hardening_progress(0, 5), r"\[1, 5\], got 0"),

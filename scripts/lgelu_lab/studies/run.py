@@ -238,7 +238,9 @@ def _save(
                 # Not the trained module: under FSDP this process holds a part of it alone.
                 model = from_pretrained(model_class, folder, use_safetensors=True)
                 substitute_relu(model)
-                save_checkpoint(model, folder / RELU_FOLDER, processor)
+                save_checkpoint(model, folder / RELU_FOLDER)
+                if processor is not None:
+                    processor.save_pretrained(folder / RELU_FOLDER)
             record = replace(record, weights=weight_digests(folder))
         sweep(folder / RECORD_FILE)
         write_record(record, folder)

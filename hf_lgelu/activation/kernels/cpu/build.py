@@ -31,10 +31,8 @@ _FLAGS = (
 )
 
 
-def build_library(name: str, source: Path | None = None) -> Path:
-    """The shared library of a source for this processor; it is compiled unless the cache has it.
-
-    By default it is the library of the gate `name`, a struct of formulas.h.
+def build_library(name: str) -> Path:
+    """The shared library of the gate `name`, a struct of formulas.h; it is compiled unless the cache has it.
 
     Each of several processes that need a file puts it in its place whole. A file that others may write, or that has
     changed since it was built, is built anew. Raises RuntimeError where there is no C++ compiler, the compiler fails,
@@ -45,7 +43,6 @@ def build_library(name: str, source: Path | None = None) -> Path:
     if machine in ("x86_64", "amd64"):
         # By default, gcc uses half of AVX-512's width.
         native = ["-march=native", *(["-mprefer-vector-width=512"] if "avx512f" in processor else [])]
-    source = source or SOURCE
     command = [*find_compiler(), *_FLAGS, f"-DLGELU_GATE={name}", *native]
     user = os.getuid() if hasattr(os, "getuid") else 0
     # The cache may be shared by several users; none of them can put a library there for another.
@@ -53,7 +50,7 @@ def build_library(name: str, source: Path | None = None) -> Path:
     try:
         # All that the library depends on: a home folder may be shared by machines of several kinds.
         compiler = Path(shutil.which(command[0]) or command[0]).resolve()
-        sources = [path.read_text(encoding="utf-8") for path in (source, HEADER)]
+        sources = [path.read_text(encoding="utf-8") for path in (SOURCE, HEADER)]
         parts = (*sources, *command, str(compiler.stat().st_mtime_ns), processor)
         name = f"{name}-{_digest(chr(0).join(parts).encode())}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -72,7 +69,7 @@ def build_library(name: str, source: Path | None = None) -> Path:
                 return library
         with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as building:
             fresh = Path(building) / f"{name}.so"
-            command += [str(source), "-o", str(fresh)]
+            command += [str(SOURCE), "-o", str(fresh)]
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if done.returncode != 0 or not fresh.exists():
                 words = done.stderr.strip() or "it said nothing"

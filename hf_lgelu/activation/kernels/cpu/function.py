@@ -8,8 +8,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,13 +34,22 @@ Forward takes (count, x, λ, y, threads), with the number of elements of x. Back
 threads), with None for a result that is not needed."""
 
 
-Library = TypeVar("Library")
-
-
 @functools.cache
 def load_library(gate: str) -> Functions | str:
     """The compiled kernel of a gate, built on the process's first call, or the reason why there is none, logged."""
-    return open_library(gate, None, _functions, "λ-gates run on torch's own operations, which are slower")
+    path = None
+    try:
+        path = build_library(gate)
+        return _functions(ctypes.CDLL(str(path)))
+    except RuntimeError as error:
+        reason = str(error)
+    except (OSError, AttributeError) as error:
+        reason = f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
+    logger.warning(
+        "λ-gates run on torch's own operations, which are slower: their C++ kernel is not to be had: %s",
+        reason.splitlines()[0],
+    )
+    return reason
 
 
 def _functions(library: ctypes.CDLL) -> Functions:
@@ -55,20 +63,6 @@ def _functions(library: ctypes.CDLL) -> Functions:
             function = functions[name, dtype] = getattr(library, f"lambda_gate_{name}_{suffix}")
             function.argtypes, function.restype = (ctypes.c_int64, *arguments, ctypes.c_int), None
     return functions
-
-
-def open_library(name: str, source: Path | None, read: Callable[[ctypes.CDLL], Library], without: str) -> Library | str:
-    """The result of `read` on a library of `build_library`, or the reason why there is none, logged after `without`."""
-    path = None
-    try:
-        path = build_library(name, source)
-        return read(ctypes.CDLL(str(path)))
-    except RuntimeError as error:
-        reason = str(error)
-    except (OSError, AttributeError) as error:
-        reason = f"the compiled kernel cannot be loaded; delete {path} to build it anew ({error})"
-    logger.warning("%s: their C++ kernel is not to be had: %s", without, reason.splitlines()[0])
-    return reason
 
 
 def _loaded(gate: str) -> Functions:

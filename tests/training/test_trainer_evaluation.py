@@ -35,7 +35,7 @@ from hf_lgelu import (
     substitute_relu,
 )
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
-from hf_lgelu.training.evaluation import metrics_of_module
+from hf_lgelu.training.trainer import metrics_of_module
 
 
 @pytest.mark.parametrize("hardened", [None, 0.02, 1.0])
