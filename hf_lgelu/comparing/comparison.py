@@ -92,8 +92,12 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distan
 class NetComparison:
     """The distance of a network from the original in each output that counts, and its scores, added up over batches.
 
-    A detector's distance is that of its scores and boxes together, for each box that the original is certain of: the KL
-    of the scores, plus four times the relative error of the boxes. A box's error counts with the original's certainty.
+    A detector's distance is a sum over all places of a picture, divided by the sum of the original's certainties:
+
+        Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes
+
+    An empty place has nearly equal scores in both networks, so it adds little to the first sum, and nothing to the
+    second.
     """
 
     def __init__(self) -> None:
@@ -134,7 +138,7 @@ class NetComparison:
             self._certainty += certainty.sum(dtype=torch.float64).item()
             if not have_classes:
                 value, given = map(as_of_softmax, (value, given))
-        else:
+        else:  # the square of a difference counts with the certainty
             given = value + certainty.sqrt()[..., None] * (given - value)
         self._places[name].add(value, given, kind="scores" if name == QUERIES[0] else "values")
 
@@ -159,8 +163,10 @@ class NetComparison:
         return self._gaps_of_places() if farthest.detection is not None else self._outputs[farthest.output].gaps
 
     def _gaps_of_places(self) -> tuple[float, ...]:
+        """Each sample's part of a detector's distance."""
         scores, boxes = self._places.values()
         number = max(1.0, self._certainty)
+        # A gap of `OutputComparison` is a part of the mean over rows: times the rows it is a part of the sum.
         pairs = zip(scores.gaps, boxes.gaps, strict=True)
         return tuple(
             (of_scores * scores.rows + SIDES * boxes.rows * of_boxes) / number for of_scores, of_boxes in pairs

@@ -1,4 +1,4 @@
-"""The distance of a network's outputs from the original's as a loss, and the last biases of a detector at its least."""
+"""A loss near the distance of a network's outputs from the original's, and a detector's last biases at its least."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
