@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 def known_processes() -> PartialState:
     """The state of accelerate's processes; it is on CPUs if ACCELERATE_USE_CPU says so.
 
-    accelerate reads this variable in Accelerator alone. Otherwise processes on CPUs would not find each other.
+    accelerate reads this variable only in Accelerator. Otherwise processes on CPUs would not find each other.
     """
     return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
 

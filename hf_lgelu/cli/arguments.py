@@ -220,7 +220,7 @@ class ConvertArguments(OutputArguments):
     max_kl: float = _of_config("max_kl")
     strict: bool = _of_config("strict")
     dry_run: bool = _output(
-        "Fit and write nothing: print what would be converted and refused, what ReLU alone would cost, which gates "
+        "Fit and write nothing: print what would be converted and refused, what the plain swap would cost, which gates "
         "cost most, and what stays smooth. Default: convert.",
         False,
     )
@@ -229,7 +229,7 @@ class ConvertArguments(OutputArguments):
         "`hf-lgelu compare` prints it later.",
         False,
     )
-    int8: bool = _output("With --compare: add both networks in int8, by ONNX. Default: float32 alone.", False)
+    int8: bool = _output("With --compare: add both networks in int8, by ONNX. Default: only float32.", False)
     onnx_dir: str | None = _onnx_dir()
 
     def __post_init__(self) -> None:
@@ -279,7 +279,7 @@ class ExportArguments(OutputArguments):
         reads="model",
     )
     operations: str | None = _method(
-        "What int8 computes in integers: all operations, or in layers the matrix products and convolutions alone. "
+        "What int8 computes in integers: all operations, or in layers only the matrix products and convolutions. "
         "Default: layers for a network with attention, else all.",
         None,
         choices=("all", "layers"),
@@ -315,7 +315,7 @@ class CompareArguments(RowArguments):
     data_split: str | None = _input("Split of --data. Default: validation or test, else the only split.", None)
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
-    int8: bool = _method("Add both networks in int8, by ONNX. Default: float32 alone, by torch.", False)
+    int8: bool = _method("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
     onnx_dir: str | None = _onnx_dir()
 
 

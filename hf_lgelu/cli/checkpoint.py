@@ -118,7 +118,7 @@ def require_gates(given: GivenCheckpoint) -> None:
     if behind:
         raise ValueError(
             f"{given.name} has smooth gates in modules after its encoder ({', '.join(behind)}), and this command "
-            "converts the encoder alone: call hf_lgelu.convert_to_relu on the SentenceTransformer, and save the result"
+            "converts only the encoder: call hf_lgelu.convert_to_relu on the SentenceTransformer, and save the result"
         )
 
 

@@ -217,7 +217,7 @@ def _as_model_classes(values: np.ndarray, names: Sequence[str] | None, model: Pr
     """(N,) int64 classes of the model; None if a row has no class, or another class than the model's.
 
     Classes are matched by name if both sides have names, else by number. "POSITIVE" and "positive" are one name, unless
-    two names of the model differ in capital letters alone.
+    two names of the model differ only in capital letters.
     """
     labels = {str(label): number for label, number in (model.config.label2id or {}).items()}
     generic = all(label.startswith("LABEL_") for label in labels)

@@ -42,8 +42,8 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         ]
         for (name, reason), before in found.unfit.items():
             gates = ", ".join(sites[index].name for index in sorted(before))
-            lines.append(f"- {gates}: the gate alone, because of {reason if name in reason else f'{name}: {reason}'}")
-        lines += [f"- {sites[index].name}: the gate alone, no output that counts needs it" for index in found.uncounted]
+            lines.append(f"- {gates}: only the gate, because of {reason if name in reason else f'{name}: {reason}'}")
+        lines += [f"- {sites[index].name}: only the gate, no output that counts needs it" for index in found.uncounted]
         if can_be_wider(model, recording, found):
             lines.append("More hidden units usually help most: `width` 1.25 adds a quarter to each block.")
 

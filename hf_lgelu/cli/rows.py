@@ -160,7 +160,7 @@ def tokenizer_of(model: str, *, trust_remote_code: bool = False) -> PreTrainedTo
         if folder.is_dir() and not processor_files(folder):
             raise ValueError("the folder has no file of one")
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
-        # transformers may make one of special tokens alone: every text is then unknown or empty.
+        # transformers may make one of only special tokens: every text is then unknown or empty.
         words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
         if len(words) < 2:  # T5's keeps a space
             raise ValueError(f"{type(tokenizer).__name__} has no vocabulary there but special tokens")
@@ -266,7 +266,7 @@ def encoded_sequences(
 ) -> TensorRows:
     """The columns of a tokenized data set that the model takes, cut at `length` and padded on the right.
 
-    Padding on the left is removed before the cut, which would leave padding alone. As many rows are taken as in
+    Padding on the left is removed before the cut, which would leave only padding. As many rows are taken as in
     `text_sequences`. The labels of a language model are a column of the data set, or else its tokens, with -100 for
     padding. The labels of another model are `labels`, (len(rows),).
     """

@@ -108,7 +108,7 @@ def read_sentence_folder(name: str, *, trust_remote_code: bool = False) -> Sente
             modules = sentence_modules(Path(hf_hub_download(name, MODULES_FILE)).parent)
         except (EntryNotFoundError, LocalEntryNotFoundError):
             return None
-        # The encoder is read from safetensors alone; other modules may have pytorch_model.bin.
+        # The encoder is read only from safetensors; other modules may have pytorch_model.bin.
         wanted = [f"{module['path']}/*" for module in modules[1:]]
         path = Path(snapshot_download(name, allow_patterns=[*_SETTINGS, "*.safetensors", *wanted]))
     if not (path / MODULES_FILE).is_file():

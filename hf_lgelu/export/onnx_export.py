@@ -354,7 +354,7 @@ def _outputs_at_other_sizes(
     resized, refusal = [], None
     for sizes in (smaller, larger) if own else ():
         batch = _resize(inputs, axes, sizes)
-        if "attention_mask" in batch and not batch["attention_mask"].any():  # the cut left padding alone
+        if "attention_mask" in batch and not batch["attention_mask"].any():  # the cut left only padding
             continue
         try:
             expected = network.outputs(batch)

@@ -110,7 +110,7 @@ def require_parity(
 def without_padding(values: Tensor, inputs: Mapping[str, Tensor], name: str) -> Tensor:
     """The positions of an output that are no padding (`counted_rows`). At padding, runtimes give arbitrary values.
 
-    Samples of padding alone are left out of an output without an axis of positions. A batch that is padded in front and
+    Samples of only padding are left out of an output without an axis of positions. A batch that is padded in front and
     cut short has some. The second of two axes may have the mask's length by chance, or hold a number for each token
     (start_logits); then a row is one prediction.
     """

@@ -24,7 +24,7 @@ def push_to_hub(
 
     Args:
         folder: config.json, safetensors, README.md, the files of a tokenizer or processor.
-        repo_id: "user/name", or "name" alone for the account that is logged in; it is made if it is not there.
+        repo_id: "user/name", or only "name" for the account that is logged in; it is made if it is not there.
         private: of a new repository, and True refuses one that is there and public; None takes the account's default.
 
     Raises:

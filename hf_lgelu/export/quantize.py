@@ -121,7 +121,7 @@ def quantize_onnx(
             the graph does not have are left out. Give padded rows if rows will be padded in use.
         data_collator: makes a batch of a list of items, as in `ConversionConfig`: of a SentenceTransformer
             `model.preprocess`, with a list of texts as data.
-        operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for Conv, Gemm and MatMul alone. With "layers",
+        operations: a key of QUANTIZED_OPERATIONS: "all", or "layers" for only Conv, Gemm and MatMul. With "layers",
             Gemm and MatMul take integers and give float. By default "layers" if the graph multiplies activations with
             activations, as attention does, else "all".
         reduce_range: give weights 7 bits, not 8. By default if `products_saturate` on this processor. A file with 8

@@ -53,7 +53,7 @@ class Bias:
 
 @dataclass(eq=False)
 class Aim:
-    """The last node that a linear map's output reaches through sums, scales and moves alone.
+    """The last node that a linear map's output reaches through only sums, scales and moves.
 
     aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
     """

@@ -243,7 +243,7 @@ def _map_at(recording: Recording, finder: AimFinder, operation: AffineOperation)
 
 
 def _fed_gate_before(consumer: LinearMap, fed_gates: Mapping[Node, "FedGate"]) -> "FedGate | None":
-    """The plain gate before a depthwise map that alone reads it, if the map before the gate has a bias; else None."""
+    """The plain gate that only this depthwise map reads, if the map before the gate has a bias; else None."""
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
         return None
     path = [*views_back(consumer.operation.data)]
@@ -368,7 +368,7 @@ class FedGate:
     site: int
     before: AffineOperation
     other: AffineOperation | None
-    owns_other: bool = False  # whether the other half alone uses its parameters
+    owns_other: bool = False  # whether nothing else uses the other half's parameters
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:

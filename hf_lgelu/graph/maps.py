@@ -46,7 +46,7 @@ class AffineOperation:
 
     Multiplying weight and bias by λ multiplies the output; dividing the weight by λ undoes a factor of the data.
 
-    A bias alone (`weight` None) is a sum with a parameter. `channel_axis`
+    With only a bias (`weight` None) it is a sum with a parameter. `channel_axis`
     is the axis of data and output, from the right, along which the layer mixes (linear, convolution) or scales
     (normalization); None where every axis is scaled (weight aligned at the right). `output_axis` is the weight's axis
     along the output's channels, and None in the same case. `input_axis` is the weight's axis along the data's channels,
@@ -65,7 +65,7 @@ class AffineOperation:
 
     @property
     def weight_name(self) -> str:
-        """The name of the parameter or buffer that sets the weight; "" for a sum with a bias alone."""
+        """The name of the parameter or buffer that sets the weight; "" for a sum with only a bias."""
         return "" if self.weight is None else self.weight.name
 
     @property

@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):
     def output(self, tensors: Sequence[Tensor]) -> None:
         """End the graph with these outputs, without operations that no output needs.
 
-        A read of values that the inputs decide makes the recording one of this batch alone (`belongs_to_batch`). What
+        A read of values that the inputs decide makes the recording one of only this batch (`belongs_to_batch`). What
         runs after a read of values after a gate (`decided_from`, a place in the recording) may not run in a student.
         """
         self.graph.output([self.node(tensor) for tensor in tensors])

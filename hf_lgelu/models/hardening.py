@@ -75,7 +75,7 @@ def swap_errors(model: nn.Module, profile: Mapping[str, float]) -> dict[str, flo
 
 def softest_gate(hardness: dict[str, float], swap_error: dict[str, float]) -> str:
     """The gate that ReLU changes most, and its change, in words; from {site: λ} and {site: κ/λ}."""
-    # Not by λ alone: a gate of another form is harder at the same λ.
+    # Not only by λ: a gate of another form is harder at the same λ.
     site = max(swap_error, key=lambda name: (swap_error[name], -hardness[name]))
     return f"{site}: λ = {hardness[site]:.6g}, at most {swap_error[site]:.3g} a unit"
 
@@ -146,7 +146,7 @@ def _settable_gates(model: nn.Module) -> list[tuple[str, LambdaGate]]:
 def known_hardness(gate: LambdaGate, *, learned: bool = False) -> Tensor:
     """λ of a gate, of shape (1,), also where FSDP2 has sharded the gate or accelerate keeps its values elsewhere.
 
-    With `learned`, λ follows from s alone, as if hardening had not begun.
+    With `learned`, λ follows only from s, as if hardening had not begun.
     """
     require_unflattened([("", gate)])
     with align_module_device(gate):
@@ -220,7 +220,7 @@ def anneal_hardness(
 ) -> None:
     """Set every λ to its place on the way from λ(s) to the target; s itself keeps its value.
 
-    Changes `model` in place. λ(e) follows from s, `progress` and the schedule alone, so a resumed run needs
+    Changes `model` in place. λ(e) follows from s, `progress` and the schedule, so a resumed run needs
     nothing else. From the first call on, λ no longer follows s, and the gradient of s is exactly 0. Call
     `freeze_hardness` before each optimizer step.
 
@@ -268,7 +268,7 @@ def freeze_hardness(model: nn.Module) -> None:
     >>> hf_lgelu.anneal_hardness(model, 1.0)
     >>> model(torch.ones(2, 4)).logits.sum().backward()
     >>> hf_lgelu.freeze_hardness(model)
-    >>> optimizer.step()  # moves the weights alone
+    >>> optimizer.step()  # moves only the weights
     >>> print(model.layers[0].activation.raw_hardness.grad)
     None
     """

@@ -280,7 +280,7 @@ def found_sites(
     raise ValueError(
         f"{type(model).__name__} has no activation module of kind {', '.join(kinds)}"
         f"{' that `include` accepts' if include else ''}; it has {named}. Calls of functions (F.gelu in a forward) are "
-        "exchanged by convert_to_relu alone; hf_lgelu.find_smooth_calls(model, inputs) names the lines"
+        "exchanged only by convert_to_relu; hf_lgelu.find_smooth_calls(model, inputs) names the lines"
     )
 
 

@@ -24,7 +24,7 @@ LABELS = "labels"
 """The name of the labels in `Batch.with_labels`; no input has it."""
 
 TRIED = 2
-"""The number of samples that a model is tried on: with one alone it may drop the axis, or a BatchNorm may refuse it."""
+"""The number of samples that a model is tried on: with one it may drop the axis, or a BatchNorm may refuse it."""
 
 
 _ROWS_AT_ONCE = 1024
@@ -209,7 +209,7 @@ def read_batches(
     Args:
         data: a tensor or a mapping of tensors with all samples; a DataLoader or any other iterable of batches; a
             dataset, whose items are collated.
-        model: takes the batches, and decides the form of the first; without a model, shapes alone decide. An
+        model: takes the batches, and decides the form of the first; without a model, only shapes decide. An
             encoder-decoder gets the decoder's inputs that it makes from labels.
         what: names the data in messages, "data" or "evaluation_data".
         batch_size: samples read at a time from a dataset (256 by default); nothing else depends on it.
@@ -303,7 +303,7 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
 
 
 def _counts_samples(model: nn.Module, batch: Batch) -> bool:
-    """Whether more samples make an output's leading axis longer; True for a model that takes one batch size alone."""
+    """Whether more samples make an output's leading axis longer; True for a model that takes only one batch size."""
     sizes = []
     with suppress(*NOT_TAKEN):
         for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):

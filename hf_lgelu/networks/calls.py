@@ -2,7 +2,7 @@
 
 One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, or calls a
 function with it, and the method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then
-sees modules alone.
+sees only modules.
 """
 
 import inspect

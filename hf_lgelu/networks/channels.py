@@ -69,7 +69,7 @@ class ChannelAxes:
 def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
     """{id(module): site name}; sites whose module sits at several places, or is a function, have a copy of it.
 
-    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees that site's calls alone.
+    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees only that site's calls.
     """
     places = Counter(id(child) for module in model.modules() for child in module._modules.values())
     modules = [

@@ -24,7 +24,7 @@ def random_inputs(model: PreTrainedModel) -> dict[str, Tensor]:
     accepted = inspect.signature(model.forward).parameters
     kinds = [model.main_input_name]
     if "pixel_values" in accepted and hasattr(config, "vision_config") and not model.can_generate():
-        kinds.append("pixel_values")  # models like CLIP; models like LLaVA run on text alone
+        kinds.append("pixel_values")  # models like CLIP; models like LLaVA also run on text only
     if config.is_encoder_decoder and "decoder_input_ids" in accepted:
         kinds.append("decoder_input_ids")
     inputs: dict[str, Tensor] = {}

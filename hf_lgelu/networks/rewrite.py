@@ -181,7 +181,7 @@ def _text(method: FunctionType) -> _Text:
     if definition is None:
         raise ValueError(f"{code.co_qualname} is defined without a name")
     words = tokenize.generate_tokens(io.StringIO(ast.get_source_segment(file, definition)).readline)
-    # A statement that moves into a loop changes white space alone, and is another network.
+    # A statement that moves into a loop changes only white space, and is another network.
     marks = {tokenize.COMMENT: "", tokenize.INDENT: "{", tokenize.DEDENT: "}", tokenize.NEWLINE: "\n"}
     bare = "".join(marks.get(word.type, "".join(word.string.split())) for word in words)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]

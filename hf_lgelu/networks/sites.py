@@ -79,7 +79,7 @@ def place(parent: nn.Module, attribute: str, activation: nn.Module | Callable[..
     if not isinstance(activation, nn.Module) and attribute in parent._modules:
         delattr(parent, attribute)  # torch lets no function take a module's place
     setattr(parent, attribute, activation)
-    # The fused kernel of torch's encoder layer runs in eval mode and reads its code alone; 0 keeps the kernel off.
+    # The fused kernel of torch's encoder layer runs in eval mode and reads only its code; 0 keeps the kernel off.
     if hasattr(parent, _FUSED_KERNEL):
         form = form_at(activation)
         setattr(parent, _FUSED_KERNEL, 0 if form is None else _FUSED_CODES.get(form.name, 0))

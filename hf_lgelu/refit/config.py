@@ -13,7 +13,7 @@ from typing import Any
 class TargetGate:
     """A gate by its name in transformers, as a conversion takes it for a target.
 
-    `can_be_placed` says that the fits of slopes and kinks and the added units are made for this gate: for ReLU alone.
+    `can_be_placed` says that the fits of slopes and kinks and the added units are made for this gate: only for ReLU.
     """
 
     name: str  # a key of ACT2FN

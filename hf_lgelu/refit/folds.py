@@ -162,7 +162,7 @@ class FoldBatch:
 
     @property
     def seeds(self) -> list[int]:
-        """A 63-bit integer for each sample, which depends on the sample's content alone."""
+        """A 63-bit integer for each sample, which depends only on the sample's content."""
         return [int.from_bytes(self.samples.keys[number][:8], "big") >> 1 for number in self.numbers]
 
     def __len__(self) -> int:

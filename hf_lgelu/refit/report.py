@@ -228,7 +228,7 @@ def evaluations(report: ConversionReport) -> list[tuple[str, Evaluation]]:
 def what_was_done(report: ConversionReport) -> dict[str, str]:
     """{what: how}, in words, of the gates, the refit, the data and the rungs."""
     counts = Counter(layer.choice for layer in report.layers for _ in layer.maps)
-    words = {"refit": "refitted", "bias only": "with another bias alone", "kept": "kept"}
+    words = {"refit": "refitted", "bias only": "with only another bias", "kept": "kept"}
     kept = [name for layer in report.layers if layer.choice == "kept" for name in layer.maps]
     maps = ", ".join(f"{counts[choice]:,} {word}" for choice, word in words.items() if counts[choice])
     chose, apart = report.choosing_samples, report.held_out.samples if report.held_out is not None else 0

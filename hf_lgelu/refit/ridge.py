@@ -140,7 +140,7 @@ def held_out_once(width: int, rows: int) -> bool:
 
 @torch.no_grad()
 def fit_ridge(folds: list[Moments], *, intercept: bool, weaker: Sequence[float] = ()) -> RidgeFit:
-    """The best candidate, fitted on all folds: no change, a change of the bias alone, or a ridge of some strength.
+    """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
     Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
     wins. Where only one fold is held out, strengths are tried upwards from the weakest until the error rises. A single

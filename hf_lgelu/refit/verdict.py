@@ -142,7 +142,7 @@ def _of_layers(report: ConversionReport) -> Iterator[str]:
     for layer in unfit[:3]:
         more = f"; so are {len(unfit) - 3} more" if len(unfit) > 3 and layer is unfit[2] else ""
         reason = str(layer.note).removeprefix("not refitted: ")
-        yield f"{', '.join(layer.sites[:4])}: the gate alone was exchanged: {reason}{more}"
+        yield f"{', '.join(layer.sites[:4])}: only the gate was exchanged: {reason}{more}"
 
 
 def own_text_warning(text: Tensor) -> str:
@@ -154,7 +154,7 @@ def own_text_warning(text: Tensor) -> str:
 
 
 def uncounted_warning(layers: Sequence[LayerRefit], outputs: Outputs) -> Iterator[str]:
-    """A warning of gates without a refit, because they lead to outputs that did not count alone."""
+    """A warning of gates without a refit, because they lead only to outputs that did not count."""
     names = [layer.layers[0] for layer in layers if layer.is_uncounted]
     if names:
         others = f" ({quoted(outputs.uncounted)})" if outputs.uncounted else ""

@@ -1,6 +1,6 @@
 """The Trainer callbacks that harden and that log λ.
 
-HardeningCallback depends on the trainer's position and the model alone. So a run that is resumed from any checkpoint
+HardeningCallback depends only on the trainer's position and the model. So a run that is resumed from any checkpoint
 goes on as if it had never stopped.
 """
 

@@ -28,7 +28,7 @@ def test_a_tied_decoder_leaves_its_gate_without_a_refit_and_its_block_as_wide(tm
     assert len(report.gates) == 2
     unfit = [layer for layer in report.layers if layer.is_unfit]
     assert [layer.sites for layer in unfit] == [("cls.predictions.transform.transform_act_fn",)]
-    assert any("transform_act_fn: the gate alone was exchanged" in warning for warning in report.warnings)
+    assert any("transform_act_fn: only the gate was exchanged" in warning for warning in report.warnings)
     assert report.held_out.refitted.kl < report.held_out.direct.kl
     assert report.width_share == 1.5
     assert converted.config.intermediate_size == 36
@@ -64,7 +64,7 @@ def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_pa
     converted, report = convert_with(model, tokens(24, 6), max_kl=None)
     assert {site for layer in report.layers if layer.is_unfit for site in layer.sites} == set(report.gates)
     assert 0 < report.held_out.refitted.kl < report.held_out.direct.kl  # the head reads what the experts write
-    assert any("the gate alone was exchanged" in warning for warning in report.warnings)
+    assert any("only the gate was exchanged" in warning for warning in report.warnings)
     assert converted.config.hidden_act == "relu"
     converted.save_pretrained(tmp_path)
     with torch.no_grad():

@@ -89,7 +89,7 @@ def test_a_gate_whose_consumers_cannot_be_refitted_is_exchanged_alone_and_named(
     (unfit,) = (layer for layer in report.layers if layer.is_unfit)
     assert (unfit.sites, unfit.choice) == (("act",), "kept")
     assert re.search(reason, f"\n  {unfit.layers[0]}: {unfit.note.removeprefix('not refitted: ')}")
-    assert any(warning.startswith("act: the gate alone was exchanged: ") for warning in report.warnings)
+    assert any(warning.startswith("act: only the gate was exchanged: ") for warning in report.warnings)
     assert (refused is not None) == (len(report.layers) == 1)
     if refused is not None:  # nothing else comes after the gate: the plain swap
         assert "no nearer to the original" in str(refused)

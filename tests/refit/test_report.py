@@ -28,7 +28,7 @@ def test_maps_are_counted_and_no_gates():
     report = convert_with(Joint().eval(), torch.randn(200, 4)).report
     assert {layer.layers for layer in report.layers} == {("up",), ("down", "skip"), ("last",)}
     assert "linear maps: 3 refitted\n" in str(report)
-    assert "last: the gate alone was exchanged" in str(report)
+    assert "last: only the gate was exchanged" in str(report)
 
 
 def test_the_map_from_which_on_the_signal_is_lost_is_named():

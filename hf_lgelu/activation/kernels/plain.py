@@ -126,7 +126,7 @@ def traced_refusal(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE) -> str
     if gate not in _STEPS:
         return f"it has no formula for {gate}"
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
-        return "it is for torch.compile alone (exported graphs take 'eager')"
+        return "it is only for torch.compile (exported graphs take 'eager')"
     if torch._C._are_functorch_transforms_active():
         return "torch.func needs operations that it can transform"
     if internal_dtype(x) == torch.float64:

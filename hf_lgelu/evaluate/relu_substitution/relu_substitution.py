@@ -21,7 +21,7 @@ Returns:
     unchanged_predictions: the share of samples that keep their class.
     max_logit_change: the largest change of a logit.
     kl: the mean KL(original ‖ ReLU) of the classes' probabilities, in nats.
-    only_right_1, only_right_2: samples that one network alone gets right.
+    only_right_1, only_right_2: samples that only one network gets right.
     mcnemar_p: how probable so uneven counts are if both networks are right equally often (exact, two-sided).
 """
 
