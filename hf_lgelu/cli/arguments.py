@@ -54,9 +54,6 @@ def _option(group: str, help: str, default: Any = dataclasses.MISSING, **setting
 _input, _method, _output, _hub = (partial(_option, group) for group in GROUPS)
 
 
-_onnx_dir = partial(_output, "Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
-
-
 def _of_config(name: str, **settings: Any) -> Any:
     """An option of ConversionConfig, with the help in its docstring."""
     words = re.search(
@@ -90,9 +87,6 @@ class Arguments:
             _require(self, name, getattr(self, name, None) is None or getattr(self, name) >= 1, "1 or more")
         if (folder := getattr(self, "output_dir", None)) is not None:
             vars(self)["output_dir"] = os.path.expanduser(folder)  # a shell leaves ~ as it is in --output_dir=~/relu
-        if (folder := getattr(self, "onnx_dir", None)) is not None:
-            _require(self, "onnx_dir", vars(self)["int8"], "left out without --int8")
-            _require(self, "onnx_dir", not any(Path(folder).glob("*.onnx")), "a folder without ONNX files")
 
 
 @dataclass(kw_only=True)
@@ -189,7 +183,7 @@ class ConvertArguments(OutputArguments):
         "hf-lgelu convert runs/tabular --data rows.csv --output_dir out/relu",
         "hf-lgelu convert you/your-gpt2 --data you/texts --max_samples 64 --output_dir out/relu",
     )
-    most_used = ("model", "data", "output_dir", "max_samples", "evaluation", "effort", "width", "compare", "dry_run")
+    most_used = ("model", "data", "output_dir", "max_samples", "evaluation", "effort", "width", "dry_run")
 
     model: str = _input("Folder or Hub id of the checkpoint, or an ONNX file.", is_word=True, reads="model")
     data: str | None = _input(
@@ -224,18 +218,10 @@ class ConvertArguments(OutputArguments):
         "cost most, and what stays smooth. Default: convert.",
         False,
     )
-    compare: bool = _output(
-        "At the end, print a table of both networks: score, distance, milliseconds, megabytes. Default: no table; "
-        "`hf-lgelu compare` prints it later.",
-        False,
-    )
-    int8: bool = _output("With --compare: add both networks in int8, by ONNX. Default: only float32.", False)
-    onnx_dir: str | None = _onnx_dir()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _require(self, "keep", bool(named(self.keep)), "a number, or names with commas")
-        _require(self, "int8", self.compare or not self.int8, "left out without --compare")
         self.config()  # raises for options that do not go together
 
     def config(self, max_samples: int | None = None) -> ConversionConfig:
@@ -316,7 +302,13 @@ class CompareArguments(RowArguments):
     data_config: str | None = _input("Configuration of --data. Default: the only one.", None)
     max_samples: int | None = _input(f"The most inputs of --data. Default: {_AMOUNT}.", None)
     int8: bool = _method("Add both networks in int8, by ONNX. Default: only float32, by torch.", False)
-    onnx_dir: str | None = _onnx_dir()
+    onnx_dir: str | None = _output("Folder in which the ONNX files of --int8 are kept. Default: not kept.", None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.onnx_dir is not None:
+            _require(self, "onnx_dir", self.int8, "left out without --int8")
+            _require(self, "onnx_dir", not any(Path(self.onnx_dir).glob("*.onnx")), "a folder without ONNX files")
 
 
 @dataclass(kw_only=True)

@@ -67,9 +67,9 @@ def open_sets(arguments: Any) -> dict[str, Rows | None]:
 
     The rows of an ONNX file are read later, as its inputs take them.
     """
-    ways: dict[str, Callable[[Any], Rows | None]] = {"data": data_set, "evaluation": evaluation_set}
+    sets: dict[str, Callable[[Any], Rows | None]] = {"data": data_set, "evaluation": evaluation_set}
     is_file = is_onnx(getattr(arguments, "model", ""))
-    return {name: None if is_file else read(arguments) for name, read in ways.items() if hasattr(arguments, name)}
+    return {name: None if is_file else rows(arguments) for name, rows in sets.items() if hasattr(arguments, name)}
 
 
 def data_set(arguments: Any) -> Rows | None:

@@ -1,6 +1,7 @@
 """`hf-lgelu export`: a checkpoint as one that needs no hf_lgelu, as ONNX, or as a judged int8 file."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor
 
 from hf_lgelu.cli.arguments import ExportArguments
-from hf_lgelu.cli.checkpoint import GivenCheckpoint, push, read_checkpoint, require_hardness
+from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint, require_hardness
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.compare import outputs_that_counted, print_table, warn_fitted
 from hf_lgelu.cli.data import Rows
@@ -21,11 +22,10 @@ from hf_lgelu.cli.onnx_file import quantize_file
 from hf_lgelu.cli.rows import tokenizer_of
 from hf_lgelu.export.card import top_table, write_card
 from hf_lgelu.export.comparison import NetworkComparison
-from hf_lgelu.export.gelu import save_gelu
 from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
-from hf_lgelu.export.onnx_export import OPSET, save_onnx
+from hf_lgelu.export.onnx_export import OPSET, OnnxReport, save_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
-from hf_lgelu.export.plain import save_relu
+from hf_lgelu.export.plain import CheckpointExport, save_gelu, save_relu
 from hf_lgelu.files import is_onnx, whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
 
@@ -42,64 +42,81 @@ def export(arguments: ExportArguments, data: Rows | None, evaluation: Rows | Non
         return quantize_file(arguments)
     if data is not None:
         return _export_int8(arguments, data)
-    folder, is_checkpoint = Path(arguments.output_dir), arguments.to != "onnx"
+    folder = Path(arguments.output_dir)
     # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=arguments.overwrite) as new:
-        given = read_checkpoint(arguments.model, **arguments.reading)
-        if is_checkpoint:
-            require_hardness(given)
-        rows = None if evaluation is None else read_rows(evaluation, given)
-        inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
-        sentences = given.sentences if is_checkpoint else None
-        place = new if sentences is None else new / sentences.encoder
-        place.mkdir(exist_ok=True)
-        # The report names the final folder, not the hidden one that is written first.
-        report: Any
-        if is_checkpoint:
-            save = partial(save_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else save_gelu
-            report = save(given.model, place, source=given.processors, inputs=inputs)
-            report = replace(report, folder=str(folder))
-        else:  # a sentence encoder goes with its pooling
-            inputs = _example_inputs(given) if inputs is None else inputs
-            opset = arguments.opset or OPSET
-            report = save_onnx(given.network, place, source=given.processors, inputs=inputs, opset=opset)
-            report = replace(report, path=folder / report.path.name)
-        if sentences is not None:
-            sentences.copy_rest(new)
-        say(str(report))
-        if rows is None:
-            say("  These inputs are random; give real ones by --evaluation DATA.")
-        top = ""
-        if is_checkpoint and rows is not None:
-            exported = read_checkpoint(str(new), **arguments.reading).network
-            original, other = print_table(given.network, exported, rows, str(new), arguments).rows
-            top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
-        if is_checkpoint:
-            license, repo_id = arguments.license, arguments.push_to_hub
-            write_card(given.model, new, report=report, top=top, license=license, repo_id=repo_id)
-    say(f"Saved in {folder}" + (", with the model card README.md" if is_checkpoint else ""))
+        checkpoint = read_checkpoint(arguments.model, **arguments.reading)
+        write: Callable[..., Any] = _export_onnx if arguments.to == "onnx" else _export_plain
+        report = write(arguments, checkpoint, evaluation, new)
+    say(f"Saved in {folder}{'' if arguments.to == 'onnx' else ', with the model card README.md'}")
     push(folder, arguments.push_to_hub, private=arguments.private, tell=say)
+    return report
+
+
+_RANDOM = "  These inputs are random; give real ones by --evaluation DATA."
+
+
+def _export_plain(
+    arguments: ExportArguments, checkpoint: Checkpoint, evaluation: Rows | None, folder: Path
+) -> CheckpointExport:
+    """Write a checkpoint without λ-gates, and its card with the table of both networks."""
+    require_hardness(checkpoint)
+    rows = None if evaluation is None else read_rows(evaluation, checkpoint)
+    sentences = checkpoint.sentences
+    place = folder if sentences is None else folder / sentences.encoder
+    place.mkdir(exist_ok=True)
+    save = partial(save_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else save_gelu
+    inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
+    report = save(checkpoint.model, place, source=checkpoint.processors, inputs=inputs)
+    if sentences is not None:
+        sentences.copy_rest(folder)
+    say(str(report))
+    top = ""
+    if rows is None:
+        say(_RANDOM)
+    else:
+        exported = read_checkpoint(str(folder), **arguments.reading).network
+        original, other = print_table(checkpoint.network, exported, rows, str(folder), arguments).rows
+        top = "" if other.distance is None else top_table(original.metrics, {"this model": other.distance})
+    license, repo_id = arguments.license, arguments.push_to_hub
+    write_card(checkpoint.model, folder, report=report, top=top, license=license, repo_id=repo_id)
+    return report
+
+
+def _export_onnx(
+    arguments: ExportArguments, checkpoint: Checkpoint, evaluation: Rows | None, folder: Path
+) -> OnnxReport:
+    """Write the network with its own gates as an ONNX file; of a sentence encoder with its pooling."""
+    rows = None if evaluation is None else read_rows(evaluation, checkpoint)
+    inputs = _example_inputs(checkpoint) if rows is None else rows.first(_EXAMPLE_ROWS)
+    opset = arguments.opset or OPSET
+    report = save_onnx(checkpoint.network, folder, source=checkpoint.processors, inputs=inputs, opset=opset)
+    # The report names the final folder, not the hidden one that is written first.
+    report = replace(report, path=Path(arguments.output_dir) / report.path.name)
+    say(str(report))
+    if rows is None:
+        say(_RANDOM)
     return report
 
 
 def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     """Write the float32 and the int8 file if int8 is good. In either case the last line on stdout is the verdict."""
-    given = read_checkpoint(arguments.model, **arguments.reading)
+    checkpoint = read_checkpoint(arguments.model, **arguments.reading)
     original = None if arguments.original is None else read_checkpoint(arguments.original, **arguments.reading).network
-    rows = read_rows(data, given)
+    rows = read_rows(data, checkpoint)
     say(f"Writing ONNX and int8, and judging int8 on {len(rows):,} inputs of {rows.description} ...")
-    warn_fitted(given.name, rows)
+    warn_fitted(checkpoint.name, rows)
     try:
         report = export_int8(
-            given.network,
+            checkpoint.network,
             arguments.output_dir,
             rows.batches("int8", progress=arguments.progress),
             original=original,
-            source=given.processors,
+            source=checkpoint.processors,
             operations=arguments.operations,
             allow_worse=arguments.allow_worse,
             overwrite=arguments.overwrite,
-            **outputs_that_counted(given.name),
+            **outputs_that_counted(checkpoint.name),
         )
     except Int8RefusedError as error:
         say(str(error.report))
@@ -113,7 +130,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     with suppress(OSError, ValueError):
         is_picture = "pixel_values" in names and bool(AutoImageProcessor.from_pretrained(folder))
     if is_text:
-        prompt = "" if given.sentences is None else given.sentences.prompt
+        prompt = "" if checkpoint.sentences is None else checkpoint.sentences.prompt
         made = f'(["{prompt}a text"], padding=True, truncation=True, return_tensors="np")'
         say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
         arrays = f"{{name: tokens[name] for name in {names}}}"
@@ -128,11 +145,11 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     return report
 
 
-def _example_inputs(given: GivenCheckpoint) -> dict[str, Tensor]:
+def _example_inputs(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Random inputs, with each input that the tokenizer, if there is one, gives the network."""
-    inputs = random_inputs(given.network)
+    inputs = random_inputs(checkpoint.network)
     with suppress(ValueError):
-        names = tokenizer_of(given.processors).model_input_names if "input_ids" in inputs else ()
-        taken = [name for name in names if name in inspect.signature(given.network.forward).parameters]
+        names = tokenizer_of(checkpoint.processors).model_input_names if "input_ids" in inputs else ()
+        taken = [name for name in names if name in inspect.signature(checkpoint.network.forward).parameters]
         inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in taken if name not in inputs}
     return inputs

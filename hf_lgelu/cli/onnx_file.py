@@ -1,6 +1,6 @@
 """An ONNX file in the place of a checkpoint, and its rows: arrays by the names of its inputs, or pictures."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hf_lgelu.cli.arguments import RowArguments
+from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.rows import InputSet, TensorRows, sample_numbers
 from hf_lgelu.environment import require
@@ -21,23 +22,12 @@ from hf_lgelu.files import whole_folder
 _PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 _ROWS, _OF_PICTURES = 8192, 256  # if the user names no number
 _OF_CHECKPOINTS = (
-    *("trust_remote_code", "column", "pair_column", "label_column", "sequence_length", "data_config", "int8"),
+    *("trust_remote_code", "column", "pair_column", "label_column", "sequence_length", "data_config"),
     *("evaluation_split", "evaluation_config", "original", "allow_worse", "opset"),
 )
 
 
-@dataclass(frozen=True)
-class OnnxFile:
-    """A file that was read as a network; the attributes are those of a `GivenCheckpoint`."""
-
-    name: str
-    network: OnnxNetwork
-    kind: str = "OnnxNetwork"
-    sentences: None = None
-    embeds: bool = False
-
-
-def read_onnx_file(arguments: Any) -> tuple[OnnxFile, InputSet, InputSet | None]:
+def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | None]:
     """(the file, the rows of --data, the rows of --evaluation). Raises ValueError for what does not fit the file."""
     _require_options(arguments)
     if arguments.target not in ("relu", "leaky_relu"):
@@ -46,7 +36,7 @@ def read_onnx_file(arguments: Any) -> tuple[OnnxFile, InputSet, InputSet | None]
     second = None
     if arguments.evaluation not in (None, "none"):
         second = read_arrays(arguments.evaluation, arguments, arguments.max_eval_samples)
-    return OnnxFile(arguments.model, OnnxNetwork(arguments.model, inputs.rows.tensors)), inputs, second
+    return Checkpoint(arguments.model, OnnxNetwork(arguments.model, inputs.rows.tensors)), inputs, second
 
 
 def quantize_file(arguments: Any) -> Any:

@@ -16,17 +16,17 @@ def profile(arguments: ProfileArguments) -> None:
     checkpoint's trainer_state.json. Raises ValueError for a checkpoint without λ-GELU, FileNotFoundError or ValueError
     for a plot without a history of λ, and the errors of loading.
     """
-    given = read_checkpoint(arguments.model, **arguments.reading)
-    require_hardness(given)
-    hardness = hardness_profile(given.model)
-    errors = swap_errors(given.model, hardness)
-    learned = learned_hardness(given.model)
+    checkpoint = read_checkpoint(arguments.model, **arguments.reading)
+    require_hardness(checkpoint)
+    hardness = hardness_profile(checkpoint.model)
+    errors = swap_errors(checkpoint.model, hardness)
+    learned = learned_hardness(checkpoint.model)
     moved = any(abs(learned[gate] - value) > 1e-4 * value for gate, value in hardness.items())
     width = max(4, *map(len, hardness))
     print(f"{'gate':{width}}  {'λ':>10}  {'κ/λ':>8}{'   learned λ' if moved else ''}")
     for gate, value in hardness.items():
         print(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}{f'  {learned[gate]:10.4g}' if moved else ''}")
-    print(f"hardened: {'yes' if is_hardened(given.model) else 'no'}")
+    print(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
     if arguments.plot:
         plot_hardness(Path(arguments.model) / "trainer_state.json", arguments.plot)
         print(f"λ over the epochs: {arguments.plot}")

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
+from hf_lgelu.cli.checkpoint import read_sentence_folder
 from hf_lgelu.cli.command import main
-from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -48,7 +48,7 @@ def pushed(monkeypatch):
         found.append((sorted(path.name for path in folder.iterdir()), repo_id, private))
         return SimpleNamespace(commit_url="http://hub/commit/1")
 
-    monkeypatch.setattr("hf_lgelu.export.push.push_to_hub", push)
+    monkeypatch.setattr("hf_lgelu.cli.checkpoint.push_to_hub", push)
     return found
 
 

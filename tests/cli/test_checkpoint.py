@@ -6,10 +6,9 @@ import shutil
 from huggingface_hub.utils import filter_repo_objects
 
 from hf_lgelu.cli.arguments import ConvertArguments
-from hf_lgelu.cli.checkpoint import read_checkpoint
+from hf_lgelu.cli.checkpoint import read_checkpoint, read_sentence_folder
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 
 
 def test_texts_are_cut_where_sentence_transformers_cuts_them(sentence_folder, tmp_path):
@@ -63,9 +62,9 @@ def test_modules_behind_an_encoder_are_downloaded_with_their_weights(monkeypatch
     asked, place = {}, tmp_path / "there"
     place.mkdir()
     (place / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]))
-    monkeypatch.setattr("hf_lgelu.cli.sentence_transformer.hf_hub_download", lambda *words: str(place / "modules.json"))
+    monkeypatch.setattr("hf_lgelu.cli.checkpoint.hf_hub_download", lambda *words: str(place / "modules.json"))
     monkeypatch.setattr(
-        "hf_lgelu.cli.sentence_transformer.snapshot_download", lambda name, **options: asked.update(options) or tmp_path
+        "hf_lgelu.cli.checkpoint.snapshot_download", lambda name, **options: asked.update(options) or tmp_path
     )
     assert read_sentence_folder("someone/encoder") is None  # nothing was put there
     files = ["modules.json", "model.safetensors", "2_Dense/pytorch_model.bin", "2_Dense/config.json"]

@@ -37,7 +37,7 @@ def test_help_groups_the_options_and_says_each_default(command):
     if command.most_used:
         first = parser_of(command).format_help().partition("\nmost used:\n")[2].partition("\ninput:\n")[0]
         assert re.findall(r"^  (?:--)?(\w+)", first, re.MULTILINE) == ["MODEL", *command.most_used[1:]]
-        assert len(command.most_used) == 9  # the model, and eight options
+        assert len(command.most_used) == 8  # the model, and seven options
     elif hasattr(command, "data"):  # what most calls need
         usage, _, inputs = parser_of(command).format_help().partition("\ninput:\n")
         assert f"usage: hf-lgelu {command.command} MODEL" in usage
@@ -115,7 +115,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*EXPORT, "--to", "int8"), "--to int8 needs --data: inputs"),
         (("convert", "m", "--output_dir", "o", "--column", "x"), "--column: the data set for this is not given"),
         (("compare", "a", "--data", "x"), "compare: the following arguments are required: CONVERTED"),
-        ((*CONVERT, "--int8"), "--int8 must be left out without --compare"),
         (("profile", "a", "--plot", ""), "profile: an argument is empty"),
         (("convert", "m", "--output_dir"), "--output_dir: expected one argument"),
     ],

@@ -1,4 +1,4 @@
-"""hf-lgelu compare, and the table at the end of hf-lgelu convert, end to end on a small trained MLP."""
+"""hf-lgelu compare, end to end on a small trained MLP."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ def relu(place, tmp_path_factory):
     from hf_lgelu.cli.command import main
 
     folder, said = tmp_path_factory.mktemp("compare") / "relu", io.StringIO()
-    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", folder, "--compare")
+    words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", folder)
     with contextlib.redirect_stdout(said):
         assert main([str(word) for word in (*words, "--evaluation", place / "test.csv", "--disable_tqdm")]) == 0
     return folder, said.getvalue()
@@ -80,9 +80,3 @@ def test_int8_beside_float32(place, relu, tmp_path, call):
     assert "onnx_dir must be a folder without ONNX files" in call(*words, "--onnx_dir", tmp_path / "files")[2]
     assert [cells(said, line)[:2] for line in (3, 4)] == [["original", "int8"], ["converted", "int8"]]
     assert "25 other inputs gave the ranges" in said
-
-
-def test_convert_prints_the_same_table_at_its_end(place, relu, test_rows):
-    folder, said = relu
-    assert said.index(f"Saved in {folder}") < said.index("test.csv:\n")
-    assert cells(said, 2)[:3] == ["converted", "float32", f"{accuracy(folder, test_rows):.4f}"]

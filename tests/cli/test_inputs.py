@@ -25,9 +25,9 @@ from transformers import (
 from word_tokenizer import word_tokenizer
 
 from hf_lgelu.cli.arguments import RowArguments
-from hf_lgelu.cli.checkpoint import GivenCheckpoint
+from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.data import Rows, load_splits
-from hf_lgelu.cli.inputs import Selection
+from hf_lgelu.cli.inputs import read_rows
 from hf_lgelu.cli.rows import FEWEST_SEQUENCES, InputSet, sample_numbers, text_blocks
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 
@@ -67,10 +67,10 @@ def inputs(rows, model, source="nowhere", name="rows", **options):
     """`rows`: a data set, or its columns."""
     rows = datasets.Dataset.from_dict(rows) if isinstance(rows, dict) else rows
     wanted = options.pop("wanted", None)
-    given, asked = GivenCheckpoint(source, model), RowArguments(model=source, **options)
+    given, asked = Checkpoint(source, model), RowArguments(model=source, **options)
     chosen = Rows(name, rows, asked, split="train", wanted=wanted)
     chosen.require()
-    return Selection(**vars(chosen), given=given).read()
+    return read_rows(chosen, given)
 
 
 def vit(**options):
@@ -388,6 +388,5 @@ def test_a_broken_picture_is_named_by_file_and_row(fault, picture_folder, monkey
         whole = (picture_folder / "2.png").read_bytes()
         (picture_folder / "2.png").write_bytes(whole[: len(whole) // 2])
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(picture_folder / "model")
-    made = inputs(load_splits(str(picture_folder))["train"], vit(), str(picture_folder / "model"))
     with pytest.raises(ValueError, match=r"the picture in row 2, counted from 0 \(file .*2\.png\), cannot be read"):
-        made.rows.__getitems__(range(4))
+        inputs(load_splits(str(picture_folder))["train"], vit(), str(picture_folder / "model"))

@@ -13,10 +13,9 @@ from torch import nn
 
 from hf_lgelu import from_pretrained, hardness_profile
 from hf_lgelu.cli.arguments import ConvertArguments
-from hf_lgelu.cli.checkpoint import read_checkpoint
+from hf_lgelu.cli.checkpoint import read_checkpoint, read_sentence_folder
 from hf_lgelu.cli.data import data_set
 from hf_lgelu.cli.inputs import read_rows
-from hf_lgelu.cli.sentence_transformer import read_sentence_folder
 from hf_lgelu.export.checkpoint_facts import with_hf_lgelu
 
 
