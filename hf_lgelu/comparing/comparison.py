@@ -39,35 +39,36 @@ MOST_NEIGHBOURS = 2048
 
 
 def compare_outputs(
-    read: OutputReader,
+    reader: OutputReader,
     others: Mapping[str, Callable[[Any], Outputs]],
     batches: Iterable[Batch],
     *,
     over_processes: bool = False,
 ) -> tuple[dict[str, float], dict[str, "NetComparison"]]:
-    """(the metrics of the original, which `read` reads, {name: a network's distance from it}). `others` are functions.
+    """(the metrics of the original, {name: a network's distance from it}); `reader` runs the original.
 
-    `over_processes` adds up the results of all processes, each on batches of its own. Then every process must call.
+    `others` are functions of the inputs. `over_processes` adds up the results of all processes, each on batches of its
+    own. Then every process must call.
 
     Raises ValueError for labels that are none of the classes, and for outputs of another shape than the original's.
     """
-    causal, scores, found = is_causal(read.model), Counter[str](), {name: NetComparison() for name in others}
+    causal, scores, compared = is_causal(reader.model), Counter[str](), {name: NetComparison() for name in others}
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
         if of_batch != sizes:  # the longest batches come last
-            sizes, most = of_batch, samples_at_once(read, batch)
+            sizes, most = of_batch, samples_at_once(reader, batch)
         for piece in cut_batches([batch], most):
-            reference = read(piece.inputs)
+            reference = reader(piece.inputs)
             scores.update(scores_of(reference, piece, causal))
             for name, run in others.items():
-                found[name].add(piece, reference, run(piece.inputs), causal)
-    (scores, found), *elsewhere = each_has((scores, found)) if over_processes else [(scores, found)]
+                compared[name].add(piece, reference, run(piece.inputs), causal)
+    (scores, compared), *elsewhere = each_has((scores, compared)) if over_processes else [(scores, compared)]
     for their_scores, theirs in elsewhere:
         scores.update(their_scores)
-        for name, comparison in found.items():
+        for name, comparison in compared.items():
             comparison.merge(theirs[name])
-    return metrics_of(scores), found
+    return metrics_of(scores), compared
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distance:
@@ -125,22 +126,24 @@ class NetComparison:
             if number == 0 and counted is not None and not counted.any():
                 return
             parts = (reference.scores(name, value), reference.scores(name, other.tensors[name]), counted, certainty)
-            wanted, given, counted, sure = (
+            wanted, converted, counted, sure = (
                 part[None] if batch.is_sample and part is not None else part for part in parts
             )
             if sure is not None and name in QUERIES:
-                self._add_places(name, wanted, given, sure, reference.has_classes("logits"))
-            self._outputs.setdefault(name, OutputComparison()).add(wanted, given, counted, kind=reference.kinds[name])
+                self._add_places(name, wanted, converted, sure, reference.has_classes("logits"))
+            self._outputs.setdefault(name, OutputComparison()).add(
+                wanted, converted, counted, kind=reference.kinds[name]
+            )
         self.scores.update(scores_of(other, batch, is_causal))
 
-    def _add_places(self, name: str, value: Tensor, given: Tensor, certainty: Tensor, have_classes: bool) -> None:
+    def _add_places(self, name: str, value: Tensor, other: Tensor, certainty: Tensor, have_classes: bool) -> None:
         if name == QUERIES[0]:
             self._certainty += certainty.sum(dtype=torch.float64).item()
             if not have_classes:
-                value, given = map(as_of_softmax, (value, given))
+                value, other = map(as_of_softmax, (value, other))
         else:  # the square of a difference counts with the certainty
-            given = value + certainty.sqrt()[..., None] * (given - value)
-        self._places[name].add(value, given, kind="scores" if name == QUERIES[0] else "values")
+            other = value + certainty.sqrt()[..., None] * (other - value)
+        self._places[name].add(value, other, kind="scores" if name == QUERIES[0] else "values")
 
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
@@ -175,21 +178,21 @@ class NetComparison:
     @property
     def distance(self) -> Distance:
         """The numbers that are reported about the network, of the output that is farthest from the original."""
-        found = {name: comparison.distance(name) for name, comparison in self._outputs.items()}
-        decide = dict(found)
+        distances = {name: comparison.distance(name) for name, comparison in self._outputs.items()}
+        decide = dict(distances)
         if self._places[QUERIES[1]].rows:
             scores, _ = QUERIES
-            decide = {name: each for name, each in found.items() if name not in QUERIES}
-            decide[scores] = found[scores] = replace(found[scores], detection=sum(self._gaps_of_places()))
-        farthest = max(decide.values(), key=lambda each: each.value)
-        return replace(farthest, metrics=metrics_of(self.scores), outputs=found if len(found) > 1 else {})
+            decide = {name: distance for name, distance in distances.items() if name not in QUERIES}
+            decide[scores] = distances[scores] = replace(distances[scores], detection=sum(self._gaps_of_places()))
+        farthest = max(decide.values(), key=lambda distance: distance.value)
+        return replace(farthest, metrics=metrics_of(self.scores), outputs=distances if len(distances) > 1 else {})
 
 
 @torch.no_grad()
-def samples_at_once(read: OutputReader, batch: Batch) -> int:
+def samples_at_once(reader: OutputReader, batch: Batch) -> int:
     """The number of samples like these whose outputs are in memory at once: a large vocabulary needs much memory."""
     few = batch[:TRIED]
-    scores = sum(value.numel() for value in read(few.inputs).tensors.values())
+    scores = sum(value.numel() for value in reader(few.inputs).tensors.values())
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
 
 
@@ -223,12 +226,12 @@ def scores_of(network: Outputs, batch: Batch, is_causal: bool) -> Counter[str]:
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
     """{"accuracy": …} or {"perplexity": …} of the sums of `scores_of`, empty without labels."""
-    found = {}
+    metrics = {}
     if sums.get("labelled"):
-        found["accuracy"] = sums["correct"] / sums["labelled"]
+        metrics["accuracy"] = sums["correct"] / sums["labelled"]
     if sums.get("predicted"):
-        found["perplexity"] = math.exp(min(sums["loss"] / sums["predicted"], 700.0))
-    return found
+        metrics["perplexity"] = math.exp(min(sums["loss"] / sums["predicted"], 700.0))
+    return metrics
 
 
 def require_classes(labels: Tensor, output: Tensor) -> Tensor:

@@ -46,17 +46,17 @@ class Distance:
     @property
     def value(self) -> float:
         """The number that decides; infinite where outputs are not finite, so that every finite network is nearer."""
-        found = self.relative_error if self.kl is None else self.kl
-        found = found if self.detection is None else self.detection
-        return math.inf if math.isnan(found) else found
+        value = self.relative_error if self.kl is None else self.kl
+        value = value if self.detection is None else self.detection
+        return math.inf if math.isnan(value) else value
 
     @property
     def by_output(self) -> list[float]:
         """The distances of all outputs that count, the farthest first; a detector's boxes are in its `detection`."""
         every = self.outputs or {self.output: self}
-        is_detector = any(found.detection is not None for found in every.values())
-        counted = [found for name, found in every.items() if not (is_detector and name == _BOXES)]
-        return sorted((found.value for found in counted), reverse=True)
+        is_detector = any(distance.detection is not None for distance in every.values())
+        counted = [distance for name, distance in every.items() if not (is_detector and name == _BOXES)]
+        return sorted((distance.value for distance in counted), reverse=True)
 
     @property
     def in_words(self) -> str:
@@ -81,20 +81,22 @@ class Distance:
     def main_measures(self) -> dict[str, str]:
         """{measure: value} of the measures that decide; where several outputs count, those of each by its name."""
         if self.outputs:
-            every = {name: found.main_measures for name, found in self.outputs.items()}
-            return {f"{name}: {title}": value for name, found in every.items() for title, value in found.items()}
+            every = {name: distance.main_measures for name, distance in self.outputs.items()}
+            return {
+                f"{name}: {title}": value for name, of_output in every.items() for title, value in of_output.items()
+            }
         if self.embedding:
             titles = {"cosine": "cosine to the original", "least_cosine": "least cosine"}
-            found = {
+            cosines = {
                 title: score(name, self.embedding[name]) for name, title in titles.items() if name in self.embedding
             }
             kept = self.embedding.get("same_neighbour")
-            return found if kept is None else found | {"same nearest neighbour among these": percent(kept)}
+            return cosines if kept is None else cosines | {"same nearest neighbour among these": percent(kept)}
         if self.kl is None or self.agreement is None:
-            found = {RELATIVE_ERROR: significant(self.relative_error)}
+            shown = {RELATIVE_ERROR: significant(self.relative_error)}
         else:
-            found = {"KL to the original (nats)": significant(self.kl), "same prediction": percent(self.agreement)}
-        return found if self.detection is None else {DETECTION: significant(self.detection)} | found
+            shown = {"KL to the original (nats)": significant(self.kl), "same prediction": percent(self.agreement)}
+        return shown if self.detection is None else {DETECTION: significant(self.detection)} | shown
 
     def __str__(self) -> str:
         text = f"largest change {self.largest_change:.3g} of outputs up to {self.largest_output:.3g}"
@@ -113,15 +115,12 @@ def networks_table(
 
     All measures are shown, or the `main_measures`.
     """
-    *_, last = networks.values()
+    last = list(networks.values())[-1]
     titles, rows = list(last.main_measures if main else last.measures), []
-    for name, found in {"original": _of_itself(last), **networks}.items():
-        metrics = scores if name == "original" else found.metrics
-        shown = [
-            *(found.measures.get(title, NONE) for title in titles),
-            *(score(each, metrics.get(each)) for each in scores),
-        ]
-        rows.append([name, *shown])
+    for name, distance in {"original": _of_itself(last), **networks}.items():
+        metrics = scores if name == "original" else distance.metrics
+        measures = [distance.measures.get(title, NONE) for title in titles]
+        rows.append([name, *measures, *(score(metric, metrics.get(metric)) for metric in scores)])
     return ["network", *titles, *scores], rows
 
 
@@ -129,7 +128,7 @@ def _of_itself(other: Distance) -> Distance:
     """The distance 0 of a network from itself, in the measures of the distance of another network from it."""
     kl, detection = (None if distance is None else 0.0 for distance in (other.kl, other.detection))
     agreement = None if other.agreement is None else 1.0
-    outputs = {name: _of_itself(found) for name, found in other.outputs.items()}
+    outputs = {name: _of_itself(distance) for name, distance in other.outputs.items()}
     same = dict.fromkeys(other.embedding, 1.0)
     largest = other.largest_output
     return Distance(other.output, other.rows, kl, agreement, 0.0, largest, 0.0, same, detection, outputs=outputs)

@@ -12,18 +12,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import EvalResult, ModelCard, ModelCardData, hf_hub_download
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.constants import REPOCARD_NAME
-from huggingface_hub.errors import HFValidationError, HTTPError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, check_gate
+from hf_lgelu.activation.gates import check_gate
 from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
-from hf_lgelu.export import checkpoint_facts as loading
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts
+from hf_lgelu.export.checkpoint_facts import (
+    MODULES_FILE,
+    CheckpointFacts,
+    facts_of_folder,
+    own_name,
+    python_code,
+    stated_licence,
+)
 from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models.hardening import hardness_profile, learned_hardness
@@ -72,14 +77,14 @@ def write_card(
     hardness = hardness_profile(model) if report is None else report.hardness
     learned, source = learned_hardness(model), str(model.name_or_path)
     is_moved = not all(math.isclose(learned[site], value, rel_tol=1e-4) for site, value in hardness.items())
-    if (Path(source).parent / loading.MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
+    if (Path(source).parent / MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
         source = str(Path(source).parent)
     card = render_card(
-        loading.facts_of_folder(folder),
+        facts_of_folder(folder),
         hardness,
         {site: str(model.get_submodule(site).gate) for site in hardness},
         name=own_name(source) or "model",
-        form="lambda_gelu" if report is None else report.form,
+        activation=None if report is None else report.activation,
         repo_id=repo_id,
         license=license or (stated_licence(source) if source else None),
         top=top,
@@ -96,24 +101,24 @@ def render_card(
     gates: Mapping[str, str],
     *,
     name: str,
-    form: str,
+    activation: str | None,
     **words: Any,
 ) -> ModelCard:
     """The card of a network that was trained with λ-GELU; `words` are the template's, and arguments of `fill_card`.
 
-    `hardness` is {gate: λ}, `gates` {gate: its row of GATES}. `form` says what the network is: with ReLU in the place
-    of its λ-gates ("relu"), with λ in the weights ("gelu"), or as trained ("lambda_gelu").
+    `hardness` is {gate: λ}, `gates` {gate: its row of GATES}. `activation` stands in the place of the λ-gates: "relu",
+    or a plain activation, with λ in the weights; None for the network as it was trained.
     """
+    is_relu = activation == "relu"
     rows = [check_gate(gate) for gate in dict.fromkeys(gates.values())]
     low, high = (f"{value(hardness.values()):.4g}" for value in (min, max))
     return fill_card(
         TEMPLATE,
         checkpoint,
-        f"{name}-{form.replace('_', '-')}",
-        ["lambda-gelu", *(["relu", "relufication"] if form == "relu" else [])],
-        activation=None if form == "lambda_gelu" else form,
-        gate=rows[0].name,
-        form=form,
+        f"{name}-{activation or 'lambda-gelu'}",
+        ["lambda-gelu", *(["relu", "relufication"] if is_relu else [])],
+        activation=activation,
+        is_relu=is_relu,
         hardness=hardness,
         learned=" and ".join(row.label for row in rows),
         unlearned=" or ".join(row.plain_label for row in rows),
@@ -197,7 +202,6 @@ def fill_card(
     repo_id: str | None = None,
     license: str | None = None,
     activation: str | None = None,
-    gate: str = DEFAULT_GATE,
     base_model: str | None = None,
     results: Sequence[EvalResult] = (),
     metrics: Sequence[str] = (),
@@ -219,7 +223,7 @@ def fill_card(
         metrics=list(metrics) or None,
         datasets=list(datasets) or None,
     )
-    words = loading.python_code(checkpoint, repo_id, activation, gate) | {"license": license} | words
+    words = python_code(checkpoint, repo_id, activation) | {"license": license, "activation": activation} | words
     words |= {"title": plain(title), "model_class": checkpoint.model_class}
     tools = {function.__name__: function for function in (plain, code, score, percent, quoted, significant)}
     return ModelCard.from_template(header, template_path=str(template), **tools, **words)
@@ -264,34 +268,3 @@ def made_with(hardware: Mapping[str, Any], versions: Mapping[str, str]) -> str:
     if versions:
         told.append("Versions: " + ", ".join(f"{package} {version}" for package, version in versions.items()) + ".")
     return plain(" ".join(told))
-
-
-def own_name(source: str) -> str:
-    """The network's own name: the last part of a Hub id; of a folder the title of its card, or else its own name."""
-    path = Path(source)
-    if not source or not path.exists():
-        return source.rpartition("/")[2]
-    path = path.resolve()
-    if path.parent.name == "snapshots":  # models--USER--NAME/snapshots/REVISION in the Hub's cache
-        return path.parent.parent.name.rpartition("--")[2]
-    titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
-    return titled[1] if titled else path.name
-
-
-def stated_licence(name_or_path: str | os.PathLike) -> str | None:
-    """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
-    header, _ = _header_and_text(name_or_path)  # one line of it: no YAML of others is run
-    found = re.search(r"""^license:[ \t]*(["']?)([\w.+-]+)\1[ \t]*$""", header, re.MULTILINE)
-    return found[2] if found else None
-
-
-def _header_and_text(name_or_path: str | os.PathLike) -> tuple[str, str]:
-    """The card of a folder or Hub id, in two parts; both empty where there is none."""
-    path = Path(name_or_path)
-    try:
-        card = path / REPOCARD_NAME if path.exists() else Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
-        text = card.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
-        return "", ""
-    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)
-    return (header[1], text[header.end() :]) if header else ("", text)

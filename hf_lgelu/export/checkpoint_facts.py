@@ -1,14 +1,17 @@
-"""How a checkpoint is loaded elsewhere: its library and task on the Hub, and the Python on its card."""
+"""What a card says of a checkpoint: its name, licence, library and task on the Hub, and the Python that loads it."""
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub.constants import CONFIG_NAME
+from huggingface_hub import hf_hub_download
+from huggingface_hub.constants import CONFIG_NAME, REPOCARD_NAME
+from huggingface_hub.errors import HFValidationError, HTTPError
 from transformers.modelcard import TASK_MAPPING
 
-from hf_lgelu.activation.gates import DEFAULT_GATE, GATES
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
@@ -137,15 +140,44 @@ def sentence_class(folder: str | os.PathLike) -> str:
     return str(settings.get("model_type", SENTENCE_CLASSES[0]))
 
 
-def python_code(
-    checkpoint: CheckpointFacts, repo_id: str | None, activation: str | None, gate: str = DEFAULT_GATE
-) -> dict[str, str]:
+def own_name(source: str) -> str:
+    """The network's own name: the last part of a Hub id; of a folder the title of its card, or else its own name."""
+    path = Path(source)
+    if not source or not path.exists():
+        return source.rpartition("/")[2]
+    path = path.resolve()
+    if path.parent.name == "snapshots":  # models--USER--NAME/snapshots/REVISION in the Hub's cache
+        return path.parent.parent.name.rpartition("--")[2]
+    titled = re.match(r"\s*# ([\w.-]+)[ \t]*\n", _header_and_text(path)[1])  # a name, no sentence
+    return titled[1] if titled else path.name
+
+
+def stated_licence(name_or_path: str | os.PathLike) -> str | None:
+    """The licence that the card of a folder or Hub id states; None where there is no card, or none that states one."""
+    header, _ = _header_and_text(name_or_path)  # one line of it: no YAML of others is run
+    found = re.search(r"""^license:[ \t]*(["']?)([\w.+-]+)\1[ \t]*$""", header, re.MULTILINE)
+    return found[2] if found else None
+
+
+def _header_and_text(name_or_path: str | os.PathLike) -> tuple[str, str]:
+    """The card of a folder or Hub id, in two parts; both empty where there is none."""
+    path = Path(name_or_path)
+    try:
+        card = path / REPOCARD_NAME if path.exists() else Path(hf_hub_download(str(name_or_path), REPOCARD_NAME))
+        text = card.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, HTTPError, HFValidationError):
+        return "", ""
+    header = re.match(r"---[ \t]*\n(.*?)\n---[ \t]*\n", text, re.DOTALL)
+    return (header[1], text[header.end() :]) if header else ("", text)
+
+
+def python_code(checkpoint: CheckpointFacts, repo_id: str | None, activation: str | None) -> dict[str, str]:
     """{"plain_code", "lgelu_code"}: Python that loads a checkpoint without this package, and with it.
 
     The first is "" without `activation`, which is as in `without_hf_lgelu`.
     """
     where = repo_id or "FOLDER"
-    without = without_hf_lgelu(checkpoint, where, activation=activation, gate=gate) if activation else ""
+    without = without_hf_lgelu(checkpoint, where, activation=activation) if activation else ""
     return {"plain_code": without, "lgelu_code": with_hf_lgelu(checkpoint.model_class, where)}
 
 
@@ -158,18 +190,17 @@ def with_hf_lgelu(model_class: str, where: str) -> str:
     return _HF_LGELU.format(package=package, model_class=model_class, where=where)
 
 
-def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str, gate: str = DEFAULT_GATE) -> str:
-    """Python that loads a checkpoint without this package; "" for an MLP whose gates torch does not have.
+def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str) -> str:
+    """Python that loads a checkpoint without this package; "" if there is none.
 
-    `activation` is a name of TARGETS, or "gelu" with λ in the weights; of the latter `gate` is the row of
-    GATES whose plain form stands there.
+    `activation` is the name of its gates in transformers.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        plain = GATES[gate].plain_module()
-        is_of_torch = type(plain).__module__.startswith("torch.nn.")
+        modules = {name: target.torch_module for name, target in TARGETS.items()}
         # torch prints the form of GELU that needs no argument, too.
-        own = repr(plain).replace("approximate='none'", "") if is_of_torch else ""
-        module = own if activation == "gelu" else TARGETS[activation].torch_module
+        plain = {row.plain_names[0]: repr(row.plain_module()) for row in GATES.values()}
+        modules |= {name: text.replace("approximate='none'", "") for name, text in plain.items()}
+        module = modules.get(activation)  # none of two gates
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS
     form = _ONNX if checkpoint.model_class == ONNX_CLASS else form

@@ -109,30 +109,35 @@ class NetworkComparison:
         return [[row for row in self.rows if row.network == name] for name in names]
 
     @property
-    def _changes(self) -> list[Distance]:
-        """The distances of the networks' int8, each from the same network in float32."""
+    def _int8(self) -> list[Distance]:
+        """The distances of the networks' int8, each from the same network in float32; that of the last decides."""
         return [row.from_float32 for row in self.rows if row.from_float32 is not None]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is no original whose int8 could be compared."""
+        return len(self.by_network) == 1
 
     @property
     def measure(self) -> str:
         """The measure of the verdict: what `lost` counts, or the relative error where there is no original."""
-        *originals, own = self._changes
-        return lost(own)[0] if originals else RELATIVE_ERROR
+        return RELATIVE_ERROR if self._is_alone else lost(self._int8[-1])[0]
 
     @property
     def loss(self) -> float:
         """What int8 changes in the last network, in `measure`; the largest relative error of all outputs if alone."""
-        *originals, own = self._changes
-        errors = [own.relative_error, *(output.relative_error for output in own.outputs.values())]
-        return lost(own)[1] if originals else float(np.max(errors))  # NaN where one is
+        change = self._int8[-1]
+        if not self._is_alone:
+            return lost(change)[1]
+        errors = [change.relative_error, *(output.relative_error for output in change.outputs.values())]
+        return float(np.max(errors))  # NaN where one is
 
     @property
     def allowed(self) -> float:
         """The loss of the original's int8 and a margin, one standard error of a share, else 0.01; 0.25 if alone."""
-        *originals, _ = self._changes
-        if not originals:
+        if self._is_alone:
             return MAX_RELATIVE_ERROR
-        measure, loss = lost(originals[0])
+        measure, loss = lost(self._int8[0])
         is_share = measure in SHARES
         return loss + (max(math.sqrt(loss * (1 - loss) / self.samples), 1 / self.samples) if is_share else _MARGIN)
 
@@ -146,7 +151,7 @@ class NetworkComparison:
         """The verdict and its numbers in one line, for scripts."""
         float32, int8 = (row.metrics for row in self.by_network[-1])
         scores = [f"; {name} {score(name, int8[name])} (float32 {score(name, float32[name])})" for name in int8]
-        why = " (what int8 takes from the original, and a margin)" if len(self._changes) > 1 else ""
+        why = "" if self._is_alone else " (what int8 takes from the original, and a margin)"
         return (
             f"int8: {'good' if self.is_good else 'worse'}; {self.measure} {significant(self.loss)}, allowed "
             f"{significant(self.allowed)}{why}{''.join(scores)}"
@@ -164,14 +169,14 @@ class NetworkComparison:
             lines.append("A nearest neighbour is one of these inputs: of more inputs, fewer keep theirs.")
         if self.uncounted:
             lines.append(f"Not compared: {quoted(self.uncounted)}.")
-        return "\n".join([*lines, *(self._about_int8() if self._changes else ())])
+        return "\n".join([*lines, *(self._about_int8() if self._int8 else ())])
 
     def _about_int8(self) -> Iterator[str]:
         """Lines about ranges, operations and the verdict, which is the last line."""
         kinds = {row.network: row.operations for row in self.rows if row.operations}
         told = dict.fromkeys(kinds.values()) if len(set(kinds.values())) == 1 else map(" ".join, kinds.items())
         layers = " (only matrix products and convolutions in int8)" if "layers" in kinds.values() else ""
-        measure = f"{lost(self._changes[-1])[0]}, against the same network in float32"
+        measure = f"{lost(self._int8[-1])[0]}, against the same network in float32"
         yield (
             f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {' and '.join(told)}{layers}; "
             f"lost in int8: {measure}."
@@ -180,8 +185,8 @@ class NetworkComparison:
             yield f"Operators in {precision}: {', '.join(map('{0[0]} {0[1]}'.format, operators.items())) or 'none'}"
         if self.samples < _ENOUGH:
             yield f"Only {self.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
-        *original, own = (rows[-1].distance for rows in self.by_network)
-        if original and original[0] and own and original[0].value < own.value:
+        distances = [rows[-1].distance.value for rows in self.by_network if rows[-1].distance is not None]
+        if not self._is_alone and distances[0] < distances[-1]:
             yield "The original's int8 is nearer to the original; take that one if the runtime has its gates."
         yield self.line
 
@@ -232,7 +237,7 @@ def compare_networks(
     """
     if int8:
         require("onnxruntime", "onnx")
-    read = partial(OutputReader, names=outputs, box_channels=box_channels)
+    reader = partial(OutputReader, names=outputs, box_channels=box_channels)
     first = _in_float32(original)
     networks = {ALONE: first} if converted is None else {ORIGINAL: first, CONVERTED: _in_float32(converted)}
     batches = [
@@ -247,8 +252,8 @@ def compare_networks(
     for name, network in networks.items():
         require_taken(network, few.inputs, f"data, given to the {name} network")
     # What cannot be compared is refused before files are written.
-    uncounted = read(first)(few.inputs).uncounted
-    compare_outputs(read(first), {name: read(network) for name, network in networks.items()}, [few])
+    uncounted = reader(first)(few.inputs).uncounted
+    compare_outputs(reader(first), {name: reader(network) for name, network in networks.items()}, [few])
     calibration, judged = _apart(batches) if int8 else ([], batches)
     timed = _cropped(judged[0][:_TIMED_AT_ONCE])
     with ExitStack() as context:
@@ -270,19 +275,22 @@ def compare_networks(
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
             forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
-            f"{form.name} {form.precision}": partial(read(networks[form.name]), call=form.outputs) for form in forms[1:]
+            f"{form.name} {form.precision}": partial(reader(networks[form.name]), call=form.outputs)
+            for form in forms[1:]
         }
-        metrics, found = compare_outputs(read(first), runs, judged)
+        metrics, compared = compare_outputs(reader(first), runs, judged)
         from_float32 = {}
         for form in (form for form in forms if form.precision == INT8):
             name, network = f"{form.name} {INT8}", networks[form.name]
-            own = found if network is first else compare_outputs(read(network), {name: runs[name]}, judged)[1]
-            from_float32[name] = own[name].distance
+            with_itself = (
+                compared if network is first else compare_outputs(reader(network), {name: runs[name]}, judged)[1]
+            )
+            from_float32[name] = with_itself[name].distance
         times = _quartiles([partial(form.run, timed.inputs) for form in forms])
     rows = []
     for form, milliseconds in zip(forms, times, strict=True):
         name = f"{form.name} {form.precision}"
-        distance = found[name].distance if name in found else None
+        distance = compared[name].distance if name in compared else None
         row = ComparedNetwork(
             form.name,
             form.precision,

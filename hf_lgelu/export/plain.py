@@ -1,24 +1,31 @@
-"""A plain checkpoint of a λ-GELU checkpoint, with ReLU for hard gates; `gelu` has the sibling for soft gates."""
+"""A checkpoint without λ-gates: with ReLU for hard gates, or with plain activations and λ in the maps around them."""
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
+from torch.fx import Node
 from transformers import PreTrainedModel
 
+from hf_lgelu.activation.gates import GATES
 from hf_lgelu.comparing.comparison import compare_models
 from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.export.card import write_card
 from hf_lgelu.files import whole_folder
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, read_affine
+from hf_lgelu.graph.recorder import operation_name
+from hf_lgelu.graph.recording import Recording
 from hf_lgelu.models.checkpoint import require_same_model, save_checkpoint
-from hf_lgelu.models.config_keys import ConfigChange, runtime_warnings
+from hf_lgelu.models.config_keys import ConfigChange, combined, plan_config_changes, runtime_warnings
 from hf_lgelu.models.copies import changeable_module, independent_copy
-from hf_lgelu.models.hardening import MAX_SWAP_ERROR, softest_gate
-from hf_lgelu.models.surgery import put_relu
+from hf_lgelu.models.hardening import MAX_SWAP_ERROR, hardness_profile, softest_gate
+from hf_lgelu.models.record import forget_sites
+from hf_lgelu.models.surgery import exchange_activations, put_relu
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import Inputs, forward_hooks, in_own_forward
-from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
+from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules
 from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 
 
@@ -26,33 +33,30 @@ from hf_lgelu.networks.smooth_calls import SmoothCall, find_smooth_calls
 class CheckpointExport:
     """The report of `export_relu` or `export_gelu`.
 
-    `hardness` is the smallest λ of each site. `swap_error` is the bound κ/λ, the most by which ReLU in a gate's place
-    changes a unit. `change` is the change of the outputs on the example inputs. After a ReLU export, `smooth_calls` are
-    the smooth operations that are left on these inputs, and `unreached` the gates that did not run. `warnings` name
-    programs that ignore the activation in this checkpoint's config.
+    `activation`, by its name in transformers, stands where the λ-gates stood; `hardness` was the λ of each. `change` is
+    the change of the outputs on the example inputs. `warnings` name programs that ignore the config's activation.
+    After a ReLU export, `swap_error` is the bound κ/λ, the most by which ReLU in a gate's place changes a unit,
+    `smooth_calls` are the smooth operations that are left on these inputs, and `unreached` the gates that did not run.
     """
 
-    form: str
-    folder: str
+    activation: str
     hardness: dict[str, float]
-    swap_error: dict[str, float]
     config_changes: tuple[ConfigChange, ...]
     change: Distance
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+    swap_error: dict[str, float] = field(default_factory=dict)
     smooth_calls: tuple[SmoothCall, ...] = ()
     unreached: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        is_relu = self.form == "relu"
         warnings = list(self.warnings)
         if self.unreached:
             named = ", ".join(self.unreached[:4]) + (", ..." if len(self.unreached) > 4 else "")
             missed = f"{len(self.unreached)} gates did not run on the example inputs ({named})"
             warnings.insert(0, f"{missed} and were not compared: give inputs that run the whole model")
-        done = "λ-GELU → ReLU, saved" if is_relu else "λ-gates → plain activations, λ in the maps around them, saved"
         lines = [
-            f"{len(self.hardness)} {done} in {self.folder}",
-            *([f"  softest gate {softest_gate(self.hardness, self.swap_error)}"] if is_relu else []),
+            f"{len(self.hardness)} λ-gates → {self.activation}",
+            *([f"  softest gate {softest_gate(self.hardness, self.swap_error)}"] if self.swap_error else []),
             f"  on the example inputs: {self.change}",
             *(f"  config {change}" for change in self.config_changes),
             *(f"  still smooth: {call}" for call in self.smooth_calls),
@@ -65,7 +69,6 @@ def export_relu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
     *,
-    processor: Any = None,
     source: str | os.PathLike | None = None,
     inputs: Inputs | None = None,
     max_swap_error: float = MAX_SWAP_ERROR,
@@ -80,8 +83,7 @@ def export_relu(
     Args:
         model: a transformers model with λ-GELU, also timm's in its wrapper, or this package's MLP.
         folder: the folder to write. It is written whole or not at all.
-        processor: tokenizer or image processor to save in the folder.
-        source: folder or Hub id whose tokenizer or image processor is copied instead.
+        source: folder or Hub id whose tokenizer or image processor is copied.
         inputs: example inputs, on which the change of the outputs is measured. None takes random inputs
             (`hf_lgelu.networks.random_inputs`). Real inputs say more.
         max_swap_error: the largest κ/λ that is allowed, with κ = 0.16997 for λ-GELU (`swap_error_bound`). The default
@@ -107,14 +109,14 @@ def export_relu(
         >>> report.change.agreement, max(report.swap_error.values()) < 0.0011
         (1.0, True)
     """
-    model = require_exportable(model, "relu")
+    model = require_exportable(model)
     with whole_folder(folder, overwrite=overwrite) as new:
         report = save_relu(
-            model, new, processor=processor, source=source, inputs=inputs, max_swap_error=max_swap_error,
+            model, new, source=source, inputs=inputs, max_swap_error=max_swap_error,
             allow_soft=allow_soft,
         )  # fmt: skip
         write_card(model, new, report=report)
-    return replace(report, folder=str(folder))
+    return report
 
 
 @in_own_forward
@@ -122,7 +124,6 @@ def save_relu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
     *,
-    processor: Any = None,
     source: str | os.PathLike | None = None,
     inputs: Inputs | None = None,
     max_swap_error: float = MAX_SWAP_ERROR,
@@ -130,8 +131,10 @@ def save_relu(
 ) -> CheckpointExport:
     """The report of `export_relu`, for an existing folder, without a card."""
     inputs = random_inputs(model) if inputs is None else inputs
+    # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
     relu = independent_copy(model).eval()
     surgery = put_relu(relu)
+    # 2. What that changes is measured, and refused if gates are soft.
     gates, ran = {name: model.get_submodule(name) for name in surgery.hardness}, set[nn.Module]()
     with forward_hooks(list(gates.values()), lambda module, given, output: ran.add(module)):
         change = compare_models(model, relu, inputs)
@@ -145,27 +148,150 @@ def save_relu(
             f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu, or give "
             "`allow_soft`"
         )
-    save_checkpoint(relu, folder, processor, source)
-    require_same_model(relu, reloaded_as(relu, folder), inputs)
+    # 3. The folder is written, and loads as the copy.
+    _save(relu, folder, inputs, source)
     return CheckpointExport(
         "relu",
-        str(folder),
         surgery.hardness,
-        surgery.swap_error,
         surgery.config_changes,
         change,
         runtime_warnings(relu),
+        surgery.swap_error,
         tuple(find_smooth_calls(relu, inputs)),
         tuple(name for name, gate in gates.items() if gate not in ran),
     )
 
 
-def require_exportable(model: nn.Module, form: str) -> PreTrainedModel:
+def export_gelu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+    overwrite: bool = False,
+) -> CheckpointExport:
+    """Save `model` as a GELU (or SiLU) model of the same function, as a checkpoint that needs no hf_lgelu.
+
+    a(x; λ) = gelu(λx)/λ. So weight and bias of the map before a gate are multiplied by λ, and the weight of the map
+    after it is divided by λ. Each gate must stand alone between two maps (linear or convolution) on the inputs, as in a
+    transformer's block. `model` stays as it is. The other arguments and errors are those of `export_relu`.
+
+    Args:
+        inputs: example inputs that run the whole model. None takes random inputs.
+
+    Raises:
+        ValueError: a gate does not stand alone between two maps; the message names each gate with the reason.
+        RuntimeError: no config key gives GELU in its erf form at these sites (UnsupportedConfigError), or the reloaded
+            folder computes something else.
+
+    Example:
+        >>> import tempfile
+        >>> from hf_lgelu import MLPConfig, MLPForClassification, export_gelu
+        >>> model = MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     report = export_gelu(model, f"{folder}/gelu")
+        >>> report.change.largest_change < 1e-5 * report.change.largest_output
+        True
+    """
+    model = require_exportable(model)
+    with whole_folder(folder, overwrite=overwrite) as new:
+        report = save_gelu(model, new, source=source, inputs=inputs)
+        write_card(model, new, report=report)
+    return report
+
+
+@in_own_forward
+@torch.no_grad()
+def save_gelu(
+    model: PreTrainedModel,
+    folder: str | os.PathLike,
+    *,
+    source: str | os.PathLike | None = None,
+    inputs: Inputs | None = None,
+) -> CheckpointExport:
+    """The report of `export_gelu`, for an existing folder, without a card."""
+    inputs = random_inputs(model) if inputs is None else inputs
+    plain = independent_copy(model).eval()
+    sites = find_sites(plain, LEARNED_KINDS)
+    for site, (before, after) in zip(sites, maps_around(plain, inputs), strict=True):
+        hardness = site.module.hardness.cpu().double()  # on the CPU: not every device has float64
+        for value, factor in ((before.weight, hardness), (before.bias, hardness), (after.weight, 1 / hardness)):
+            if value is not None:
+                value.write(plain, value.read(plain).cpu().double() * factor)
+    modules = {GATES[site.kind].plain_module(): site.kind for site in sites}
+
+    def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+        names: dict[str, set[str]] = {}
+        for name, module in planned.items():
+            names.setdefault(modules[module], set()).add(name)
+        steps = (plan_config_changes(root, places, GATES[kind].plain_names[0]) for kind, places in names.items())
+        return combined(root.config, *steps) + forget_sites(root.config)
+
+    surgery = exchange_activations(plain, sites, [*modules], plan)
+    change = compare_models(model, plain, inputs)
+    if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
+        raise RuntimeError(f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept")
+    _save(plain, folder, inputs, source)
+    names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
+    warnings = runtime_warnings(plain)
+    return CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings)
+
+
+_MOST = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest output, by rounding; 0.1 in half precision
+_MOVES = COPIES | RESHAPES | {"permute", "transpose"}  # they may stand between: all units of a gate have one λ
+
+
+def maps_around(model: nn.Module, inputs: Inputs) -> list[tuple[AffineOperation, AffineOperation]]:
+    """[(the map before, the map after)] of each λ-gate. Raises ValueError with the reason for gates without these."""
+    sites = find_sites(model, LEARNED_KINDS)
+    recording = Recording(model, sites, inputs)
+
+    def map_at(node: Node) -> AffineOperation | None:
+        """The map of this operation, if nothing else reads its weights."""
+        found = read_affine(node, recording) if node.op == "call_function" else None
+        return found if found and found.mixes and recording.are_used_once(*found.parameters) else None
+
+    around, reasons = [], []
+    for number, site in enumerate(sites):
+        calls = recording.calls.get(number, [])
+        if len(calls) != 1:
+            reasons.append(f"\n  {site.name}: it runs {len(calls)} times")
+            continue
+        made, value = calls[0].args[0], calls[0]
+        while len(made.users) == 1 and operation_name(made) in _MOVES:
+            made = made.args[0]
+        while len(value.users) == 1 and operation_name(next(iter(value.users))) in _MOVES:
+            (value,) = value.users
+        before = map_at(made) if len(made.users) == 1 else None
+        after = map_at(next(iter(value.users))) if len(value.users) == 1 else None
+        if before is None:
+            reasons.append(f"\n  {site.name}: its input is not the output of one map with weights of its own")
+        elif after is None or after.data is not value:
+            reasons.append(f"\n  {site.name}: its output does not go into one map alone, with weights of its own")
+        else:
+            around.append((before, after))
+    if reasons:
+        raise ValueError(
+            f"{type(model).__name__} cannot become a plain GELU model of the same function: {len(reasons)} of its "
+            f"gates do not stand alone between two maps:{''.join(reasons)}\nKeep λ-GELU (save_pretrained), or, once "
+            "its gates are hard, make a ReLU model of it with export_relu"
+        )
+    return around
+
+
+def _save(model: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs, source: Any) -> None:
+    """Write the folder. Raises RuntimeError unless plain transformers loads `model` from it."""
+    save_checkpoint(model, folder, source)
+    reloaded = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+    require_same_model(model, reloaded.to(model.device), inputs)
+
+
+def require_exportable(model: nn.Module) -> PreTrainedModel:
     """The model to export, not compiled. Raises the errors of `export_relu` for a model that cannot be exported."""
     model = changeable_module(model)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
-            f"export_{form} saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
+            f"an export saves transformers models, got {type(model).__name__}; substitute_relu(model) changes any "
             "module in memory"
         )
     if not lambda_gelu_modules(model):
@@ -173,10 +299,5 @@ def require_exportable(model: nn.Module, form: str) -> PreTrainedModel:
         if smooth := sorted({site.kind for site in find_sites(model)}):
             made = "convert_to_relu(model, data) (hf-lgelu convert) converts these without training"
             advice = f"its gates are {', '.join(smooth)}; {made}"
-        raise ValueError(f"{type(model).__name__} has no λ-GELU for export_{form} to replace; {advice}")
+        raise ValueError(f"{type(model).__name__} has no λ-GELU that an export could replace; {advice}")
     return model
-
-
-def reloaded_as(model: PreTrainedModel, folder: str | os.PathLike) -> PreTrainedModel:
-    """The saved model as plain transformers loads it, in the dtype and on the device of `model`."""
-    return type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True).to(model.device)

@@ -9,8 +9,8 @@ from huggingface_hub import ModelCard
 
 from hf_lgelu import MLPConfig, MLPForClassification, anneal_hardness, export_gelu, export_relu
 from hf_lgelu.comparing.distance import Distance
-from hf_lgelu.export.card import TEMPLATE, own_name, render_card, result_on, write_card
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.card import TEMPLATE, render_card, result_on, write_card
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder, own_name
 from hf_lgelu.files import is_hub_id
 from hf_lgelu.models.checkpoint import load_checkpoint
 
@@ -24,7 +24,7 @@ HARDNESS = {"layers.0.activation": 159.57691, "layers.1.activation": 80.0}
 
 
 def card_of(checkpoint=MLP, *, hardness=HARDNESS, gate="lambda_gelu", **words):
-    given = {"name": "letters", "form": "relu", "change": CHANGE, "license": "mit"} | words
+    given = {"name": "letters", "activation": "relu", "change": CHANGE, "license": "mit"} | words
     card = render_card(checkpoint, hardness, dict.fromkeys(hardness, gate), **given)
     return ModelCard(str(card))  # read again, as the Hub reads it
 
@@ -32,35 +32,36 @@ def card_of(checkpoint=MLP, *, hardness=HARDNESS, gate="lambda_gelu", **words):
 def test_whole_card():
     gates = dict.fromkeys(HARDNESS, "lambda_gelu")
     card = render_card(
-        MLP, HARDNESS, gates, name="letters", form="relu", change=CHANGE, license="mit", repo_id="someone/letters-relu",
-        top="| network |\n| --- |\n| original |", smooth_calls=["head.act (Tanh): tanh × 1"],
+        MLP, HARDNESS, gates, name="letters", activation="relu", change=CHANGE, license="mit",
+        repo_id="someone/letters-relu", top="| network |\n| --- |\n| original |",
+        smooth_calls=["head.act (Tanh): tanh × 1"],
     )  # fmt: skip
     expected = (Path(__file__).parent / "expected_card.md").read_text(encoding="utf-8")
     assert f"{card}\n" == expected
 
 
-@pytest.mark.parametrize("form", ["relu", "gelu", "lambda_gelu"])
-def test_header_survives_huggingface_hub(form):
+@pytest.mark.parametrize("activation", ["relu", "gelu", None])
+def test_header_survives_huggingface_hub(activation):
     results = [result_on(MLP, "accuracy", 0.85647, "", dataset_type="a/b", dataset_name="a/b", dataset_split="test")]
     more = {"results": results, "metrics": ["accuracy"], "datasets": ["a/b"], "base_model": "c/d"}
-    data = card_of(form=form, repo_id="someone/letters", **more).data
+    data = card_of(activation=activation, repo_id="someone/letters", **more).data
     assert (data.license, data.base_model, data.datasets) == ("mit", "c/d", ["a/b"])
     assert data.pipeline_tag == "tabular-classification"
     (result,) = data.eval_results
     assert (result.metric_value, result.metric_type, result.dataset_split) == (0.8565, "accuracy", "test")
     assert data.model_name == "letters"
-    assert ("relu" in data.tags) == (form == "relu")
+    assert ("relu" in data.tags) == (activation == "relu")
 
 
 @pytest.mark.parametrize(
-    ("gate", "kappa", "formula", "plain"),
+    ("gate", "kappa", "formula", "activation", "plain"),
     [
-        ("lambda_gelu", 0.16997, "x·Φ(λx)", "GELU()"),
-        ("lambda_gelu_tanh", 0.16997, "tanh(", "GELU(approximate='tanh')"),
-        ("lambda_silu", 0.27846, "x·σ(λx)", "SiLU()"),
+        ("lambda_gelu", 0.16997, "x·Φ(λx)", "gelu", "GELU()"),
+        ("lambda_gelu_tanh", 0.16997, "tanh(", "gelu_pytorch_tanh", "GELU(approximate='tanh')"),
+        ("lambda_silu", 0.27846, "x·σ(λx)", "silu", "SiLU()"),
     ],
 )
-def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, plain):
+def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, activation, plain):
     """κ by hand: the largest u·(1 − G(u)) on a fine grid."""
     u = torch.linspace(0, 8, 800_001, dtype=torch.float64)
     step = {
@@ -70,7 +71,7 @@ def test_the_card_speaks_of_the_gate_that_the_network_has(gate, kappa, formula, 
     }[gate]
     exact = (u * (1 - step)).max().item()
     assert exact == pytest.approx(kappa, abs=2e-4)
-    text = card_of(form="gelu", gate=gate, hardness={"act": 100.0}).text
+    text = card_of(activation=activation, gate=gate, hardness={"act": 100.0}).text
     assert f"κ = {exact:.5f}." in text
     assert f"| `act` | 100 | {exact / 100:.2g} |" in text
     assert formula in text

@@ -7,8 +7,8 @@ import torch
 from huggingface_hub import ModelCard
 from report_by_hand import REPORT
 
-from hf_lgelu.export.card import Provenance, render_conversion_card, stated_licence
-from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder
+from hf_lgelu.export.card import Provenance, render_conversion_card
+from hf_lgelu.export.checkpoint_facts import CheckpointFacts, facts_of_folder, stated_licence
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.refit.convert import convert_to_relu
 

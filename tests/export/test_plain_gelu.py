@@ -10,8 +10,8 @@ from scipy.special import ndtr
 from torch import nn
 
 from hf_lgelu import LambdaGELU, MLPConfig, MLPForClassification, replace_activations
-from hf_lgelu.export.gelu import _maps_around, export_gelu
 from hf_lgelu.export.onnx_export import save_onnx
+from hf_lgelu.export.plain import export_gelu, maps_around
 from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError
 
 
@@ -79,7 +79,7 @@ REFUSED = [
         lambda: MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu")),
         FEATURES,
         ValueError,
-        "has no λ-GELU for export_gelu",
+        "has no λ-GELU that an export could replace",
     ),
 ]
 
@@ -117,9 +117,10 @@ def read(block, x, *, late=lambda block, z, y: 0.0):
 ALONE = {
     "a copy between": lambda b, x: b.down(b.gate(b.up(x).contiguous())),
     "dropout in evaluation": lambda b, x: b.down(nn.functional.dropout(b.gate(b.up(x)), training=b.training)),
-    "twice": lambda b, x: read(b, x) + read(b, x + 1),
+    "moved": lambda b, x: b.down(b.gate(b.up(x).view(-1)).view(-1, 4)[None].flatten(0, 1)),
 }
 NOT_ALONE = {  # at this λ no output shows it
+    "twice": lambda b, x: read(b, x) + read(b, x + 1),
     "a sum before": lambda b, x: b.down(b.gate(b.up(x) + 1e-9)),
     "the map before is read": lambda b, x: read(b, x, late=lambda b, z, y: z),
     "... by a map": lambda b, x: read(b, x, late=lambda b, z, y: b.other(z)),
@@ -139,13 +140,14 @@ def around(way):
     torch.manual_seed(0)
     block = Block(way).eval()
     with torch.no_grad():
-        return block, _maps_around(block, {block.gate: "gate"}, torch.randn(3, 4))
+        return block, maps_around(block, torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_maps_around_a_gate_that_stands_alone(name):
-    block, found = around(ALONE[name])
-    assert found == {block.gate: (block.up, block.down)}
+    _, found = around(ALONE[name])
+    names = ["up.weight", "up.bias", "down.weight", "down.bias"]
+    assert [name for around in found for map in around for name in map.parameters] == names
 
 
 @pytest.mark.parametrize("name", NOT_ALONE)
@@ -157,8 +159,8 @@ def test_whatever_else_reads_a_value_is_a_refusal(name):
 def test_tied_weights_are_refused():
     block = Block(read)
     block.other.weight = block.down.weight
-    with pytest.raises(ValueError, match="one map with weights of its own"):
-        _maps_around(block, {block.gate: "gate"}, torch.randn(3, 4))
+    with pytest.raises(ValueError, match="one map alone, with weights of its own"):
+        maps_around(block, torch.randn(3, 4))
 
 
 def test_a_half_precision_network_that_casts_nothing_is_exported(tmp_path):

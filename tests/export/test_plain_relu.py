@@ -59,7 +59,7 @@ def test_folder_holds_the_relu_network_and_nothing_else(mlp, tmp_path):
     assert export.change.largest_output == pytest.approx(expected.abs().max().item(), rel=1e-2)
     assert export.swap_error == pytest.approx({f"layers.{i}.activation": KAPPA / 159.576912 for i in range(3)})
     assert export.smooth_calls == ()
-    assert "3 λ-GELU → ReLU" in str(export)
+    assert "3 λ-gates → relu" in str(export)
     assert "hidden_act: 'lambda_gelu' → 'relu'" in str(export)
 
 
@@ -148,7 +148,7 @@ def adapted():
 NAN, NONE = {"features": torch.full((2, 6), float("nan"))}, {"features": torch.ones(0, 6)}
 REFUSED = [
     (lambda: with_act("gelu"), {}, ValueError, r"its gates are gelu; convert_to_relu\(model, data\)"),
-    (lambda: with_act("relu"), {}, ValueError, r"has no λ-GELU for.*it has no smooth gate"),
+    (lambda: with_act("relu"), {}, ValueError, r"has no λ-GELU that.*it has no smooth gate"),
     (lambda: torch.nn.Sequential(LambdaGELU()), {}, TypeError, r"got Sequential; substitute_relu\(model\)"),
     (adapted, {}, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
     (lambda: with_act("lambda_gelu"), {"max_swap_error": float("nan")}, ValueError, "are too soft for ReLU"),

@@ -186,7 +186,7 @@ def write_record_card(
     draw_hardness(path.parent / figure, words["stages"], hardness)
     card = render_card(
         checkpoint, hardness, dict.fromkeys(hardness, record.config["activation"]), name=record.config["benchmark"],
-        form="relu", figure=figure, repo_id=repo_id, license=license, **words,
+        activation="relu", figure=figure, repo_id=repo_id, license=license, **words,
     )  # fmt: skip
     return save_card(card, path.parent, path.name)
 
