@@ -9,10 +9,12 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils import has_offloaded_params
+from accelerate.hooks import remove_hook_from_submodules
+from accelerate.utils import align_module_device, has_offloaded_params
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils.parametrize import is_parametrized
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_lgelu.activation.module import LambdaGate
@@ -33,6 +35,22 @@ def require_values_here(named: Iterable[tuple[str, nn.Module]]) -> None:
             f"accelerate keeps the values of {kept} on a disk or off the device (device_map, cpu_offload), where "
             "they cannot be changed or copied. Load the model whole, by from_pretrained without device_map"
         )
+
+
+def with_values_in_memory(model: Model) -> Model:
+    """The model; where accelerate keeps values on a disk or off the device, a copy with all of them on the CPU."""
+    if not any(map(has_offloaded_params, model.modules())):
+        return model
+    twin, values = copy.deepcopy(model), dict[str, nn.Parameter]()
+    for name, module in twin.named_modules():
+        with align_module_device(module, "cpu"):
+            values |= module.named_parameters(name, recurse=False)
+    remove_hook_from_submodules(twin)  # gives buffers back
+    vars(twin).pop("hf_device_map", None)
+    twin.load_state_dict(values, strict=False, assign=True)
+    if isinstance(twin, PreTrainedModel):
+        twin.tie_weights()
+    return twin
 
 
 def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from hf_lgelu.models.copies import changeable_module
+from hf_lgelu.models.copies import changeable_module, with_values_in_memory
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import ComputedWeight, compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
@@ -134,10 +134,11 @@ def convert_to_relu(
 def with_plain_parts(model: nn.Module, config: ConversionConfig) -> tuple[nn.Module, list[ComputedWeight]]:
     """(the model as a conversion reads it, the weights that norms compute in the given one).
 
-    A graph of torch.fx has modules in the place of its formulas of gates, and layers have plain weights. A model that
-    needs neither is itself.
+    All values are in memory. A graph of torch.fx has modules in the place of its formulas of gates, and layers have
+    plain weights. A model that needs none of this is itself.
     """
-    return with_plain_weights(with_gate_modules(changeable_module(model), config.kinds or CALLED_KINDS))
+    model = with_values_in_memory(changeable_module(model))
+    return with_plain_weights(with_gate_modules(model, config.kinds or CALLED_KINDS))
 
 
 def prepare(network: Network, data: Any, config: ConversionConfig, progress: bool = False) -> Task:

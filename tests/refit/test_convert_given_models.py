@@ -4,6 +4,7 @@ import contextlib
 import types
 from contextlib import nullcontext
 
+import accelerate
 import peft
 import pytest
 import small_networks as networks
@@ -37,6 +38,32 @@ def with_lora():
             if "lora_B" in name:
                 parameter.normal_(0, 0.3)
     return model.eval()
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk", "device_map"])
+def test_values_that_accelerate_keeps_elsewhere_are_read_and_stay_there(place, tmp_path):
+    model, inputs = llama(), tokens()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    expected = convert_to_relu(model, inputs).model.state_dict()
+    before = model(**inputs).logits
+    if place == "cpu":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
+    elif place == "disk":
+        accelerate.disk_offload(model, tmp_path, execution_device=torch.device("cpu"))
+    else:
+        model.save_pretrained(tmp_path)
+        parts = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+        parts["model.layers"] = "disk"
+        model = LlamaForCausalLM.from_pretrained(tmp_path, device_map=parts, offload_folder=tmp_path / "kept")
+    assert model.model.layers[0].mlp.down_proj.weight.is_meta
+    converted = convert_to_relu(model, inputs).model
+    assert model.model.layers[0].mlp.down_proj.weight.is_meta
+    assert torch.equal(model(**inputs).logits, before)
+    assert all(torch.equal(value, expected[name]) for name, value in converted.state_dict().items())
+    assert converted.lm_head.weight is converted.model.embed_tokens.weight
+    converted.save_pretrained(tmp_path / "relu")
+    assert LlamaForCausalLM.from_pretrained(tmp_path / "relu").config.hidden_act == "relu"
 
 
 @pytest.mark.parametrize(
