@@ -25,14 +25,15 @@ class Moments:
     target_sum: Tensor  # Σt, (g, m)
     gram: Tensor  # Σxxᵀ, (g, d, d)
     cross: Tensor  # Σxrᵀ, (g, d, m)
-    residual_square: Tensor  # Σ‖r‖², (g,)
-    target_square: Tensor  # Σ‖t‖², (g,)
+    residual_square: Tensor  # Σr², (g, m)
+    target_square: Tensor  # Σt², (g, m)
 
     @classmethod
     def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":
         """Sums over no rows."""
-        vectors = ((groups, features), (groups, outputs), (groups, outputs))
-        shapes = (*vectors, (groups, features, features), (groups, features, outputs), (groups,), (groups,))
+        of_features, of_outputs = (groups, features), (groups, outputs)
+        products = (groups, features, features), (groups, features, outputs)
+        shapes = (of_features, of_outputs, of_outputs, *products, of_outputs, of_outputs)
         return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     @torch.no_grad()
@@ -145,7 +146,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
 
 
 def _square(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=(0, 2), dtype=torch.float64) ** 2
+    return torch.linalg.vector_norm(rows, dim=0, dtype=torch.float64) ** 2
 
 
 def widened(value: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from typing import Literal
 
 import torch
@@ -21,9 +21,9 @@ WEAKER = (1e-5, 1e-4)
 # From this width on only one fold is held out: four factorizations would take too long. On MLPs of 512 units and a
 # GPT-2 of 512, with 1,024 to 32,768 rows, one fold chose the same strengths for every layer.
 _ONE_HOLD_OUT_FROM = 512
-# A strength is chosen on so many of a map's outputs, half of them those that the change moves most: a solve for all
-# outputs takes longer than the factorization. On two blocks of 768 → 2,048 the network came out equal.
-_CHOSEN_ON = 256
+# Candidates are judged on so many of a map's outputs: a solve for all outputs takes longer than the factorization. One
+# half are those that the change moves most, the other half stand for all others.
+_JUDGED_ON = 256
 # A unit that fires at 10⁴ times the others dominates the mean, and a penalty of that size would freeze all others.
 # So the scale is at most this many times the mean without the largest features.
 _MOST_OF_REST = 100.0
@@ -42,8 +42,8 @@ class NotFiniteError(ValueError):
 class RidgeFit:
     """The chosen change of a linear map of g groups, with m outputs and d features each; tensors are float64.
 
-    The errors are ‖ŷ − y‖² / ‖y − ȳ‖² over the rows held out, with the weights kept and with the choice. They are None
-    without cross-validation, or where the targets do not vary.
+    The errors are ‖ŷ − y‖² / ‖y − ȳ‖² over the rows held out, with the weights kept and with the choice. Of many outputs
+    they are estimates. They are None without cross-validation, or where the targets do not vary.
     """
 
     choice: Choice
@@ -77,14 +77,15 @@ class _Deviations:
         if intercept:
             gram.baddbmm_(x[:, :, None], x[:, None, :], alpha=-n)
             cross.baddbmm_(x[:, :, None], r[:, None, :], alpha=-n)
-            square = square - n * r.square().sum(1)
+            square = square - n * r.square()
         else:
             x, r = torch.zeros_like(x), torch.zeros_like(r)
         return cls(n, x, r, gram, cross, square, _scale(gram.diagonal(dim1=1, dim2=2), size))
 
     def of_outputs(self, outputs: Tensor) -> "_Deviations":
-        """The deviations with some outputs of each group; the constant `residual_square` is that of all."""
-        return replace(self, residual_mean=self.residual_mean[:, outputs], cross=self.cross[..., outputs])
+        """The deviations with some outputs of each group."""
+        some = (self.residual_mean[:, outputs], self.cross[..., outputs], self.residual_square[:, outputs])
+        return replace(self, **dict(zip(("residual_mean", "cross", "residual_square"), some, strict=True)))
 
     def change(self, choice: Choice, strength: float | None) -> tuple[Tensor | None, Tensor]:
         """(weight change transposed (g, d, m) or None for zero, bias change (g, m)) of a candidate."""
@@ -109,12 +110,12 @@ class _Deviations:
         return change, self.residual_mean - _apply(change, self.feature_mean)
 
     def squared_error(self, change: Tensor | None, bias_change: Tensor) -> Tensor:
-        """Σ‖r − Δx − δb‖² over these rows, (g,); `change` is Δᵀ, None for Δ = 0."""
+        """Σ(r − Δx − δb)² over these rows of each output, (g, m); `change` is Δᵀ, None for Δ = 0."""
         error, gap = self.residual_square, self.residual_mean - bias_change
         if change is not None:
-            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum((1, 2))
+            error = error + (change * torch.baddbmm(self.cross, self.gram, change, beta=-2)).sum(1)
             gap = gap - _apply(change, self.feature_mean)
-        return (error + self.count * gap.square().sum(1)).clamp(min=0)
+        return (error + self.count * gap.square()).clamp(min=0)
 
 
 def _solve_singular(gram: Tensor, right: Tensor, penalty: Tensor) -> Tensor:
@@ -143,9 +144,9 @@ def fit_ridge(folds: list[Moments], *, intercept: bool, weaker: Sequence[float] 
     """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
     Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
-    wins. Where only one fold is held out, strengths are tried upwards from the weakest until the error rises. A single
-    fold gets the weakest strength, without errors. `weaker` strengths are tried in addition to STRENGTHS. With them, a
-    single fold gets no change. The list is emptied, and its sums are used up: they take most of the memory.
+    wins. A single fold gets the weakest strength, without errors. `weaker` strengths are tried in addition to
+    STRENGTHS. With them, a single fold gets no change. The list is emptied, and its sums are used up: they take most of
+    the memory.
     """
     _check(folds)
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
@@ -166,45 +167,54 @@ def _choose(
     """(the candidate of the least error on the folds held out, the error without a change, the candidate's error)."""
     wide = held_out_once(total.gram.shape[-1], total.count)
     targets = folds[0] if wide else total
-    square, mean_square = float(targets.target_square.sum()), float(targets.target_sum.square().sum() / targets.count)
     rests = [reduce(operator.add, folds[1:])] if wide else [total - fold for fold in folds]  # before folds are used up
-    parts = [
+    whole = [
         (_Deviations.of(rest, intercept), _Deviations.of(fold, intercept))
         for rest, fold in zip(rests, folds[: len(rests)], strict=True)
     ]
+    outputs, stand_for = _judged_outputs([fitted for fitted, _ in whole])
+    parts = [(fitted.of_outputs(outputs), unseen.of_outputs(outputs)) for fitted, unseen in whole]
+    square = targets.target_square[:, outputs]
+    around_mean = square - targets.target_sum[:, outputs].square() / targets.count
+    square, spread = (float((sums * stand_for).sum()) for sums in (square, around_mean))
+    del rests, whole, targets
+    folds.clear()
 
-    def error_of(pairs: Sequence[tuple[_Deviations, _Deviations]], choice: Choice, strength: float | None) -> float:
-        return sum(float(unseen.squared_error(*fitted.change(choice, strength)).sum()) for fitted, unseen in pairs)
+    @cache
+    def error_of(choice: Choice, strength: float | None) -> float:
+        errors = [unseen.squared_error(*fitted.change(choice, strength)) for fitted, unseen in parts]
+        return float((sum(errors) * stand_for).sum())
 
-    outputs = _moved_most([fitted for fitted, _ in parts])
-    some = parts if outputs is None else [(one.of_outputs(outputs), other.of_outputs(outputs)) for one, other in parts]
-    least, strength = math.inf, strengths[0]
-    for each in strengths:
-        error = error_of(some, "refit", each)
-        if error <= least:  # of equal errors the stronger wins, which changes less
-            least, strength = error, each
-        elif wide:
-            break
-    candidates: list[tuple[Choice, float | None]] = [("kept", None), ("refit", strength)]
+    # The error falls and then rises with the strength: each step halves the strengths that are left.
+    low, high = 0, len(strengths) - 1
+    while low < high:
+        middle = (low + high) // 2
+        # Of equal errors the stronger wins, which changes less.
+        is_higher = error_of("refit", strengths[middle + 1]) <= error_of("refit", strengths[middle])
+        low, high = (middle + 1, high) if is_higher else (low, middle)
+    candidates: list[tuple[Choice, float | None]] = [("kept", None), ("refit", strengths[low])]
     if intercept:
         candidates.insert(1, ("bias only", None))
-    # A strength that was chosen on some outputs is held against the others on all of them.
-    errors = [least if each[1] and outputs is None else error_of(parts, *each) for each in candidates]
-    first = min(range(len(errors)), key=errors.__getitem__)  # the first of equal errors
-    spread = square - mean_square
+    best = min(candidates, key=lambda candidate: error_of(*candidate))  # the first of equal errors
     if spread <= _NO_SPREAD * square:
-        return candidates[first], None, None
-    return candidates[first], errors[0] / spread, errors[first] / spread
+        return best, None, None
+    return best, error_of("kept", None) / spread, error_of(*best) / spread
 
 
-def _moved_most(parts: Sequence[_Deviations]) -> Tensor | None:
-    """The outputs to choose a strength on: those that the features move most, and others evenly; None for all."""
+def _judged_outputs(parts: Sequence[_Deviations]) -> tuple[Tensor, Tensor]:
+    """(outputs to judge candidates on, how many outputs each stands for): those that features move most, others evenly.
+
+    Where there are few outputs, these are all of them.
+    """
     loud = torch.stack([part.cross.square().sum((0, 1)) for part in parts]).sum(0)
-    if len(loud) <= _CHOSEN_ON:
-        return None
-    order, half = loud.argsort(descending=True), _CHOSEN_ON // 2
+    order, half = loud.argsort(descending=True), _JUDGED_ON // 2
+    if len(order) <= _JUDGED_ON:
+        return order, torch.ones_like(loud)
     rest = order[half:]
-    return torch.cat([order[:half], rest[torch.arange(half, device=rest.device) * len(rest) // half]])
+    evenly = rest[torch.arange(half, device=rest.device) * len(rest) // half]
+    stand_for = torch.ones_like(loud[:_JUDGED_ON])
+    stand_for[half:] = len(rest) / half
+    return torch.cat([order[:half], evenly]), stand_for
 
 
 @torch.no_grad()
@@ -215,7 +225,7 @@ def held_out_error(folds: Sequence[Moments], strength: float, *, intercept: bool
     for held_out in folds:
         fitted = _Deviations.of(total - held_out, intercept).solve(strength)
         error += _Deviations.of(held_out.copy(), intercept).squared_error(*fitted)
-    return error
+    return error.sum(1)
 
 
 def _check(folds: Sequence[Moments]) -> None:

@@ -23,7 +23,7 @@ def sums(features, residuals, targets):
     return {
         "feature_sum": x.sum(0), "residual_sum": r.sum(0), "target_sum": t.sum(0),
         "gram": torch.einsum("ngi,ngj->gij", x, x), "cross": torch.einsum("ngi,ngj->gij", x, r),
-        "residual_square": r.square().sum((0, 2)), "target_square": t.square().sum((0, 2)),
+        "residual_square": r.square().sum(0), "target_square": t.square().sum(0),
     }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_float32_rows_are_summed_around_their_mean(offset, tolerance):
     around_mean = moments.cross - mean[:, :, None] * moments.residual_sum[:, None, :]
     torch.testing.assert_close(around_mean, cross, rtol=0, atol=tolerance * float(gram.max()))
     torch.testing.assert_close(moments.feature_sum, x.sum(0), rtol=1e-11, atol=1e-4)
-    squares = {"residual_square": r.square().sum((0, 2)), "target_square": rows[2].double().square().sum((0, 2))}
+    squares = {"residual_square": r.square().sum(0), "target_square": rows[2].double().square().sum(0)}
     assert_equal(moments, squares)
 
 

@@ -179,7 +179,7 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     torch.testing.assert_close(wide.weight_change, solved_by_hand(x, r, wide.strength, intercept)[0])
 
 
-def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch):
+def test_strengths_are_halved_until_one_is_left(monkeypatch):
     x, r, t = drawn(28, noise=0.1)
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     tried, solve = [], module._Deviations.solve
@@ -189,26 +189,32 @@ def test_a_wide_map_tries_no_strength_behind_the_first_that_is_worse(monkeypatch
     )
     fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
     assert (fit.choice, fit.strength) == chosen_by_hand(parts, True, [0])[0] == ("refit", 1e-3)
-    assert tried == [1e-3, 1e-2, 1e-3]  # one step up; then the choice on all rows
+    assert tried == [1.0, 0.1, 1e-2, 1e-3, 1e-3]  # the last on all rows
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_strength_is_chosen_on_some_outputs_and_judged_on_all(monkeypatch, groups):
+def test_candidates_are_judged_on_some_outputs_that_stand_for_all(monkeypatch, groups):
+    """Of 12 outputs on the three that move most, and on three others that count three times."""
     x, r, t = drawn(40, groups, outputs=12, noise=2.0)
+    order = torch.tensor([4, 7, 1, 0, 2, 3, 5, 6, 8, 9, 10, 11])
+    r *= 4.0 ** -order.argsort()  # output 4 moves most, then 7
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
-    whole = fit_ridge([moments_of(*part) for part in parts], intercept=True)
     seen, solve = [], module._Deviations.solve
-    monkeypatch.setattr(module, "_CHOSEN_ON", 6)
+    monkeypatch.setattr(module, "_JUDGED_ON", 6)
     monkeypatch.setattr(
         module._Deviations,
         "solve",
         lambda self, strength: (seen.append(self.cross.shape[-1]), solve(self, strength))[1],
     )
-    some = fit_ridge([moments_of(*part) for part in parts], intercept=True)
-    assert seen == [6] * (4 * len(STRENGTHS)) + [12] * 5  # the chosen one on four folds, then on all rows
-    assert (some.choice, some.strength) == (whole.choice, whole.strength)
-    assert [some.error_before, some.error_after] == pytest.approx([whole.error_before, whole.error_after], rel=1e-9)
-    torch.testing.assert_close(some.weight_change, whole.weight_change)
+    fit = fit_ridge([moments_of(*part) for part in parts], intercept=True)
+    assert set(seen[:-1]) == {6}
+    assert seen[-1] == 12
+    stand = [4, 7, 1, *[0, 5, 9] * 3]
+    expected, before, after = chosen_by_hand([(x, r[..., stand], t[..., stand]) for x, r, t in parts], True, range(4))
+    assert (fit.choice, fit.strength) == expected
+    assert [fit.error_before, fit.error_after] == pytest.approx([before, after], rel=1e-9)
+    change, bias_change = solved_by_hand(x, r, fit.strength, True)
+    torch.testing.assert_close(fit.weight_change, change, rtol=1e-9, atol=1e-10)
 
 
 def test_what_cannot_be_solved_is_refused():
