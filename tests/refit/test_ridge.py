@@ -165,10 +165,11 @@ def test_a_wide_map_is_scored_on_its_first_fold_and_fitted_on_all(monkeypatch, i
     x, r, t = drawn(28, noise=4.0)
     x[:7] *= 1.7  # the first fold is unlike the others
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
-    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 7)
+    monkeypatch.setattr(module, "_ROWS_TO_HOLD_OUT_ONCE", 28)
+    monkeypatch.setattr(module, "_WIDE", 7)
     narrow = fit_ridge([moments_of(*part) for part in parts], intercept=intercept)
     assert narrow.error_before == pytest.approx(chosen_by_hand(parts, intercept, range(4))[1], rel=1e-9)
-    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
+    monkeypatch.setattr(module, "_WIDE", 6)
     wide = fit_ridge([moments_of(*part) for part in parts], intercept=intercept)
     expected, before, after = chosen_by_hand(parts, intercept, [0])
     assert (wide.choice, wide.strength) == expected
@@ -183,7 +184,8 @@ def test_strengths_are_halved_until_one_is_left(monkeypatch):
     x, r, t = drawn(28, noise=0.1)
     parts = list(zip(*(values.tensor_split(4) for values in (x, r, t)), strict=True))
     tried, solve = [], module._Deviations.solve
-    monkeypatch.setattr(module, "_ONE_HOLD_OUT_FROM", 6)
+    monkeypatch.setattr(module, "_ROWS_TO_HOLD_OUT_ONCE", 28)
+    monkeypatch.setattr(module, "_WIDE", 6)
     monkeypatch.setattr(
         module._Deviations, "solve", lambda self, strength: (tried.append(strength), solve(self, strength))[1]
     )
@@ -213,7 +215,7 @@ def test_candidates_are_judged_on_some_outputs_that_stand_for_all(monkeypatch, g
     expected, before, after = chosen_by_hand([(x, r[..., stand], t[..., stand]) for x, r, t in parts], True, range(4))
     assert (fit.choice, fit.strength) == expected
     assert [fit.error_before, fit.error_after] == pytest.approx([before, after], rel=1e-9)
-    change, bias_change = solved_by_hand(x, r, fit.strength, True)
+    change, _ = solved_by_hand(x, r, fit.strength, True)
     torch.testing.assert_close(fit.weight_change, change, rtol=1e-9, atol=1e-10)
 
 
