@@ -91,10 +91,10 @@ def test_without_a_test_split_a_third_is_held_out(load_rows, adult_rows):
     [
         (
             {"income": ["<=50K", "50000", ">50K"]},
-            r"column 'income' of adult holds '50000'; accepted: '<=50K' and '>50K'",
+            "'income'.*'50000'.*'<=50K' and '>50K'",
         ),
-        ({"age": ["39", "40", "41"]}, "column 'age' of adult must hold numbers"),
-        ({"hours_per_week": [40, None, 20]}, "column 'hours.per.week' of adult holds a missing"),
+        ({"age": ["39", "40", "41"]}, "'age' of adult.*numbers"),
+        ({"hours_per_week": [40, None, 20]}, "'hours.per.week' of adult.*missing"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(load_rows, adult_rows, changes, message):

@@ -28,7 +28,7 @@ def test_a_folder_gives_the_splits_asked_for(write_splits):
 def test_a_missing_folder_never_falls_back_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("loaded something else"))
     looked_for = re.escape(str(tmp_path / "pets"))
-    with pytest.raises(ValueError, match=rf"no folder {looked_for}, which should hold a copy of someone/pets.*LGELU"):
+    with pytest.raises(ValueError, match=rf"{looked_for}.*someone/pets.*LGELU"):
         load(tmp_path)
 
 
@@ -76,5 +76,5 @@ def test_without_a_directory_the_hub_is_asked(monkeypatch):
 
 def test_what_is_missing_is_named(write_splits):
     data_dir = write_splits("pets", {"train": table("a", "e")})
-    with pytest.raises(ValueError, match=r"has no split or column 'valid', 'b\.c', 'd'; it has "):
+    with pytest.raises(ValueError, match=r"'valid', 'b\.c', 'd'"):
         load(data_dir, splits=("train", "valid"), columns=("a", "b.c", "d"))

@@ -111,28 +111,7 @@ def test_a_checkpoint_is_fine_tuned_with_the_papers_rate_and_brings_its_own_arch
     assert benchmark.pretrained_defaults["learning_rate"] == 5e-5
     options = benchmark.model_options({"pretrained": "somewhere", "context_length": 64})
     assert options == ModelOptions(pretrained="somewhere", context_length=64)
-    with pytest.raises(
-        ValueError, match=r"takes no num_layers, width with a pretrained checkpoint; .* pretrained, cont"
-    ):
+    with pytest.raises(ValueError, match=r"num_layers, width.*pretrained, cont"):
         benchmark.model_options({"pretrained": "somewhere", "width": 8, "num_layers": 2})
-    with pytest.raises(ValueError, match="gpt2-wikitext2 takes no image_size; of the model it takes"):
+    with pytest.raises(ValueError, match=r"gpt2-wikitext2 .*image_size"):
         benchmark.model_options({"image_size": 8})
-
-
-@pytest.mark.slow
-def test_the_digits_recipe_learns(tmp_path):
-    """60 epochs; a GELU network on raw scikit-learn digits with this recipe reaches 0.97 (measured 0.969 to 0.981)."""
-    benchmark = BENCHMARKS["mlp-digits"]
-    data = benchmark.load(DataOptions())
-    torch.manual_seed(0)
-    trainer = LambdaGELUTrainer(
-        model=benchmark.build_model("lambda_gelu", data),
-        args=LambdaGELUTrainingArguments(
-            str(tmp_path), **benchmark.defaults, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True
-        ),
-        train_dataset=data.train,
-        eval_dataset=data.eval,
-        **benchmark.trainer_options(data),
-    )
-    trainer.train()
-    assert trainer.evaluate()["eval_accuracy"] > 0.955

@@ -117,8 +117,8 @@ def test_a_checkpoint_keeps_its_weights(checkpoint):
 def test_checkpoints_that_do_not_do_are_told(checkpoint, tmp_path):
     folder, _ = checkpoint
     long = TokenBlocks(torch.zeros(2, 13, dtype=torch.int64))
-    with pytest.raises(ValueError, match="has 12 positions, fewer than context_length 13; give a shorter"):
+    with pytest.raises(ValueError, match=r"12 positions.*context_length 13"):
         build_gpt2("gelu", BenchmarkData(long, long, "", (), TOKENIZER), ModelOptions(pretrained=folder))
     BertConfig(hidden_size=8).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"must be a GPT-2, and .* is a bert"):
+    with pytest.raises(ValueError, match=r"GPT-2.* bert"):
         build_gpt2("gelu", DATA, ModelOptions(pretrained=str(tmp_path / "bert")))

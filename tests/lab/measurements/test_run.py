@@ -91,7 +91,7 @@ def test_a_measurement_is_recorded_once(runs, tmp_path):
 
     again = dataclasses.replace(COUNT, measure=lambda *args: pytest.fail("measured twice"))
     assert run_measurement(again, "mlp-digits", 0, runs, tmp_path, CountSettings()) == record
-    with pytest.raises(ValueError, match=r"was measured with samples=4; remove it"):
+    with pytest.raises(ValueError, match="samples=4"):
         run_measurement(again, "mlp-digits", 0, runs, tmp_path, CountSettings(samples=5))
 
 

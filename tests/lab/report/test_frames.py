@@ -13,7 +13,7 @@ def with_config(record, **config):
 
 
 def test_a_seed_that_is_there_twice_is_refused_unless_it_belongs_to_another_study(record_of):
-    with pytest.raises(ValueError, match=r"mlp-adult, GELU: more than one record of a seed \(1, 1\)"):
+    with pytest.raises(ValueError, match=r"mlp-adult, GELU.*\(1, 1\)"):
         run_frame([record_of(seed=1), record_of(seed=1)])
     parts = run_frame([record_of(), record_of(name="grid/mlp-adult/gelu-seed0"), record_of(name="downstream/x")])[
         "part"
@@ -25,7 +25,7 @@ def test_seeds_that_were_judged_on_different_rows_have_no_mean(record_of):
     few, all_rows, of_another = record_of(seed=0), record_of(seed=1), record_of(activation="relu", seed=1)
     few.data["eval_samples"], all_rows.data["eval_samples"], of_another.data["eval_samples"] = 300, 2509, 2509
     assert len(run_frame([few, of_another])) == 2
-    with pytest.raises(ValueError, match=r"mlp-adult, GELU: .* \(seed 0 on 300, seed 1 on 2,509\)"):
+    with pytest.raises(ValueError, match=r"mlp-adult, GELU.* 300.* 2,509"):
         run_frame([few, all_rows])
 
 
@@ -36,7 +36,7 @@ def test_a_measurement_of_a_network_that_was_trained_anew_is_refused(record_of, 
     records = [measurement_of("int8", [{"model": "gelu"}], models=m, seed=s) for s, m in enumerate((models, elsewhere))]
     assert list(data_of([run], records).measured["seed"]) == [0, 1]
     old = {"gelu": models["gelu"] | {"score": 0.75}}
-    with pytest.raises(ValueError, match=r"int8 of mlp-digits, seed 1, .* scores 0.75, and the record of g has 0.85"):
+    with pytest.raises(ValueError, match=r"mlp-digits, seed 1.* 0.75.* g .*0.85"):
         data_of([run], [records[0], measurement_of("int8", [{"model": "gelu"}], models=old, seed=1)])
 
 
@@ -114,7 +114,7 @@ def test_records_are_sorted_by_benchmark_and_seed_and_a_seed_twice_is_refused(da
     assert [(name, list(frame["seed"])) for name, frame in of_measurement(data, "int8").items()] == [
         *(("mlp-digits", [2]), ("mlp-fmnist", [0, 1]), ("elsewhere", [0]))
     ]
-    with pytest.raises(ValueError, match=r"int8 of mlp-fmnist: more than one record of a seed \(0, 1, 1\)"):
+    with pytest.raises(ValueError, match=r"mlp-fmnist.*\(0, 1, 1\)"):
         data_of(measurements=[*records, records[0]])
 
 

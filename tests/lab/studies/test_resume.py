@@ -65,7 +65,7 @@ def test_checkpoints_of_an_unknown_run_are_not_gone_on_from(cut_off, settings):
     (cut_off / "settings.json").unlink()
     if settings is not None:
         (cut_off / "settings.json").write_text(settings)
-    with pytest.raises(ValueError, match=r"what run they are of cannot be read from its settings\.json .*; remove"):
+    with pytest.raises(ValueError, match=r"settings\.json.*remove"):
         resume.train_resumably({**ARGUMENTS, "output_dir": str(cut_off)})
 
 
@@ -73,7 +73,7 @@ def test_two_studies_never_train_one_run_at_once(tmp_path, capsys):
     experiment = Experiment("run", {**ARGUMENTS, "num_train_epochs": 4})
     with sole_writer(tmp_path / "run"):
         assert run_study([experiment], tmp_path) == ["run"]
-        with pytest.raises(FolderBusyError, match=r"another process is writing to .*run; wait for it"):
+        with pytest.raises(FolderBusyError, match=r"another process.*run"):
             resume.train_resumably({**experiment.arguments, "output_dir": str(tmp_path / "run")})
     assert "another process is writing" in capsys.readouterr().err
     assert list((tmp_path / "run").iterdir()) == []
@@ -91,5 +91,5 @@ def test_committed_records_are_those_of_their_study(study, benchmark, given, tmp
     for experiment in STUDIES[study].build([benchmark], [0])[:2]:
         arguments = {**experiment.arguments, **given, "data_dir": str(tmp_path), "output_dir": str(tmp_path)}
         resume.check_same_run(RECORDS / experiment.name, arguments)
-        with pytest.raises(ValueError, match="data_seed was None and is now 3"):
+        with pytest.raises(ValueError, match=r"data_seed.*None.*3"):
             resume.check_same_run(RECORDS / experiment.name, {**arguments, "data_seed": 3})

@@ -107,14 +107,14 @@ def test_init_modes_and_temperature_reach_the_model(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"activation": "gelu", "harden": True}, "only lambda_gelu, .* harden, got activation 'gelu'"),
-        ({"activation": "gleu"}, "unknown activation 'gleu'; accepted: .*gelu.*lambda_gelu"),
-        ({"image_size": 64}, "mlp-digits takes no image_size; of the model it takes no option"),
-        ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "the crops and flips of the first"),
+        ({"activation": "gelu", "harden": True}, "lambda_gelu, .*'gelu'"),
+        ({"activation": "gleu"}, "'gleu'.*gelu.*lambda_gelu"),
+        ({"image_size": 64}, "mlp-digits .*image_size"),
+        ({"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, "crops and flips"),
         ({"timm_optimizer": "nmuonn"}, "nmuonn"),
         ({"eval_delay": 9}, "is never evaluated"),
         ({"eval_strategy": "no"}, "never evaluated"),
-        ({"init_mode": "sideways"}, "accepted: uniform, increasing, decreasing"),
+        ({"init_mode": "sideways"}, "uniform, increasing, decreasing"),
     ],
 )
 def test_bad_runs_are_refused_and_leave_no_record(tmp_path, arguments, message):
@@ -139,7 +139,7 @@ def test_the_batch_of_the_recipe_is_divided_over_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert recipe(benchmark)["per_device_train_batch_size"] * 2 == benchmark.defaults["per_device_train_batch_size"]
     monkeypatch.setenv("WORLD_SIZE", "7")
-    with pytest.raises(ValueError, match="does not divide over 7 processes"):
+    with pytest.raises(ValueError, match="7 processes"):
         recipe(benchmark)
 
 
@@ -157,11 +157,11 @@ def finished(folder):
 
 def test_a_finished_run_is_not_replaced(tmp_path):
     record = finished(tmp_path)
-    with pytest.raises(FileExistsError, match=r"holds a finished run \(record\.json\); remove it, or give another"):
+    with pytest.raises(FileExistsError, match=r"record\.json"):
         digits(tmp_path, activation="gelu")
     assert read_record(tmp_path) == record
     (tmp_path / "record.json").unlink()
-    with pytest.raises(FileExistsError, match=r"holds a model \(config\.json\)"):
+    with pytest.raises(FileExistsError, match=r"config\.json"):
         digits(tmp_path, activation="gelu")
 
 
@@ -186,7 +186,7 @@ def first_epoch(saved, tmp_path):
 
 def test_an_interrupted_run_is_not_begun_anew_and_goes_on_as_told(first_epoch, saved):
     there = sorted(path.name for path in first_epoch.rglob("*"))
-    with pytest.raises(FileExistsError, match="interrupted run; go on with --resume_from_checkpoint") as told:
+    with pytest.raises(FileExistsError, match="--resume_from_checkpoint") as told:
         digits(first_epoch, **TWO_EPOCHS)
     assert sorted(path.name for path in first_epoch.rglob("*")) == there
     way = str(told.value).partition("--resume_from_checkpoint ")[2].partition(",")[0]
@@ -196,11 +196,11 @@ def test_an_interrupted_run_is_not_begun_anew_and_goes_on_as_told(first_epoch, s
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"learning_rate": 0.01}, r"has an interrupted run: learning_rate was 0\.05 and is now 0\.01\. Give what"),
-        ({"data_seed": 7}, "data_seed was None and is now 7"),
-        ({"eval_delay": 1}, "eval_delay was 0 and is now 1"),
-        ({"eval_strategy": "steps", "eval_steps": 4}, "eval_strategy was 'epoch' and is now 'steps', eval_steps was"),
-        ({"max_train_samples": 255}, "max_train_samples was 256 and is now 255"),
+        ({"learning_rate": 0.01}, r"learning_rate.*0\.05.*0\.01"),
+        ({"data_seed": 7}, "data_seed.*None.*7"),
+        ({"eval_delay": 1}, "eval_delay.*0.*1"),
+        ({"eval_strategy": "steps", "eval_steps": 4}, "eval_strategy.*'epoch'.*'steps', eval_steps"),
+        ({"max_train_samples": 255}, "max_train_samples.*256.*255"),
     ],
 )
 def test_a_checkpoint_of_other_settings_is_refused(first_epoch, tmp_path, changed, message):
@@ -218,20 +218,12 @@ def test_weights_are_tied_to_their_record(hardened, tmp_path):
     require_own_weights(record, folder)
     finished(tmp_path)
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=r"^model.safetensors in .* is not what its record.json was written with"):
+    with pytest.raises(ValueError, match=r"^model.safetensors.*record.json"):
         require_own_weights(read_record(tmp_path), tmp_path)
 
 
-def test_every_gate_of_the_library_hardens(tmp_path):
-    record = digits(tmp_path, activation="lambda_silu", harden=True)
-    assert record.name == "mlp-digits/lambda_silu-uniform-hardened-seed42"
-    assert record.config["target_hardness"] == pytest.approx(2 * math.log(2) / 5e-3)
-    assert list(record.last.hardness.values()) == pytest.approx([record.config["target_hardness"]] * 4)
-    assert MLPForClassification.from_pretrained(tmp_path / "relu").config.hidden_act == "relu"
-
-
 def test_a_diverged_run_ends_at_once_and_keeps_what_there_was(tmp_path):
-    with pytest.raises(DivergedError, match=r"has diverged: at epoch \d .*loss is (nan|inf).*Lower learning_rate"):
+    with pytest.raises(DivergedError, match=r"epoch \d .*(nan|inf).*learning_rate"):
         digits(tmp_path, activation="gelu", learning_rate=1e10, num_train_epochs=6)
     assert [path.name for path in tmp_path.iterdir()] == ["failed.json"]
     failed = read_record(tmp_path / "failed.json")
@@ -245,7 +237,7 @@ def test_a_diverged_run_ends_at_once_and_keeps_what_there_was(tmp_path):
 def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path):
     """256 rows are 4 batches of 64: 8 steps are 2 epochs."""
     for short in ({"num_train_epochs": 3}, {"max_steps": 8, "num_train_epochs": 9}):
-        with pytest.raises(ValueError, match=r"of [23] epochs a switch_fraction of 0\.25 is less than one: .* least 4"):
+        with pytest.raises(ValueError, match=r"[23] epochs.*switch_fraction.* 4"):
             digits(tmp_path, harden=True, **short)
         assert not (tmp_path / "record.json").exists()
     assert digits(tmp_path, harden=True, **short, switch_fraction=0.0).last.hardness
@@ -253,7 +245,7 @@ def test_hardening_from_the_first_epoch_is_refused_unless_asked_for(tmp_path):
 
 def test_relufication_in_the_first_epoch_is_refused_unless_asked_for(tmp_path):
     rival = {"activation": "gelu", "relufication": True, "num_train_epochs": 3}
-    with pytest.raises(ValueError, match=r"of 3 epochs .*: ReLU would be put in at once .* 4 epochs, .*or ask"):
+    with pytest.raises(ValueError, match=r"3 epochs.* 4 epochs"):
         digits(tmp_path, **rival)
     assert not (tmp_path / "record.json").exists()
     record = digits(tmp_path, **rival, switch_fraction=0.1 + 0.3)  # a fraction that is not the default's
