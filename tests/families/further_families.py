@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from family import Family, decoder_tokens, large_pixels, normal, pixels, pixels_and_tokens, tokens, tokens_with_decoder
-from text_families import BODY, DECODED, SPECIAL, TEXT
+from family import Family, decoder_tokens, large_pixels, normal, pixels, tokens
+from text_families import BODY, SPECIAL, TEXT
 
 _CAUSAL = {**TEXT, "num_key_value_heads": 1}
 _EXPERTS = {**_CAUSAL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
@@ -44,23 +44,6 @@ _SERIES = {
     **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
 }
 _CODEC = {"num_filters": 4, "upsampling_ratios": [4, 2], "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8}
-_TWO_TOWERS = {
-    "text_config": {**TEXT, "projection_dim": 16},
-    "vision_config": {**BODY, "image_size": 16, "patch_size": 8},
-    "projection_dim": 16,
-}
-_DETECTOR = {**BODY, "image_size": [16, 16], "patch_size": 8, "num_detection_tokens": 3}
-
-
-_DETR = {
-    **{"encoder_hidden_dim": 16, "encoder_in_channels": [16] * 3, "encoder_ffn_dim": 24, "encoder_attention_heads": 2},
-    **{"d_model": 16, "decoder_in_channels": [16] * 3, "decoder_ffn_dim": 24, "decoder_n_points": 2},
-    **{"decoder_layers": 1, "decoder_attention_heads": 2, "num_queries": 6, "num_denoising": 0, "num_labels": 3},
-    "backbone_config": {
-        **{"model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1] * 4},
-        **{"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]},
-    },
-}
 _EOMT = {"image_size": 32, "mlp_ratio": 2, "num_upscale_blocks": 1, "num_blocks": 1, "num_queries": 5}
 _LEVIT = {
     **{"num_channels": 3, "image_size": 32, "hidden_sizes": [8] * 3, "num_attention_heads": [1] * 3, "num_labels": 3},
@@ -151,22 +134,10 @@ _image = partial(_row, head="ForImageClassification", inputs=pixels, gates=2)
 
 FURTHER_FAMILIES: tuple[Family, ...] = (
     # texts
-    _text("qwen3", "Qwen3", "ForCausalLM", {**_CAUSAL, "head_dim": 8}),
-    _text("olmo2", "Olmo2", "ForCausalLM", _CAUSAL),
-    _text("stablelm", "StableLm", "ForCausalLM", _CAUSAL),
     _text("starcoder2", "Starcoder2", "ForCausalLM", _CAUSAL),
     _text("phi3", "Phi3", "ForCausalLM", _CAUSAL),
-    _text("cohere", "Cohere", "ForCausalLM", _CAUSAL),
-    _text("granite", "Granite", "ForCausalLM", _CAUSAL),
     # + the transform of the head
-    _text("mpnet", "MPNet", "ForMaskedLM", TEXT, gates=3),
-    _text("camembert", "Camembert", "ForMaskedLM", TEXT, gates=3),
     _text("longformer", "Longformer", "ForMaskedLM", {**TEXT, "attention_window": 4}, gates=3),
-    # two layers each in encoder and decoder
-    _text(
-        "led", "LED", "ForConditionalGeneration", DECODED | {"attention_window": 4}, inputs=tokens_with_decoder, gates=4
-    ),
-    _text("mbart", "MBart", "ForConditionalGeneration", DECODED, inputs=tokens_with_decoder, gates=4),
     # state space: in a layer a module that nothing calls, the convolution, the scan or a norm, and what stands for
     # these where tokens are generated one by one
     _text("mamba", "Mamba", "ForCausalLM", _STATES, gates=10),
@@ -186,17 +157,10 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _text("zamba2", "Zamba2", "ForCausalLM", TEXT | _ZAMBA, gates=9),
     # experts
     _text("qwen3-moe", "Qwen3Moe", "ForCausalLM", _EXPERTS),
-    _text("olmoe", "Olmoe", "ForCausalLM", _EXPERTS),
-    _text("granitemoe", "GraniteMoe", "ForCausalLM", {**_CAUSAL, "num_local_experts": 4}),
     _text("dbrx", "Dbrx", "ForCausalLM", _DBRX),
     # an MLP in each of two halves of a layer
     _text("longcat-flash", "LongcatFlash", "ForCausalLM", _LONGCAT, gates=3),
     # images
-    _image("ijepa", "IJepa", sizes=_IMAGE),
-    # stages of one block
-    _image(
-        "convnextv2", "ConvNextV2", sizes={"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "num_labels": 3}
-    ),
     _image(
         "poolformer",
         "PoolFormer",
@@ -204,10 +168,6 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
         inputs=large_pixels,
         gates=4,
     ),
-    # detection: one in each layer; the heads of classes and boxes have ReLU
-    _row("yolos", "Yolos", "ForObjectDetection", _DETECTOR, pixels, 2),
-    # the encoder's layer, and the convolutions of backbone and pyramids
-    _row("rt-detr", "RTDetr", "ForObjectDetection", _DETR, large_pixels, 25),
     # segmentation: + one in each of two upsamplings
     _row("eomt", "Eomt", "ForUniversalSegmentation", {**_IMAGE, **_EOMT}, large_pixels, 4),
     _text("bloom", "Bloom", "ForCausalLM", {**SPECIAL, "vocab_size": 32, "hidden_size": 16, "n_layer": 2, "n_head": 2}),
@@ -216,16 +176,10 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _row("mgp-str", "Mgpstr", "ForSceneTextRecognition", _MGP, pixels, 2),
     # images and texts: two layers, one of both, three of text
     _row("mllama", "Mllama", "ForConditionalGeneration", _MLLAMA, _tiles, 6),
-    # two towers of two layers each; ViLT has one for both
-    _row("owlvit", "OwlViT", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
-    _row("chinese-clip", "ChineseCLIP", "Model", _TWO_TOWERS, pixels_and_tokens, 4),
-    _row("vilt", "Vilt", "Model", {**TEXT, "image_size": 16, "patch_size": 8}, pixels_and_tokens, 2),
     # speech: + one in each of two convolutions and the positional convolution
     _row("hubert", "Hubert", "ForCTC", _SOUND, partial(_sound, 200), 5),
-    _row("wavlm", "WavLM", "ForCTC", _SOUND, partial(_sound, 200), 5),
     # + one behind the upsampling
     _row("sew", "SEW", "ForCTC", {**_SOUND, "squeeze_factor": 2}, partial(_sound, 200), 6),
-    _row("sew-d", "SEWD", "ForCTC", {**_SOUND, "squeeze_factor": 2, "position_buckets": 16}, partial(_sound, 200), 6),
     # + two convolutions in front
     _row("moonshine", "Moonshine", "ForConditionalGeneration", {**TEXT, **_MOONSHINE}, _spoken, 6),
     _row("bark", "BarkSemantic", "Model", _BARK, tokens, 2),
@@ -233,7 +187,6 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     _row("timesfm", "TimesFm", "ModelForPrediction", _TIMESFM, _past, 2),
     # one layer each in encoder and decoder
     _row("time-series-transformer", "TimeSeriesTransformer", "ForPrediction", _SERIES, _series, 2),
-    _row("informer", "Informer", "ForPrediction", _SERIES, _series, 2),
     _row(
         *("patchtsmixer", "PatchTSMixer", "ForPrediction"),
         {

@@ -3,13 +3,11 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import timm
 import torch
 from families import BY_NAME
-from family import enlarge, logits_of, main_output, normal
+from family import enlarge, logits_of, main_output
 from torch import nn
 
 from hf_lgelu import anneal_hardness, hardness_parameter_groups, hardness_profile, replace_activations, substitute_relu
@@ -20,15 +18,15 @@ from hf_lgelu.networks.sites import find_sites, lambda_gelu_modules
 
 @dataclass(frozen=True)
 class SelfGated:
-    """`build` makes the network with the activation of a name (or a class), `own`'s λ = 1 form being `gate`."""
+    """`build` makes the network with the activation of a name, `own`'s λ = 1 form being `gate`."""
 
-    build: Callable[[Any], nn.Module]
-    own: Any
+    build: Callable[[str], nn.Module]
+    own: str
     gate: str
     sites: int
     inputs: Callable[[], dict[str, torch.Tensor]]
 
-    def model(self, activation: Any = None) -> nn.Module:
+    def model(self, activation: str | None = None) -> nn.Module:
         torch.manual_seed(0)
         return enlarge(self.build(activation or self.own))
 
@@ -38,21 +36,9 @@ def language_model(family: str, own: str, gate: str) -> SelfGated:
     return SelfGated(row.build, own, gate, row.sites, row.inputs)
 
 
-def of_images(build: Callable[[type], nn.Module], sites: int) -> SelfGated:
-    return SelfGated(build, nn.SiLU, "lambda_silu", sites, lambda: {"x": normal(2, 3, 64, 64)})
-
-
-def of_timm(name: str) -> Callable[[type], nn.Module]:
-    return lambda act_layer: timm.create_model(name, num_classes=3, act_layer=act_layer)
-
-
-LANGUAGE = {
+NETWORKS = {
     "llama": language_model("llama", "silu", "lambda_silu"),
     "gemma": language_model("gemma", "gelu_pytorch_tanh", "lambda_gelu_tanh"),
-}
-NETWORKS = {
-    **LANGUAGE,
-    "efficientnet": of_images(of_timm("test_efficientnet"), 11),
 }
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
@@ -72,8 +58,7 @@ def test_each_site_gets_the_gate_whose_plain_form_it_is(name):
     assert {site.kind for site in find_sites(model)} == {row.gate}
     assert len(report) == len(hardness_profile(model)) == row.sites
     assert (logits_of(hold_at(model, 1.0), inputs) - plain).abs().max() <= 1e-5 * plain.abs().max()
-    if name in LANGUAGE:
-        assert model.config.hidden_act == row.gate
+    assert model.config.hidden_act == row.gate
     # In double precision λ = 1 is the same function, up to the order of sums.
     wide = row.model().double()
     inputs = {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
@@ -82,7 +67,7 @@ def test_each_site_gets_the_gate_whose_plain_form_it_is(name):
     assert (logits_of(hold_at(wide, 1.0), inputs) - plain).abs().max() <= 1e-12 * plain.abs().max()
 
 
-@pytest.mark.parametrize("name", LANGUAGE)
+@every_network
 def test_a_plain_checkpoint_loads_under_the_gates_name_and_is_its_own_function(name, tmp_path):
     row, model_class = NETWORKS[name], BY_NAME[name].model_class
     model, inputs = row.model(), row.inputs()
@@ -117,11 +102,10 @@ def test_trained_hardened_and_substituted_it_is_a_plain_relu_network(name, tmp_p
     assert len(substitute_relu(model)) == row.sites
     relu = logits_of(model, inputs)
     assert (hard - relu).abs().max() <= 0.02 * relu.abs().max()
-    plain = row.model("relu" if name in LANGUAGE else nn.ReLU)
+    plain = row.model("relu")
     plain.load_state_dict(model.state_dict(), strict=True)  # it has no tensor of a gate
     assert (logits_of(plain, inputs) - relu).abs().max() <= 1e-6 * relu.abs().max()
-    if name in LANGUAGE:
-        model.save_pretrained(tmp_path)
-        saved = json.loads((tmp_path / "config.json").read_text())
-        assert saved["hidden_act"] == "relu"
-        assert "lambda" not in json.dumps(saved)
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert saved["hidden_act"] == "relu"
+    assert "lambda" not in json.dumps(saved)
