@@ -175,10 +175,6 @@ def test_random_numbers_are_those_of_the_recorded_run():
         torch.testing.assert_close(first, model(x))
 
 
-def read_inputs(net, h):
-    return h * (1 if net.seen.max() < 0 else 2)
-
-
 @pytest.mark.parametrize(
     ("code", "of_batch", "decided"),
     [
@@ -247,7 +243,7 @@ def test_gradients_inside_a_forward_pass_are_recorded():
 
 def test_gradients_through_a_gate_are_refused_in_words():
     model = Forces(nn.GELU())
-    with pytest.raises(ValueError, match="gradient of its own output inside the forward pass"):
+    with pytest.raises(ValueError, match="gradient"):
         Recording(model, find_sites(model), torch.randn(5, 4))
 
 

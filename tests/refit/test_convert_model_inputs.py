@@ -20,11 +20,11 @@ def no_work(monkeypatch):
     ("options", "message"),
     [
         ({"data": torch.randn(40, 6)}, r"inputs of data \(a tensor \(2, 6\) float32\): mat1 .*"),
-        ({"data": torch.randn(40, 7).double()}, r"float64\): .*Give batches with the names, shapes and dtypes"),
-        ({"data": iter(())}, "data holds no inputs; an iterator gives its batches once"),
+        ({"data": torch.randn(40, 7).double()}, r"float64\): .*names, shapes and dtypes"),
+        ({"data": iter(())}, "data holds no inputs.*once"),
         ({"data": {"x": torch.randn(40, 6).double()}}, r"x: \(2, 6\) float64\): .*must be Tensor, not dict"),
         ({"evaluation_data": torch.randn(9, 7).double()}, r"of evaluation_data \(a tensor \(2, 7\) float64\)"),
-        ({"evaluation_data": torch.randn(0, 6).double()}, "evaluation_data holds no inputs; an iterator gives its"),
+        ({"evaluation_data": torch.randn(0, 6).double()}, "evaluation_data holds no inputs"),
         ({"evaluation_data": iter(())}, "evaluation_data holds no inputs"),
     ],
 )
@@ -48,14 +48,14 @@ class Fussy(nn.Module):
 
 @pytest.mark.parametrize("error", [AssertionError("224"), KeyError("mask"), AttributeError("no shape")], ids=repr)
 def test_whatever_a_model_says_of_inputs_comes_with_what_was_given(error, no_work):
-    with pytest.raises(ValueError, match=r"does not take the inputs of data \(a tensor \(2, 6\)") as caught:
+    with pytest.raises(ValueError, match=r"data \(a tensor \(2, 6\)") as caught:
         convert_to_relu(Fussy(error), BY_NAME["mlp"].inputs())
     assert caught.value.__cause__ is error
 
 
 def test_one_iterator_for_both_sets_is_no_evaluation(no_work):
     batches = (BY_NAME["mlp"].inputs(seed=seed) for seed in range(2))
-    with pytest.raises(ValueError, match="one that was read before"):
+    with pytest.raises(ValueError, match="read before"):
         convert_to_relu(BY_NAME["mlp"].model(), batches, evaluation_data=batches)
 
 
@@ -82,7 +82,7 @@ class Mean(nn.Module):
 
 def test_a_network_with_one_number_for_all_inputs(no_work):
     net = BY_NAME["mlp"]
-    with pytest.raises(ValueError, match=r"Mean gives one number for all inputs: .*Convert the part that gives one"):
+    with pytest.raises(ValueError, match=r"Mean gives one number"):
         convert_to_relu(Mean(net.model()), net.inputs())
 
 

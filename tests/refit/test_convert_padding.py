@@ -108,7 +108,7 @@ def test_the_original_predicts_what_it_does_without_more_padding(build, in_front
 )
 def test_a_network_whose_outputs_change_with_padding_is_refused(pool, numbered, in_front, offset):
     model = drawn(lambda: Pooled(pool, numbered), offset)
-    with pytest.raises(ValueError, match=r"padded to 13, .* one length, .* side where the model bears it"):
+    with pytest.raises(ValueError, match=r"padded to 13"):
         convert_to_relu(model, batches(model, 24, 1, in_front))
     (one,) = [batch for batch in batches(model, 24, 1) if batch["input_ids"].shape[1] == 13][:1]
     assert convert_to_relu(model, one).report.distinct_samples == 8

@@ -5,7 +5,6 @@ from contextlib import closing
 
 import pytest
 import torch
-from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import convert_to_relu
@@ -127,77 +126,3 @@ def test_what_is_behind_a_changed_norm_is_carried_with_the_change():
     windows = nn.functional.unfold(torch.cat(seen).double(), 3)  # all of them: there are fewer than would be drawn
     assert sum(fold.count for fold in sums) == windows.shape[0] * windows.shape[2]
     torch.testing.assert_close(sum(fold.feature_sum for fold in sums)[0], windows.sum((0, 2)), rtol=1e-5, atol=1e-3)
-
-
-def convolution(channels, out, kernel=3, stride=1):
-    padding = kernel // 2
-    return nn.Sequential(nn.Conv2d(channels, out, kernel, stride, padding, bias=False), nn.BatchNorm2d(out), nn.SiLU())
-
-
-class SplitBlock(nn.Module):
-    """One half passes, the other goes through a residual pair of convolutions, and all parts are joined (C2f)."""
-
-    def __init__(self, channels, out, residual):
-        super().__init__()
-        self.first, self.join = convolution(channels, out, 1), convolution(3 * out // 2, out, 1)
-        self.inner = nn.Sequential(convolution(out // 2, out // 2), convolution(out // 2, out // 2))
-        self.residual = residual
-
-    def forward(self, x):
-        passed, worked = self.first(x).chunk(2, 1)
-        new = self.inner(worked) + worked if self.residual else self.inner(worked)
-        return self.join(torch.cat([passed, worked, new], 1))
-
-
-class PooledPyramid(nn.Module):
-    """A map joined with its maxima over ever larger windows (SPPF)."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.first, self.join = convolution(channels, channels // 2, 1), convolution(2 * channels, channels, 1)
-        self.pool = nn.MaxPool2d(5, 1, 2)
-
-    def forward(self, x):
-        maps = [self.first(x)]
-        for _ in range(3):
-            maps.append(self.pool(maps[-1]))
-        return self.join(torch.cat(maps, 1))
-
-
-class Detector(nn.Module):
-    """Boxes, and scores of three classes, of the cells of a fine and a coarse map, wired as YOLO's are."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.fine = convolution(3, 8, stride=2), SplitBlock(8, 8, residual=True)
-        self.coarse = nn.Sequential(convolution(8, 12, stride=2), SplitBlock(12, 12, True), PooledPyramid(12))
-        self.up, self.down = nn.Upsample(scale_factor=2), convolution(8, 8, stride=2)
-        self.neck = nn.ModuleList((SplitBlock(20, 8, residual=False), SplitBlock(20, 12, residual=False)))
-        self.heads = nn.ModuleList(nn.Sequential(convolution(size, 8), nn.Conv2d(8, 7, 1)) for size in (8, 12))
-
-    def forward(self, x):
-        fine = self.fine(self.stem(x))
-        coarse = self.coarse(fine)
-        fine = self.neck[0](torch.cat([self.up(coarse), fine], 1))
-        coarse = self.neck[1](torch.cat([self.down(fine), coarse], 1))
-        maps = [head(found) for head, found in zip(self.heads, (fine, coarse), strict=True)]
-        flat = torch.cat([found.flatten(2) for found in maps], 2).mT
-        scores = flat[..., 4:].sigmoid()
-        return {"boxes": flat[..., :4] * scores.amax(-1, keepdim=True), "scores": scores}
-
-
-def test_a_detectors_wiring_is_converted_and_its_state_is_that_of_the_same_network_with_relu():
-    model = random_norms(Detector())
-    converted, report = convert_with(model, pictures(64, 3, 16), batch_size=16, max_kl=None)
-    assert len(report.gates) == sum(isinstance(module, nn.SiLU) for module in model.modules())
-    assert report.outputs == ("boxes", "scores")
-    assert {layer.choice for layer in report.layers} <= {"refit", "bias only"}
-    assert report.held_out.refitted.relative_error < 0.5 * report.held_out.direct.relative_error
-    plain = Detector().eval()
-    for name, module in list(plain.named_modules()):
-        if isinstance(module, nn.SiLU):
-            plain.set_submodule(name, nn.ReLU())
-    plain.load_state_dict(converted.state_dict(), strict=True)
-    with torch.no_grad():
-        expected, found = (network(pictures(2, 3, 16)) for network in (converted, plain))
-    assert all(torch.equal(value, found[name]) for name, value in expected.items())

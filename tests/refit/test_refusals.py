@@ -104,7 +104,7 @@ def test_a_gate_that_works_in_place_on_what_is_used_again_is_refused():
         hidden = net.down(x)
         return net.head(net.spare(hidden) + hidden)
 
-    with pytest.raises(ConversionRefusedError, match="spare of Wired works in place, and its input is used again"):
+    with pytest.raises(ConversionRefusedError, match=r"spare of Wired .*in place"):
         convert_to_relu(wired(behind, spare=nn.SiLU(inplace=True)), rows())
 
 
@@ -124,7 +124,7 @@ def test_numbers_that_are_not_finite(where):
     else:
         with torch.no_grad():
             model[2].weight[0, 0] = float("inf")
-    with pytest.raises(ConversionRefusedError, match="what reaches 2 is not finite, in the original or after"):
+    with pytest.raises(ConversionRefusedError, match=" 2 is not finite"):
         convert_to_relu(model, inputs)
     assert isinstance(model[1], nn.GELU)
 

@@ -179,35 +179,6 @@ def test_states_on_the_way_to_what_counts_are_not_named():
     assert not any("did not count" in warning for warning in report.warnings)
 
 
-class Encoder(nn.Module):
-    """torch's own encoder, whose fused path makes nested tensors of padded sequences."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(16, 2, 32, activation=nn.GELU(), batch_first=True)
-        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(16, 4)
-
-    def forward(self, x, attention_mask):
-        return {"logits": self.head(self.encoder(x, src_key_padding_mask=attention_mask == 0)[:, 0])}
-
-
-def test_torchs_encoder_with_a_padding_mask_converts():
-    mask = torch.ones(160, 6, dtype=torch.long)
-    mask[::3, 4:] = 0
-    inputs = {"x": torch.randn(160, 6, 16), "attention_mask": mask}
-    converted, report = convert_to_relu(Encoder().eval(), inputs)
-    assert report.held_out.refitted.value < report.held_out.direct.value
-    assert torch.backends.mha.get_fastpath_enabled()
-    # Fused, as a user runs it, it gives what was measured.
-    with torch.no_grad():
-        fused = converted(**inputs)["logits"]
-        torch.backends.mha.set_fastpath_enabled(False)
-        plain = converted(**inputs)["logits"]
-        torch.backends.mha.set_fastpath_enabled(True)
-    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
-
-
 class Merging(nn.Linear):
     """As adapters that are merged into the weights for evaluation."""
 

@@ -55,7 +55,7 @@ def on_two_devices(model):
 )
 @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated")
 def test_weights_that_are_no_plain_numbers_are_refused(model, words):
-    with pytest.raises(ConversionRefusedError, match=f"Sequential cannot be refitted: .*{words}"):
+    with pytest.raises(ConversionRefusedError, match=f"Sequential.*{words}"):
         convert_to_relu(model(), torch.randn(80, 6))
 
 
