@@ -127,11 +127,11 @@ def a_file(place):
 
 
 REFUSED = [
-    (of_checkpoints, FileExistsError, r"checkpoints of a training \(checkpoint-500\)"),
+    (of_checkpoints, FileExistsError, r"checkpoint-500"),
     (of_git, FileExistsError, "repository of git"),
-    (of_other_models, FileExistsError, r"holds no config\.json"),
+    (of_other_models, FileExistsError, r"config\.json"),
     (below_a_file, NotADirectoryError, "nothing can be written to"),
-    (a_file, NotADirectoryError, "is a file; give a folder"),
+    (a_file, NotADirectoryError, "is a file"),
     (lambda place: place.parent, ValueError, "or the current folder, or has it inside"),
     (lambda place: "/proc", ValueError, "is a mount point"),  # as `docker run -v …:/out` gives one
 ]
@@ -151,7 +151,7 @@ def test_nothing_is_written_into_what_is_another_users(tmp_path, monkeypatch):
     (tmp_path / "link").symlink_to(tmp_path)
     own = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    with pytest.raises(PermissionError, match=r"link is a link of another user's"):
+    with pytest.raises(PermissionError, match=r"link is a link of another user"):
         fill(tmp_path / "link", overwrite=True)
 
 
@@ -160,7 +160,7 @@ def test_where_nothing_can_be_written_the_place_that_was_given_is_named(tmp_path
         raise OSError(30, "Read-only file system", f"{dir}/{prefix}x{suffix}")
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(OSError, match="Read-only file system: nothing can be written to") as caught:
+    with pytest.raises(OSError, match="Read-only file system") as caught:
         fill(tmp_path / "model")
     assert (caught.value.errno, caught.value.filename) == (30, str(tmp_path / "model"))
 

@@ -88,10 +88,10 @@ def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("", r"no C\+\+ compiler was found \(c\+\+, g\+\+, clang\+\+\); install one"),
-        ("no-such-compiler -O1", "CXX names a compiler that is not there: 'no-such-compiler -O1'"),
+        ("", r"c\+\+, g\+\+, clang\+\+"),
+        ("no-such-compiler -O1", "CXX.*'no-such-compiler -O1'"),
         ("  ", "CXX .*not there: '  '"),
-        ("true", r"the compiler failed \(0\): it said nothing"),
+        ("true", r"compiler failed \(0\)"),
     ],
 )
 def test_a_compiler_that_does_not_compile(command, reason, monkeypatch, tmp_path):
@@ -120,14 +120,14 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch, tmp_pat
     script.write_text("#!/bin/sh\necho 'cannot do this' >&2\nexit 3\n")
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
-    with pytest.raises(RuntimeError, match=r"the compiler failed \(3\): cannot do this\n.*compiler "):
+    with pytest.raises(RuntimeError, match=r"\(3\): cannot do this\n"):
         build.build_library("lambda_gelu")
     assert kept(cache) == set()
 
 
 def test_a_cache_that_cannot_be_written(compiler, cache):
     cache.write_text("")
-    with pytest.raises(RuntimeError, match=r"cannot be kept in .*cache.* set LGELU_CACHE_DIR"):
+    with pytest.raises(RuntimeError, match=r"cache.*LGELU_CACHE_DIR"):
         build.build_library("lambda_gelu")
 
 
@@ -148,7 +148,7 @@ def test_without_it_the_choice_goes_on_and_says_so_once(not_loaded, monkeypatch,
     (record,) = caplog.records
     assert "\n" not in record.getMessage()
     assert "their C++ kernel is not to be had: CXX names a compiler that is not there" in record.getMessage()
-    with pytest.raises(RuntimeError, match="'cpu' was asked for and cannot be used here: CXX names a compiler"):
+    with pytest.raises(RuntimeError, match=r"'cpu'.*CXX"):
         lambda_gelu(x, hardness, kernel="cpu")
 
 

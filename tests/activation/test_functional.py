@@ -104,11 +104,11 @@ def test_a_number_is_checked_and_used_without_reading_the_device():
     x = torch.empty(3, device="meta")
     assert lambda_gelu(x, 2.0).device.type == "meta"
     assert lambda_gelu(x, torch.empty(1, device="meta")).shape == (3,)
-    with pytest.raises(ValueError, match=r"hardness must be at least 1 .* got 0\.5"):
+    with pytest.raises(ValueError, match=r"hardness.*0\.5"):
         lambda_gelu(x, 0.5)
 
 
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 3), (0,)])
 def test_several_hardnesses_are_refused(shape):
-    with pytest.raises(ValueError, match=r"one number, .* one λ; got the shape \("):
+    with pytest.raises(ValueError, match=r"λ.*shape"):
         lambda_gelu(torch.ones(2, 3), torch.ones(shape))

@@ -18,12 +18,12 @@ every_gate = pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize(
     ("x", "said"),
     [
-        (X.reshape(4, 15).to_sparse(), "x must be a dense .* tensor, got a torch.sparse_coo tensor of torch.float32"),
-        (X.reshape(4, 15).to_sparse_csr(), "got a torch.sparse_csr tensor"),
-        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "tensor of torch.quint8"),
-        (X.long(), "got a torch.strided tensor of torch.int64"),
-        (X > 0, "tensor of torch.bool"),
-        (torch.complex(X, X), "tensor of torch.complex64"),
+        (X.reshape(4, 15).to_sparse(), "x .*dense.*torch.sparse_coo"),
+        (X.reshape(4, 15).to_sparse_csr(), "sparse_csr"),
+        (torch.quantize_per_tensor(X, 0.1, 0, torch.quint8), "quint8"),
+        (X.long(), "int64"),
+        (X > 0, "torch.bool"),
+        (torch.complex(X, X), "complex64"),
         ("1.0", "got str"),
         (1.0, "got float"),
         (numpy.ones(3), "got ndarray"),
@@ -39,12 +39,12 @@ def test_an_input_of_another_kind_is_named(x, said):
 @pytest.mark.parametrize(
     ("hardness", "said"),
     [
-        ("2", "a hardness that is no number must be a dense .* tensor, got str"),
+        ("2", "hardness.* str"),
         (True, "got bool"),
         (2 + 0j, "got complex"),
-        (torch.ones(1, dtype=torch.int64), "got a torch.strided tensor of torch.int64"),
-        (torch.ones(4).to_sparse(), "got a torch.sparse_coo tensor of torch.float32"),
-        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "tensor of torch.quint8"),
+        (torch.ones(1, dtype=torch.int64), "int64"),
+        (torch.ones(4).to_sparse(), "sparse_coo"),
+        (torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.quint8), "quint8"),
     ],
 )
 def test_a_hardness_of_another_kind_is_named(hardness, said):
@@ -53,9 +53,9 @@ def test_a_hardness_of_another_kind_is_named(hardness, said):
 
 
 def test_two_devices_are_named():
-    with pytest.raises(ValueError, match="x is on meta and the hardness on cpu; move one of them"):
+    with pytest.raises(ValueError, match=r"meta.*cpu"):
         hf_lgelu.LambdaGELU()(X.to("meta"))
-    with pytest.raises(ValueError, match="x is on cpu and the hardness on meta"):
+    with pytest.raises(ValueError, match=r"cpu.*meta"):
         hf_lgelu.lambda_gelu(X, torch.ones(1, device="meta"))
     assert hf_lgelu.LambdaGELU(device="meta")(X.to("meta")).shape == X.shape
 
@@ -89,7 +89,7 @@ def test_a_state_that_stands_for_no_hardness_is_refused(gate, name, number):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), GATE_MODULES[gate](init_hardness=3.0))
     state = model.state_dict()
     bad = state | {f"1.{name}": torch.full_like(state[f"1.{name}"], number)}
-    with pytest.raises(RuntimeError, match=f"1: {name} holds {number}"):
+    with pytest.raises(RuntimeError, match=f"{name}.*{number}"):
         model.load_state_dict(bad)
     assert model[1].hardness.item() == pytest.approx(3.0, rel=1e-6)  # as it was
     model.load_state_dict({name: tensor.to("meta") for name, tensor in state.items()}, assign=True)  # nothing to read

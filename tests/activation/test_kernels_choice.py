@@ -38,7 +38,7 @@ def test_contexts_nest_and_end_with_an_error(calls):
 
 
 def test_a_named_kernel_that_cannot_take_the_input_raises_and_says_why():
-    with pytest.raises(RuntimeError, match=r"'cpu' was asked for .* float32 and bfloat16, x is torch.float64"):
+    with pytest.raises(RuntimeError, match=r"'cpu'.*float64"):
         hf_lgelu.lambda_gelu(X.double(), HARDNESS, kernel="cpu")
     with use_kernel("cpu"), pytest.raises(RuntimeError, match="cannot be used here"):
         hf_lgelu.LambdaGELU()(X.double())
@@ -47,7 +47,7 @@ def test_a_named_kernel_that_cannot_take_the_input_raises_and_says_why():
 @pytest.mark.parametrize("name", ["fast", "CPU", ""])
 def test_an_unknown_name_raises_and_lists_the_kernels(name):
     for ask in (lambda: use_kernel(name).__enter__(), lambda: choose_kernel(X, HARDNESS, name)):
-        with pytest.raises(ValueError, match=f"one of {', '.join(KERNELS)}, .* got {name!r}"):
+        with pytest.raises(ValueError, match=f"{', '.join(KERNELS)}.*{name!r}"):
             ask()
 
 

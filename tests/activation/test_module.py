@@ -220,8 +220,8 @@ def test_gradient_of_s(init_hardness, temperature):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"init_hardness": 1.0}, ValueError, r"a learnable hardness λ must be a finite number > 1 .*got 1\.0"),
-        ({"temperature": 0.0}, ValueError, r"temperature must be a finite number > 0 .*got 0\.0"),
+        ({"init_hardness": 1.0}, ValueError, r"λ.* > 1 .*1\.0"),
+        ({"temperature": 0.0}, ValueError, r"temperature.* > 0 .*0\.0"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, error, message):

@@ -52,7 +52,7 @@ def test_a_compiler_for_real_devices_takes_the_kernels(environment, tmp_path):
 
 def test_a_tensor_on_the_cpu_is_refused():
     assert TRITON.refusal(torch.zeros(1), torch.ones(1)) == "it runs on CUDA and ROCm devices, x is on cpu"
-    with pytest.raises(RuntimeError, match="the kernel 'triton' was asked for and cannot be used here: it runs on"):
+    with pytest.raises(RuntimeError, match="'triton'"):
         choose_kernel(torch.zeros(1), torch.ones(1), "triton")
 
 

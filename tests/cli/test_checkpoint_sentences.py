@@ -161,12 +161,12 @@ def test_what_is_read_from_no_folder_is_named(classes, tmp_path):
     other = shutil.copytree(classes["SparseEncoder"], tmp_path / "late")
     path = other / "config_sentence_transformers.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "MultiVectorEncoder"}))
-    with pytest.raises(ValueError, match=r"late is a MultiVectorEncoder of 2 modules.*convert_to_relu\(model, texts"):
+    with pytest.raises(ValueError, match=r"MultiVectorEncoder.*convert_to_relu\("):
         read_checkpoint(str(other))
     behind = shutil.copytree(classes["CrossEncoder"], tmp_path / "behind")
     modules = json.loads((behind / "modules.json").read_text())
     (behind / "modules.json").write_text(json.dumps([*modules, {"idx": 1, "name": "1", "path": "1_LogitScore"}]))
-    with pytest.raises(ValueError, match=r"behind is a CrossEncoder of 2 modules.*convert_to_relu\(model, texts"):
+    with pytest.raises(ValueError, match=r"CrossEncoder.*convert_to_relu\("):
         read_checkpoint(str(behind))
 
 

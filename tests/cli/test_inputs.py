@@ -137,9 +137,9 @@ def test_columns_that_the_model_takes_beside_the_tokens_go_along(bert):
     expected = bert.eval()(torch.tensor([[5, 6, 7]]), token_type_ids=torch.tensor([[0, 1, 1]])).logits[0]
     given = bert(**{name: tensor for name, tensor in batch.items() if name != "labels"}).logits[order.index(0)]
     torch.testing.assert_close(given, expected)
-    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each token of input_ids"):
+    with pytest.raises(ValueError, match=r"'token_type_ids'.*input_ids"):
         inputs({**columns, "token_type_ids": [[0], [1]]}, bert)
-    with pytest.raises(ValueError, match="column 'token_type_ids' must have a value for each token of input_ids"):
+    with pytest.raises(ValueError, match=r"'token_type_ids'.*input_ids"):
         inputs({**columns, "token_type_ids": [[0, 1, 1], None]}, bert)
     nothing = whole(inputs({**columns, "token_type_ids": [None, None]}, bert))
     assert "token_type_ids" not in nothing
@@ -171,7 +171,7 @@ def test_a_language_model_is_scored_on_the_labels_that_are_there(gpt2):
     torch.testing.assert_close(gpt2(**batch).loss, -(logits[1, 7] + logits[2, 8]) / 2)
     classes = whole(inputs({**columns, "labels": [1]}, gpt2))
     assert classes["labels"].tolist() == [[-100, 6, 7, 8]]
-    with pytest.raises(ValueError, match="the column 'labels' must have a value for each token of input_ids"):
+    with pytest.raises(ValueError, match=r"'labels'.*input_ids"):
         inputs({**columns, "labels": [[7, 8]]}, gpt2)
 
 
@@ -239,9 +239,7 @@ def test_classes_by_their_names_in_a_file(tokenizer, bert):
     assert batch["labels"].tolist() == [[1, 0, 0, 1][i] for i in sample_numbers(4, None, 0)]
     other = datasets.Dataset.from_dict({"text": TEXTS[:4], "label": ["sun", "rain", "sun", "sun"]})
     assert "labels" not in whole(inputs(other, bert, tokenizer[0]))
-    with pytest.raises(
-        ValueError, match=r"column 'label' of rows, .* the model's classes, by name \(no, yes\) or number"
-    ):
+    with pytest.raises(ValueError, match=r"'label'.*\(no, yes\)"):
         inputs(other, bert, tokenizer[0], label_column="label")
 
 
@@ -274,7 +272,7 @@ def pictures():
 def test_images_go_through_the_models_own_processor(pictures, tmp_path):
     images, rows = pictures
     model = vit(id2label={0: "b", 1: "a"}, label2id={"b": 0, "a": 1})
-    with pytest.raises(ValueError, match="images need the model's image processor"):
+    with pytest.raises(ValueError, match="image processor"):
         inputs(rows, model, str(tmp_path))
     processor = ViTImageProcessor(size={"height": 16, "width": 16}, image_mean=[0.1] * 3, image_std=[0.5] * 3)
     processor.save_pretrained(tmp_path)
@@ -320,25 +318,25 @@ def test_pixels_that_are_prepared_already_are_taken():
 
 BOTH = {"a": TEXTS, "b": TEXTS}
 REFUSED = [  # (fixture of the model, columns of the set, options, what is said)
-    ("gpt2", BOTH, {}, r"name the column of text with --column.*a \(text\), b \(text\)"),
-    ("gpt2", BOTH, {"column": "c"}, r"no column 'c'; its columns are a \(text\), b"),
-    ("gpt2", {"n": [1]}, {}, r"has no column of text, which GPT2LMHeadModel takes; .*n \(number\)"),
-    ("gpt2", {"id": ["1"], "words": [["one", "two"]]}, {}, r"name the column of text.*words \(nested\)"),
-    ("gpt2", {"id": ["1"], "messages": [[{"role": "x"}]]}, {}, r"name the column of text.*messages \(nested\)"),
-    ("gpt2", {"text": TEXTS}, {"sequence_length": 17}, "--sequence_length must be from 2 to 16, got 17"),
+    ("gpt2", BOTH, {}, r"--column.*a \(text\), b \(text\)"),
+    ("gpt2", BOTH, {"column": "c"}, r"'c'.*a \(text\), b"),
+    ("gpt2", {"n": [1]}, {}, r"GPT2LMHeadModel.*n \(number\)"),
+    ("gpt2", {"id": ["1"], "words": [["one", "two"]]}, {}, r"words \(nested\)"),
+    ("gpt2", {"id": ["1"], "messages": [[{"role": "x"}]]}, {}, r"messages \(nested\)"),
+    ("gpt2", {"text": TEXTS}, {"sequence_length": 17}, "--sequence_length.*2 to 16, got 17"),
     ("gpt2", {"text": ["one"]}, {}, "do not fill one sequence"),
     ("gpt2", {"text": TEXTS, "kind": [0] * 200}, {"label_column": "kind"}, "--label_column.*gives none"),
-    ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column: GPT2LMHeadModel reads no pairs"),
+    ("gpt2", BOTH, {"column": "a", "pair_column": "b"}, "--pair_column.*GPT2LMHeadModel"),
     ("bert", BOTH, {"pair_column": "c", "column": "a"}, "no column 'c'"),
-    ("bert", {"text": ["", " "]}, {}, "the texts are empty; give a column or file"),
-    ("mlp", {"x": [1.0], "y": [2.0]}, {}, "has 2 features a row, and the model takes 3"),
-    ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"1 of 3 are not, in feature 1 \(counted"),
-    ("mlp", {"name": ["a"]}, {}, r"has no column of numbers, which MLP\w+ takes; .*name \(text\)"),
+    ("bert", {"text": ["", " "]}, {}, "empty"),
+    ("mlp", {"x": [1.0], "y": [2.0]}, {}, "2 features.* 3"),
+    ("mlp", {"x": [1.0], "y": [float("nan")], "z": [1.0]}, {}, r"1 of 3.* feature 1 "),
+    ("mlp", {"name": ["a"]}, {}, r"MLP\w+.*name \(text\)"),
     (
         "mlp",
         {"x": [1.0], "y": [2.0], "z": [3]},
         {"column": "x"},
-        r"no column of lists of numbers named 'x'.*x \(number\)",
+        r"'x'.*x \(number\)",
     ),
     ("mlp", {"row": [[1.0, 2.0, 3.0]]}, {"label_column": "kind"}, "no column 'kind'"),
     ("mlp", {"x": []}, {}, "has no rows"),
@@ -368,7 +366,7 @@ def test_what_is_refused(name, columns, options, told, tokenizer, request):
 
 
 def test_texts_need_a_tokenizer(gpt2, tmp_path):
-    with pytest.raises(ValueError, match="texts need the model's tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer"):
         inputs({"text": TEXTS}, gpt2, str(tmp_path))
 
 
@@ -388,5 +386,5 @@ def test_a_broken_picture_is_named_by_file_and_row(fault, picture_folder, monkey
         whole = (picture_folder / "2.png").read_bytes()
         (picture_folder / "2.png").write_bytes(whole[: len(whole) // 2])
     ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(picture_folder / "model")
-    with pytest.raises(ValueError, match=r"the picture in row 2, counted from 0 \(file .*2\.png\), cannot be read"):
+    with pytest.raises(ValueError, match=r"row 2.*2\.png"):
         inputs(load_splits(str(picture_folder))["train"], vit(), str(picture_folder / "model"))

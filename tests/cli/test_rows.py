@@ -12,7 +12,7 @@ from hf_lgelu.cli.rows import sample_numbers, tokenizer_of
 def test_a_tokenizer_without_words_is_none(family, tmp_path):
     """transformers makes one of special tokens alone: every text would be unknown, or empty."""
     AutoConfig.for_model(family).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"none can be loaded from .* \(the folder has no file of one\)\. Save it"):
+    with pytest.raises(ValueError, match=r"no file of one.*Save"):
         tokenizer_of(str(tmp_path))
 
 
@@ -22,7 +22,7 @@ def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
     config.save_pretrained(tmp_path)
     name = AutoTokenizer.from_pretrained(tmp_path).__class__.__name__
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    with pytest.raises(ValueError, match="no vocabulary there but special tokens"):
+    with pytest.raises(ValueError, match="vocabulary"):
         tokenizer_of(str(tmp_path))
 
 

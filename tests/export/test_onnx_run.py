@@ -39,11 +39,9 @@ def test_the_tolerance_is_relative_to_the_largest_output_or_to_one():
     assert compare([[10.0, 1.0]], [[8.0, 1.0]]) == (2.0, 8.0)
     assert compare([[0.25]], [[0.0]]) == (0.25, 0.0)
     for found, expected in ([[10.5]], [[8.0]]), ([[0.5]], [[0.0]]), ([[float("nan")]], [[0.0]]):
-        with pytest.raises(
-            RuntimeError, match=r"differs from torch by .* in logits here; .* 0\.25 of it, .* is allowed"
-        ):
+        with pytest.raises(RuntimeError, match=r"logits.* 0\.25 "):
             compare(found, expected)
-    with pytest.raises(RuntimeError, match=r"gives logits of shape \(1, 2\) here, torch \(2, 1\)"):
+    with pytest.raises(RuntimeError, match=r"logits.*\(1, 2\).*\(2, 1\)"):
         compare([[1.0, 1.0]], [[1.0], [1.0]])
 
 

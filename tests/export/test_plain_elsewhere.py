@@ -49,7 +49,7 @@ def mlp_with_the_code_of_its_card(folder):
 
 
 # their configs say it as those of gpt2 and timm-convnext do
-SLOW = ("albert", "bert", "vit", "deit", "timm-deit")
+SLOW = ("bert", "vit")
 every_model = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
 )

@@ -68,18 +68,18 @@ def adapted():
 REFUSED = [
     (resnet, IMAGES, ValueError, "export_relu"),
     (gpt, TOKENS, UnsupportedConfigError, "OpenAIGPTConfig"),
-    (adapted, FEATURES, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
+    (adapted, FEATURES, RuntimeError, "merge_and_unload"),
     (
         lambda: nn.Sequential(nn.Linear(3, 4), LambdaGELU()),
         torch.ones(1, 3),
         TypeError,
-        "got Sequential; substitute_relu",
+        "Sequential.*substitute_relu",
     ),
     (
         lambda: MLPForClassification(MLPConfig(num_features=6, hidden_act="gelu")),
         FEATURES,
         ValueError,
-        "has no λ-GELU that an export could replace",
+        "has no λ-GELU",
     ),
 ]
 
@@ -159,7 +159,7 @@ def test_whatever_else_reads_a_value_is_a_refusal(name):
 def test_tied_weights_are_refused():
     block = Block(read)
     block.other.weight = block.down.weight
-    with pytest.raises(ValueError, match="one map alone, with weights of its own"):
+    with pytest.raises(ValueError, match="weights of its own"):
         maps_around(block, torch.randn(3, 4))
 
 

@@ -75,7 +75,7 @@ def test_the_softest_gate_is_the_one_whose_swap_changes_most(tmp_path):
 
 def test_soft_gates_are_refused_with_their_numbers(mlp, tmp_path):
     initialize_hardness(mlp, "increasing", 1.5, 200.0)
-    with pytest.raises(ValueError, match=r"^1 of 3 gates are too soft") as refusal:
+    with pytest.raises(ValueError, match=r"^1 of 3 gates") as refusal:
         export_relu(mlp, tmp_path / "relu")
     message = str(refusal.value)
     assert "layers.0.activation: λ = 1.5, κ/λ = 0.113" in message
@@ -95,18 +95,6 @@ def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
     for export in (export_relu(gpt2, tmp_path / "relu", allow_soft=True), export_gelu(gpt2, tmp_path / "gelu")):
         assert [warning.split()[:2] for warning in export.warnings] == [["llama.cpp", "ignores"]]
         assert "  warning: llama.cpp ignores the activation" in str(export)
-
-
-def test_a_folder_with_something_in_it_is_kept(mlp, tmp_path):
-    anneal_hardness(mlp, 1.0)
-    (tmp_path / "relu").mkdir()
-    (tmp_path / "relu" / "mine.txt").write_text("kept")
-    with pytest.raises(FileExistsError, match="is not empty"):
-        export_relu(mlp, tmp_path / "relu")
-    assert (tmp_path / "relu" / "mine.txt").read_text() == "kept"
-    (tmp_path / "relu" / "config.json").write_text("{}")
-    export_relu(mlp, tmp_path / "relu", overwrite=True)
-    assert not (tmp_path / "relu" / "mine.txt").exists()
 
 
 @pytest.mark.parametrize("part", ["weight", "forward"])
@@ -131,12 +119,6 @@ def test_nothing_stays_behind_when_the_reloaded_model_differs(mlp, tmp_path, mon
     assert list((tmp_path / "relu").iterdir()) == []
 
 
-def test_bfloat16_stays_bfloat16(mlp, tmp_path):
-    anneal_hardness(mlp, 1.0)
-    export_relu(mlp.to(torch.bfloat16), tmp_path / "relu")
-    assert {tensor.dtype for tensor in load_file(tmp_path / "relu" / "model.safetensors").values()} == {torch.bfloat16}
-
-
 def with_act(act):
     return MLPForClassification(MLPConfig(num_features=6, hidden_size=8, num_hidden_layers=3, hidden_act=act))
 
@@ -147,11 +129,11 @@ def adapted():
 
 NAN, NONE = {"features": torch.full((2, 6), float("nan"))}, {"features": torch.ones(0, 6)}
 REFUSED = [
-    (lambda: with_act("gelu"), {}, ValueError, r"its gates are gelu; convert_to_relu\(model, data\)"),
-    (lambda: with_act("relu"), {}, ValueError, r"has no λ-GELU that.*it has no smooth gate"),
-    (lambda: torch.nn.Sequential(LambdaGELU()), {}, TypeError, r"got Sequential; substitute_relu\(model\)"),
-    (adapted, {}, RuntimeError, r"is PeftModel of PEFT.*merge_and_unload"),
-    (lambda: with_act("lambda_gelu"), {"max_swap_error": float("nan")}, ValueError, "are too soft for ReLU"),
+    (lambda: with_act("gelu"), {}, ValueError, r"gelu.*convert_to_relu\("),
+    (lambda: with_act("relu"), {}, ValueError, "no smooth gate"),
+    (lambda: torch.nn.Sequential(LambdaGELU()), {}, TypeError, r"Sequential.*substitute_relu\("),
+    (adapted, {}, RuntimeError, "merge_and_unload"),
+    (lambda: with_act("lambda_gelu"), {"max_swap_error": float("nan")}, ValueError, "too soft"),
     (lambda: with_act("lambda_gelu"), {"inputs": NAN, "allow_soft": True}, ValueError, "gives NaN"),
     (lambda: with_act("lambda_gelu"), {"inputs": NONE, "allow_soft": True}, ValueError, "are empty"),
 ]

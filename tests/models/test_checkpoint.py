@@ -86,14 +86,14 @@ def test_what_is_no_checkpoint_is_told_with_what_it_is_and_not_looked_for_on_the
         with pytest.raises(OSError, match=said):
             load_checkpoint(tmp_path / name)
     for name in ("./none", "runs/paper/none"):
-        with pytest.raises(OSError, match="there is no folder"):
+        with pytest.raises(OSError, match="no folder"):
             load_checkpoint(name)
 
 
 def test_a_class_that_nobody_has_is_named(tmp_path):
     for names, said in ((["BertForFlying"], "BertForFlying"), (["AdamW", "__name__"], "AdamW, __name__"), ([], "none")):
         saved_bert(tmp_path, architectures=names)
-        with pytest.raises(ValueError, match=f"names the architectures {said}, and"):
+        with pytest.raises(ValueError, match=f"architectures {said}"):
             load_checkpoint(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
 def test_missing_and_unexpected_tensors_are_refused(tmp_path, change, told):
     MLPForClassification(MLPConfig(num_features=3, hidden_size=4, num_hidden_layers=2)).save_pretrained(tmp_path)
     rewrite_tensors(tmp_path, change)
-    with pytest.raises(ValueError, match=f"does not hold the tensors of MLPForClassification: .*{told}"):
+    with pytest.raises(ValueError, match=f"MLPForClassification.*{told}"):
         load_checkpoint(tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_links_out_of_a_checkpoint_are_not_copied(tmp_path):
     assert copy_processor_files(source, tmp_path / "a") == ["merges.txt", "tokenizer.json"]
     assert not (tmp_path / "a" / "merges.txt").is_symlink()
     (source / "vocab.txt").symlink_to(tmp_path / "secret")
-    with pytest.raises(ValueError, match=r"vocab\.txt in .* is a link that leads out of the folder"):
+    with pytest.raises(ValueError, match=r"vocab\.txt.*link"):
         copy_processor_files(source, tmp_path / "b")
     (source / "vocab.txt").unlink()
     (tmp_path / "templates").mkdir()
@@ -186,5 +186,5 @@ def test_a_disk_that_fills_up_is_told_and_leaves_nothing(tmp_path):
 )
 def test_a_config_that_transformers_does_not_take_is_told(changed, told, tmp_path):
     saved_bert(tmp_path, **changed)
-    with pytest.raises(ValueError, match=f"config.json of .* is none that transformers .* takes: .*{told}"):
+    with pytest.raises(ValueError, match=f"config.json.*{told}"):
         load_checkpoint(tmp_path)

@@ -87,7 +87,7 @@ def test_one_of_two_keys_is_enough_for_one_of_two_sites():
 
 def test_a_site_that_no_key_reaches_is_named():
     model = TwoKeys(TwoKeysConfig())
-    with pytest.raises(UnsupportedConfigError, match="'relu' at fixed and leaves"):
+    with pytest.raises(UnsupportedConfigError, match="'relu' at fixed"):
         plan(model, "relu")
 
 
@@ -109,9 +109,7 @@ class LookedUp(Noted):
 def test_a_key_whose_name_a_module_looks_up_when_it_runs_is_none(tmp_path):
     model, x = LookedUp(TwoKeysConfig()).eval(), torch.randn(3, 4)
     config = model.config.to_dict()
-    with pytest.raises(
-        UnsupportedConfigError, match=r"'relu' at inner .*: activation would look up another activation"
-    ):
+    with pytest.raises(UnsupportedConfigError, match=r"'relu' at inner.*activation"):
         plan_config_changes(model, {"inner"}, "relu")
     assert plan_config_changes(model, {"outer"}, "relu") == [ConfigChange(("outer_act",), "gelu", "relu")]
     with pytest.raises(UnsupportedConfigError, match="rewrite_config=False"):
@@ -200,9 +198,9 @@ def test_a_key_that_decides_nothing_is_left_where_gelu_is_fixed():
 
 def test_a_family_that_reads_gelu_as_the_tanh_form_is_refused_under_that_name():
     if GemmaConfig(hidden_act="gelu").hidden_act != "gelu":  # transformers 5.17 did not yet rewrite it
-        with pytest.raises(UnsupportedConfigError, match="GemmaConfig puts 'gelu' at"):
+        with pytest.raises(UnsupportedConfigError, match=r"GemmaConfig.*'gelu'"):
             plan(BY_NAME["gemma"].build("lambda_gelu"), "gelu")
-    with pytest.raises(UnsupportedConfigError, match="OpenAIGPTConfig puts 'gelu' at"):
+    with pytest.raises(UnsupportedConfigError, match=r"OpenAIGPTConfig.*'gelu'"):
         plan(with_surgery("openai-gpt"), "gelu")
     assert plan(BY_NAME["gemma"].build("lambda_gelu"), "gelu_python") == [
         ConfigChange(("hidden_act",), "lambda_gelu", "gelu_python")

@@ -29,7 +29,7 @@ def test_a_copy_that_would_go_on_running_the_original_is_refused(inner):
             parameter.zero_()
     first = (twin[0] if inner else twin)(inputs)
     assert first.abs().max() > 0.1, "the zeroed copy computes with the original's weights"
-    with pytest.raises(RuntimeError, match=r"Sequential cannot be copied: (0\.)?forward holds a function"):
+    with pytest.raises(RuntimeError, match=r"Sequential.*(0\.)?forward"):
         independent_copy(net)
     with pytest.raises(RuntimeError, match="cannot be copied"):
         convert_to_relu(net, inputs)
@@ -75,7 +75,7 @@ def referred(net):
 )
 def test_a_function_that_knows_the_original_is_refused(wrap, where):
     net = Stepping(wrap)
-    with pytest.raises(RuntimeError, match=rf"Stepping cannot be copied: {where} holds a function"):
+    with pytest.raises(RuntimeError, match=rf"Stepping.*{where}"):
         independent_copy(net)
 
 

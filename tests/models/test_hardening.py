@@ -72,9 +72,9 @@ def test_initializing_lifts_the_override_and_keeps_or_sets_the_temperature():
 ERRORS = [
     ({"init_mode": "rising"}, "rising"),
     ({"init_hardness": 1.0}, "1.0"),
-    ({"init_mode": "increasing", "init_hardness": 3.0, "high_hardness": 2.0}, "init_hardness must not exceed"),
+    ({"init_mode": "increasing", "init_hardness": 3.0, "high_hardness": 2.0}, "init_hardness"),
     ({"temperature": -1.0}, "temperature"),
-    ({"high_hardness": 9.0}, "high_hardness=9.0 is the high end of 'increasing' and 'decreasing'"),
+    ({"high_hardness": 9.0}, "high_hardness=9.0.*'increasing' and 'decreasing'"),
 ]
 
 
@@ -150,7 +150,7 @@ def test_momentum_moves_s_unless_it_is_frozen(freezes, kind):
     if kind == "parametrized":  # the optimizer moves the parameter from which s is computed
         for module in lambda_gelus(model):
             register_parametrization(module, "raw_hardness", torch.nn.Softsign())
-        with pytest.raises(RuntimeError, match="a parametrization computes the raw hardness of act"):
+        with pytest.raises(RuntimeError, match=r"parametrization.*act"):
             anneal_hardness(model, 0.5)
 
     def step(freezes):

@@ -69,7 +69,7 @@ def test_what_would_change_or_copy_values_says_that_they_are_elsewhere(name, tmp
     anneal_hardness(model, 1.0)
     cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
     before = model(**ROWS).logits
-    with pytest.raises(RuntimeError, match=r"accelerate keeps the values of layers\.0\..* cannot be changed or copied"):
+    with pytest.raises(RuntimeError, match=r"accelerate.*layers\.0\."):
         CHANGES[name](model, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(model(**ROWS).logits, before)

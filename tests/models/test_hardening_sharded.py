@@ -71,7 +71,7 @@ def test_a_flattened_s_is_refused_by_every_process(process_group, originals, nam
     model = tiny_model()
     before = [module.hardness_override.clone() for module in model.activations]
     wrapped = FullyShardedDataParallel(model, use_orig_params=originals, device_id=torch.device("cpu"))
-    with pytest.raises(RuntimeError, match=r"FSDP1 has flattened the raw hardness of .* FSDP2 \(fully_shard; fsdp_ver"):
+    with pytest.raises(RuntimeError, match=r"FSDP1.*FSDP2.*fsdp_ver"):
         OF_HARDNESS[name](wrapped)
     assert [module.hardness_override for module in model.activations] == before
     wrapped(torch.ones(2, FEATURES)).logits.sum().backward()  # the forward has s

@@ -128,8 +128,8 @@ def test_accumulation_does_not_scale_the_gradient(tmp_path):
     [
         ({}, TypeError, "num_features"),
         ({"num_features": 5, "hidden_size": [3], "num_hidden_layers": 2}, ValueError, r"each of the 2 .* got \[3\]"),
-        ({"num_features": 5, "num_labels": 1}, ValueError, "num_labels must be at least 2"),
-        ({"num_features": 5, "id2label": {0: "only"}}, ValueError, "num_labels must be at least 2"),
+        ({"num_features": 5, "num_labels": 1}, ValueError, "num_labels.* 2"),
+        ({"num_features": 5, "id2label": {0: "only"}}, ValueError, "num_labels.* 2"),
     ],
 )
 def test_a_wrong_config_is_refused(changes, error, message):
@@ -139,5 +139,5 @@ def test_a_wrong_config_is_refused(changes, error, message):
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 5, 1), (5,)])
 def test_features_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"must have shape \(batch, 5\), got .*flatten"):
+    with pytest.raises(ValueError, match=r"\(batch, 5\).*flatten"):
         small_mlp()(torch.zeros(shape))

@@ -113,7 +113,7 @@ def test_an_encoder_alone_is_taken_from_an_encoder_decoder(tmp_path):
 
 def test_a_model_with_none_of_the_sites_is_refused(tmp_path):
     operated(BY_NAME["bert"], include=lambda name: name == BERT_HEAD).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"{BERT_HEAD}.*BertForSequenceClassification has no module"):
+    with pytest.raises(ValueError, match=f"{BERT_HEAD}.*BertForSequenceClassification"):
         from_pretrained(transformers.BertForSequenceClassification, tmp_path)
 
 
@@ -130,14 +130,14 @@ def test_a_family_without_a_key_is_warned_of(caplog):
     [
         (
             lambda record: record[0].update(site="bert.encoder.layer.0.output.dense"),
-            r"bert\.encoder\.layer\.0\.output\.dense.* which is no activation here",
+            r"bert\.encoder\.layer\.0\.output\.dense",
         ),
-        (lambda record: record[1].pop("site"), "is no record of λ-GELU sites"),
-        (lambda record: record[0].update(raw_shape=[24]), r"only hf_lgelu 0\.2\.0 has the gate"),
+        (lambda record: record[1].pop("site"), "no record"),
+        (lambda record: record[0].update(raw_shape=[24]), r"0\.2\.0"),
         (lambda record: record[0].update(gate="no gate"), "no gate"),
         (lambda record: record[0].update(call=-1), "no readable call"),
         (lambda record: record[0].update(call=json.loads("[" * 900 + "]" * 900)), "recursion limit|no readable call"),
-        (lambda record: record.append("text"), "is no record of λ-GELU sites"),
+        (lambda record: record.append("text"), "no record"),
     ],
 )
 def test_a_damaged_record_is_refused(edit, told, tmp_path):
@@ -233,7 +233,7 @@ def test_a_part_of_which_only_the_whole_config_tells_is_not_loaded_alone(is_of_t
     part.save_pretrained(tmp_path / "part")
     model.save_pretrained(tmp_path / "whole")
     for folder in ("part", "whole")[: 1 if is_of_two_configs else 2]:
-        with pytest.raises(RuntimeError, match="the whole network where this is a part of one"):
+        with pytest.raises(RuntimeError, match="whole network"):
             from_pretrained(transformers.CLIPVisionModel if folder == "whole" else type(part), tmp_path / folder)
     loaded = from_pretrained(type(model), tmp_path / "whole")
     assert raw_values(loaded) == raw_values(model)

@@ -146,10 +146,10 @@ def test_nothing_found_leaves_the_model_as_it_was(operate):
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (nn.GELU, r"it has GELU × 1. convert_to_relu\(model, data\) makes ReLU of these; kinds=\('gelu',\) swaps"),
-        (nn.ReLU, "it has ReLU already, and no smooth"),
-        (nn.Tanh, r"it has Tanh × 1. convert_to_relu\(model, data\) makes ReLU of these; kinds=\('tanh',\)"),
-        (nn.Hardtanh, "it has no smooth activation module at all"),
+        (nn.GELU, r"GELU × 1.*convert_to_relu\(.*kinds=\('gelu',\)"),
+        (nn.ReLU, "ReLU already"),
+        (nn.Tanh, r"Tanh × 1.*convert_to_relu\(.*kinds=\('tanh',\)"),
+        (nn.Hardtanh, "no smooth activation"),
     ],
 )
 def test_nothing_to_substitute_says_what_there_is(make, told):
@@ -288,7 +288,7 @@ def test_relu_works_in_place_where_the_activation_did(make):
 def test_an_in_place_activation_whose_input_is_used_again_is_refused(make):
     model, x = Reuse(make()), torch.randn(16, 4)
     before = snapshot(model)
-    with pytest.raises(ValueError, match=r"^act works in place, and its input is used again"):
+    with pytest.raises(ValueError, match=r"^act .*in place"):
         replace_activations(model, kinds=("silu", "mish"), inputs=x)
     assert_unchanged(model, before)
     assert model.harmless.inplace

@@ -58,7 +58,7 @@ def trained(model):
 
 def test_the_names_are_those_of_the_modules():
     assert hardness_modules_to_save(gpt2()) == SITES
-    with pytest.raises(ValueError, match="has no λ-GELU"):
+    with pytest.raises(ValueError, match="λ-GELU"):
         hardness_modules_to_save(gpt2("relu"))
 
 
@@ -101,7 +101,7 @@ def test_surgery_on_an_adapter_names_the_merge(adapted, operate):
     with pytest.raises(RuntimeError, match=r"model = model\.merge_and_unload\(\)"):
         operate(adapted)
     inner = nn.ModuleDict({"inner": adapted})
-    with pytest.raises(RuntimeError, match="its module 'inner' is PeftModel of PEFT"):
+    with pytest.raises(RuntimeError, match=r"'inner'.*PEFT"):
         operate(inner)
     assert len(lambda_gelu_modules(adapted)) == 2
 

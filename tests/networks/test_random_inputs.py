@@ -43,7 +43,7 @@ def test_shapes_follow_the_config_and_numbers_are_the_same_each_time():
 def test_an_unknown_kind_of_input_is_named(monkeypatch):
     model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
     monkeypatch.setattr(MLPForClassification, "main_input_name", "smells")
-    with pytest.raises(ValueError, match="which takes 'smells'; pass some of your own"):
+    with pytest.raises(ValueError, match="'smells'"):
         random_inputs(model)
 
 
@@ -79,5 +79,5 @@ def test_images_of_timm_have_the_size_that_the_config_says_and_not_timms_default
 def test_what_a_model_does_not_take_is_told(monkeypatch):
     model = MLPForClassification(MLPConfig(num_features=7, hidden_size=3))
     model.config.num_features = 6
-    with pytest.raises(ValueError, match=r"not take the inputs of random numbers .* \(features: \(2, 6\) float32\)"):
+    with pytest.raises(ValueError, match=r"\(features: \(2, 6\) float32\)"):
         random_inputs(model)

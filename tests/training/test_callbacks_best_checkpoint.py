@@ -47,12 +47,6 @@ def step_of(trainer):
     return int(trainer.state.best_model_checkpoint.rpartition("-")[2])
 
 
-def test_without_hardening_the_best_metric_wins(tmp_path):
-    trainer, states = train(tmp_path, save_strategy="epoch", load_best_model_at_end=True)
-    assert step_of(trainer) == 3
-    assert_same_state(state_of(trainer.model), states[0])
-
-
 @pytest.mark.parametrize(("rising", "best"), [(False, 5), (True, 8)])
 def test_with_hardening_the_best_hardened_epoch_wins(tmp_path, caplog, rising, best):
     trainer, states = train(tmp_path, rising, save_strategy="epoch", load_best_model_at_end=True, harden=True)
