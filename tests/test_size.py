@@ -29,10 +29,10 @@ LIMITS = {  # limit, goal
     "package: raise statements": (273, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
-    "scripts: lines": (9_140, 9_000),
-    "tests: lines": (29_968, 28_000),
-    "pages without api and changelog: words": (13_374, 12_000),
-    "README: words": (1_199, 1_200),
+    "scripts: lines": (8_800, 9_000),
+    "tests: lines": (28_270, 28_000),
+    "pages without api and changelog: words": (11_800, 12_000),
+    "README: words": (1_200, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
     "convert_to_relu": (44, 28),

@@ -88,14 +88,6 @@ def convolutions() -> nn.Module:
     )  # fmt: skip
 
 
-def sequence_convolutions() -> nn.Module:
-    """Convolutions along one axis, with 'same' and strides."""
-    return nn.Sequential(
-        nn.Conv1d(2, 4, 3, padding=1), nn.GELU(), nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), nn.GELU(),
-        nn.Conv1d(6, 2, 4),
-    )  # fmt: skip
-
-
 class ResidualNet(nn.Module):
     """A stem and a residual block with BatchNorm; the gate after the sum feeds the last convolution."""
 
@@ -145,20 +137,6 @@ class ConvNextBlock(nn.Module):
         """x (B, 4, H, W)."""
         inner = self.ln(self.depthwise(x).permute(0, 2, 3, 1))
         return self.sum(x + (self.gamma * self.down(self.act(self.up(inner)))).permute(0, 3, 1, 2))
-
-
-class ParallelBlock(nn.Module):
-    """Mixing of tokens and an MLP in parallel, as GPT-J has attention and an MLP."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln, self.mix = nn.LayerNorm(5), nn.Linear(3, 3, bias=False)
-        self.up, self.act, self.down, self.sum = nn.Linear(5, 10), nn.GELU(), nn.Linear(10, 5), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, 3, 5)."""
-        inner = self.ln(x)
-        return self.sum(self.down(self.act(self.up(inner))) + self.mix(inner.mT).mT + x)
 
 
 class TransposedWeights(nn.Module):
@@ -252,7 +230,6 @@ NETS = (
         tuple(Step((f"down.{i}",), f"sum.{i}", bias=(f"down.{i}.bias", ones)) for i in range(2)),
     ),
     Net("convolutions", convolutions, (2, 8, 6), (*_bias("2", "4"), _DEPTHWISE, Step(("8",), "8"), *_bias("11"))),
-    Net("convolutions-1d", sequence_convolutions, (2, 8), tuple(_bias("2", "4"))),
     Net(
         "residual", lambda: ResidualNet(down=False), (2, 4, 4),
         (_INNER, Step(("conv2",), "sum", (_BN2,), ("bn2.bias", ones)), _LAST),
@@ -276,10 +253,6 @@ NETS = (
             Step((f"{i}.down",), f"{i}.sum", (_gamma(i),), (f"{i}.down.bias", _gamma(i)), _channels_last)
             for i in range(2)
         ),
-    ),
-    Net(
-        "parallel", lambda: nn.Sequential(ParallelBlock(), ParallelBlock(), nn.Linear(5, 3)), (3, 5),
-        (_at_sum("0"), _at_sum("1")),
     ),
 )  # fmt: skip
 BY_NAME = {net.name: net for net in NETS}

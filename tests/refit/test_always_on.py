@@ -86,16 +86,6 @@ def test_wider_blocks_are_nearer_without_a_bias(widened):
     assert not [name for name, _ in network.named_parameters() if name.endswith("bias")]
 
 
-def test_plain_transformers_loads_the_wider_network(widened, tmp_path):
-    _, network, _ = widened
-    network.save_pretrained(tmp_path)
-    loaded = MistralForCausalLM.from_pretrained(tmp_path).eval()
-    assert loaded.config.hidden_act == "relu"
-    ids = sequences()[0]["input_ids"]
-    with torch.no_grad():
-        assert torch.equal(loaded(input_ids=ids).logits, network(input_ids=ids).logits)
-
-
 def test_where_no_direction_is_constant_blocks_stay_as_wide_as_they_are():
     model = mistral(0.0)
     weights = copy.deepcopy(model.state_dict())

@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from loud_nets import gpt2, llama, tokens
+from loud_nets import llama, tokens
 from small_networks import convert_with
 from torch import nn
-from transformers import GPT2LMHeadModel
 
 from hf_lgelu import convert_to_relu
 from hf_lgelu.networks.batches import read_batches
@@ -52,7 +51,7 @@ FORMULAS = {
 @pytest.mark.parametrize(  # quick: a gate with a bend at either end
     "target", [pytest.param(name, marks=() if name == "relu6" else pytest.mark.slow) for name in TARGETS]
 )
-def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_path):
+def test_any_target_is_solved_for_with_its_own_features(target):
     torch.manual_seed(8)
     model = nn.Sequential(nn.Linear(6, 9), nn.SiLU(), nn.Linear(9, 4)).double()
     with torch.no_grad():
@@ -71,13 +70,6 @@ def test_any_target_is_solved_for_with_its_own_features_and_reloads(target, tmp_
         residual = wanted - features @ model[2].weight.T - model[2].bias
         change = torch.linalg.solve(gram, centred.T @ (residual - residual.mean(0))).T
         torch.testing.assert_close(converted[2].weight.detach(), model[2].weight + change, rtol=0, atol=1e-8)
-    network = gpt2()
-    new, report = convert_with(network, tokens(), target=target, max_kl=None)
-    new.save_pretrained(tmp_path)
-    again = GPT2LMHeadModel.from_pretrained(tmp_path).eval()
-    assert again.config.activation_function == target
-    with torch.no_grad():
-        torch.testing.assert_close(again(**tokens(3)).logits, new(**tokens(3)).logits)
 
 
 def test_wider_blocks_bring_a_gated_network_nearer(monkeypatch):

@@ -10,8 +10,6 @@ from transformers import (
     BertModel,
     MixtralConfig,
     MixtralForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 BERT = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -52,12 +50,8 @@ def test_an_encoder_without_the_pooler_that_its_config_builds_is_widened():
     [
         lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3)),
         lambda: MixtralForCausalLM(MixtralConfig(**EXPERTS, num_local_experts=3, experts_implementation="batched_mm")),
-        pytest.param(
-            lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**EXPERTS, num_experts=3, moe_intermediate_size=12)),
-            marks=pytest.mark.slow,
-        ),
     ],
-    ids=["mixtral", "mixtral-batched", "qwen3_moe"],
+    ids=["mixtral", "mixtral-batched"],
 )
 def test_gates_of_stacked_experts_are_exchanged_alone_and_measured(build, tmp_path):
     model = loud(build(), 1.5)
