@@ -42,7 +42,7 @@ from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import REPORT_FILE, ConversionReport
 from hf_lgelu.refit.task import swap_costs
-from hf_lgelu.refit.widen import can_be_wider
+from hf_lgelu.refit.widen import blocks_to_widen
 
 _COMPARED_ROWS = 8
 _DEAREST = 3  # gates that a dry run names
@@ -189,7 +189,7 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
             gates = ", ".join(sites[index].name for index in sorted(before))
             lines.append(f"- {gates}: only the gate, because of {reason if name in reason else f'{name}: {reason}'}")
         lines += [f"- {sites[index].name}: only the gate, no output that counts needs it" for index in found.uncounted]
-        if can_be_wider(model, recording, found):
+        if blocks_to_widen(model, recording, found):
             lines.append("More hidden units usually help most: `width` 1.25 adds a quarter to each block.")
 
         def swapped(inputs: Any) -> Outputs:

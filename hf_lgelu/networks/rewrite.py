@@ -164,8 +164,8 @@ def _text(method: FunctionType) -> _Text:
     code = method.__code__  # equal codes may come from several files
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
-    tree = ast.parse(file)
-    if code not in codes_in(compile(tree, code.co_filename, "exec", dont_inherit=True)):
+    tree, codes = _parsed(file, code.co_filename)
+    if code not in codes:
         raise ValueError(
             f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
             "has changed since it was imported"
@@ -187,6 +187,13 @@ def _text(method: FunctionType) -> _Text:
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.end_lineno, call.end_col_offset))
     return _Text(file.encode(), definition, calls, bare)
+
+
+@functools.lru_cache(8)
+def _parsed(text: str, name: str) -> tuple[ast.Module, frozenset[CodeType]]:
+    """The tree of a file's text, and all codes in it: modeling files have dozens of methods and thousands of lines."""
+    tree = ast.parse(text)
+    return tree, frozenset(codes_in(compile(tree, name, "exec", dont_inherit=True)))
 
 
 def _argument(call: ast.Call) -> ast.expr:

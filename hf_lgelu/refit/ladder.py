@@ -23,7 +23,7 @@ from hf_lgelu.refit.place import Place
 from hf_lgelu.refit.refusals import can_take_steps
 from hf_lgelu.refit.report import StepTaken
 from hf_lgelu.refit.task import Student, Task
-from hf_lgelu.refit.widen import can_be_wider
+from hf_lgelu.refit.widen import blocks_to_widen
 
 RUNG_CLASSES: dict[str, type[Refit] | type[Distill]] = {cls.effort: cls for cls in (Refit, Place, Distill)}
 """The class that makes the network of each row of RUNGS."""
@@ -73,7 +73,8 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     if "place" not in possible or task.config.width > 1:
         return following, False
     recording = task.recordings.of(task.folds.first)
-    return following, can_be_wider(task.model, recording, find_layers(recording, task.model, task.recordings.sites))
+    found = find_layers(recording, task.model, task.recordings.sites)
+    return following, bool(blocks_to_widen(task.model, recording, found))
 
 
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:

@@ -3,7 +3,6 @@
 The added weights are zero, so the copy computes the same function.
 """
 
-import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,11 +111,7 @@ def widen_original(model: nn.Module, recording: Recording, found: Layers, budget
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
-    blocks = [
-        block
-        for block in find_blocks(recording, found.layers, found.fed_gates)
-        if all(_sizes(owner_of(model, operation)) for operation in block.maps)
-    ]
+    blocks = blocks_to_widen(model, recording, found)
     extra: dict[int, int] = {}
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
@@ -142,14 +137,10 @@ def widen_original(model: nn.Module, recording: Recording, found: Layers, budget
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
-def can_be_wider(model: nn.Module, recording: Recording, found: Layers) -> bool:
-    """Whether a model has blocks that can have more units, and a config key for them. Only shapes decide this."""
-    empty = (nn.Parameter(each.detach().to("meta"), each.requires_grad) for each in model.parameters())
-    shapes = copy.deepcopy(model, dict(zip(map(id, model.parameters()), empty, strict=True)))
-    try:
-        return any(widen_original(shapes, recording, found, 1.25).extra.values())
-    except UnsupportedConfigError:
-        return False
+def blocks_to_widen(model: nn.Module, recording: Recording, found: Layers) -> list[Block]:
+    """The blocks that can have more units. Only shapes decide this: a config may have no key of the width."""
+    blocks = find_blocks(recording, found.layers, found.fed_gates)
+    return [block for block in blocks if all(_sizes(owner_of(model, operation)) for operation in block.maps)]
 
 
 def padded(

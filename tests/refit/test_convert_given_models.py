@@ -89,9 +89,6 @@ def test_a_quantizer_over_weights_that_are_float_is_no_reason(tmp_path):
     model.config.quantization_config = {"quant_method": "gguf"}
     converted, report = convert_to_relu(model, tokens())
     assert report.config_changes[-1] == "quantization_config removed: the weights are floating point"
-    block = model.model.layers[0].mlp  # of a unit that is zero, neither its row of up nor its column of down is read
-    saved = block.up_proj.weight.numel() + block.down_proj.weight.numel()
-    assert {bool(layer.sites): layer.saves for layer in report.layers} == {True: saved, False: 0}
     assert model.is_quantized
     assert model.config.quantization_config
     converted.save_pretrained(tmp_path)
