@@ -22,11 +22,12 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_875, 19_000),
-    "package: modules": (119, 100),
+    "package: lines": (20_520, 19_000),
+    "package: modules": (110, 100),
+    "package: classes": (137, 120),
     "refit: lines": (4_325, 4_800),
     "refit: modules": (22, 20),
-    "package: raise statements": (273, 290),
+    "package: raise statements": (272, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (8_800, 9_000),
@@ -70,6 +71,7 @@ def sizes():
     return {
         "package: lines": _lines(package),
         "package: modules": len(package),
+        "package: classes": sum(isinstance(node, ast.ClassDef) for node in nodes),
         "refit: lines": _lines(refit),
         "refit: modules": len(refit),
         "package: raise statements": sum(isinstance(node, ast.Raise) for node in nodes),
