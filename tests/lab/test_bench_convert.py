@@ -3,11 +3,9 @@
 import bench_convert
 import pytest
 import torch
-from bench_convert import CASES, TIME_COLUMNS, Case
+from bench_convert import TIME_COLUMNS, Case
 from lgelu_lab.rows_file import read_rows
 from torch import nn
-
-from hf_lgelu.networks.sites import find_sites
 
 
 @pytest.fixture
@@ -19,19 +17,6 @@ def small(monkeypatch):
 
     case = Case(128, 128, 8, build)
     monkeypatch.setattr(bench_convert, "CASES", {"small": case})
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if "124m" not in name and case.rows < 2**14])
-def test_the_named_width_is_that_of_the_widest_map_and_the_rows_are_the_inputs(name):
-    case = CASES[name]
-    model, inputs = case.build()
-    assert len(find_sites(model)) > 0
-    tensor = inputs if isinstance(inputs, torch.Tensor) else next(iter(inputs.values()))
-    assert len(tensor) == case.units
-    assert case.rows == (tensor.numel() if not tensor.is_floating_point() else len(tensor))
-    widths = {parameter.flatten(1).shape[1] for parameter in model.parameters() if parameter.ndim > 1}
-    if name != "resnet18-cifar":  # two convolutions side by side
-        assert case.width in widths
 
 
 def test_a_conversion_is_timed_in_this_process(small):

@@ -17,7 +17,6 @@ from lgelu_lab.report.write import (
     FIGURES,
     SECTIONS,
     START,
-    markdown_sections,
     put_results,
     read_downstream,
 )
@@ -56,16 +55,6 @@ def test_the_committed_picture_is_that_which_is_drawn(key, committed, tmp_path):
 def touches_no_edge(path):
     pixels = image.imread(path)[..., :3]
     return np.all(pixels[[0, -1], :] == 1) and np.all(pixels[:, [0, -1]] == 1)
-
-
-def test_runs_of_one_network_have_tables_and_whole_pictures(record_of, data_of, tmp_path):
-    learned = record_of(benchmark="mlp-digits", activation="lambda_gelu", hardness=[{"a": 2.0, "b": 3.0}] * 3)
-    for run, key in ((learned, "depth"), (record_of(), "path"), (record_of(activation="relu"), None)):
-        data = data_of([run])
-        assert f"| {run.config['benchmark']} |" in markdown_sections(data)
-        figures = {name: figure for name, draw in FIGURES.items() if (figure := draw(data)) is not None}
-        assert list(figures) == ([key] if key else [])
-        assert all(touches_no_edge(save(figure, tmp_path / "one.png")) for figure in figures.values())
 
 
 def test_a_report_on_nothing_is_refused():
