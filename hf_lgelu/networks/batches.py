@@ -4,7 +4,6 @@ import inspect
 import io
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -293,23 +292,31 @@ def _form_of(raw: Any, model: nn.Module | None, what: str) -> tuple[str, bool]:
             return form, is_sample
         batch = replace(batch, is_sample=is_sample)
         try:
-            require_taken(model, batch[:TRIED].inputs, what)
+            output = require_taken(model, batch[:TRIED].inputs, what)
         except ValueError as error:
             refusals.append(error)
             continue
-        if is_sample or _counts_samples(model, batch):
+        if is_sample or _counts_samples(model, batch, output):
             return form, is_sample
     raise refusals[0]
 
 
-def _counts_samples(model: nn.Module, batch: Batch) -> bool:
-    """Whether more samples make an output's leading axis longer; True for a model that takes only one batch size."""
-    sizes = []
-    with suppress(*NOT_TAKEN):
-        for number in (TRIED, TRIED + 1) if len(batch) > TRIED else range(1, len(batch) + 1):
-            tensors = named_tensors(run_example(model, batch[:number].inputs))
-            sizes.append([len(value) for _, value in tensors if value.ndim])
-    return len(sizes) < 2 or sizes[0] != sizes[1] or not sizes[0]
+def _counts_samples(model: nn.Module, batch: Batch, output: Any) -> bool:
+    """Whether another number of samples than gave `output` changes the length of a tensor's leading axis.
+
+    True for a model that takes only one batch size.
+    """
+    others = TRIED + 1 if len(batch) > TRIED else len(batch) - 1
+    if not others:
+        return True
+    try:
+        another = run_example(model, batch[:others].inputs)
+    except NOT_TAKEN:
+        return True
+    sizes, others_sizes = (
+        [len(value) for _, value in named_tensors(given) if value.ndim] for given in (output, another)
+    )
+    return sizes != others_sizes or not sizes
 
 
 def nothing_given(what: str) -> ValueError:

@@ -79,10 +79,10 @@ def require_plain(tensor: Tensor, *, meta: bool = False) -> None:
         )
 
 
-def require_taken(model: nn.Module, inputs: Inputs, what: str) -> None:
-    """Raise ValueError, with the model's own message, where the model does not take inputs of `what`."""
+def require_taken(model: nn.Module, inputs: Inputs, what: str) -> Any:
+    """The output. Raises ValueError, with the model's own message, where the model does not take inputs of `what`."""
     try:
-        run_example(model, inputs)
+        return run_example(model, inputs)
     except NOT_TAKEN as error:
         raise ValueError(
             f"{type(model).__name__} does not take the inputs of {what} ({in_words(inputs)}): {error}. Give "
