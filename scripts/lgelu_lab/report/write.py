@@ -11,6 +11,7 @@ from lgelu_lab.measurements.records import MeasurementRecord, read_measurements
 from lgelu_lab.report.claims import CLAIMS_TABLE, RULES_TABLE
 from lgelu_lab.report.drawing import save
 from lgelu_lab.report.frames import ReportData
+from lgelu_lab.report.law import LAW_TABLE, draw_law
 from lgelu_lab.report.markup import TableSpec, build_table, to_markdown
 from lgelu_lab.report.measured_tables import MEASURED_TABLES
 from lgelu_lab.report.pretrained_table import PRETRAINED_TABLE, draw_profiles
@@ -35,12 +36,17 @@ ALL_TABLES: dict[str, TableSpec] = {
     "pretrained": PRETRAINED_TABLE,
     **TABLES,
     **MEASURED_TABLES,
+    "law": LAW_TABLE,
 }
-FIGURES: "dict[str, Callable[[ReportData], Figure | None]]" = {"path": draw_path, "depth": draw_profiles}
+FIGURES: "dict[str, Callable[[ReportData], Figure | None]]" = {
+    "path": draw_path,
+    "depth": draw_profiles,
+    "law": draw_law,
+}
 """{file name: what draws it, or None where there is nothing to show}."""
 
 README_TABLES = ("roads",)
-WRITTEN_PAGES = {"README.md": README_TABLES, "docs/results.md": ("claims",)}
+WRITTEN_PAGES = {"README.md": README_TABLES, "docs/results.md": ("claims",), "docs/lab/conversion.md": ("law",)}
 """{page: the tables between its marks}."""
 MAIN_TABLES = ("roads", "results")
 """What is printed."""
@@ -100,7 +106,7 @@ SECTIONS: dict[str, SectionSpec] = {
     "downstream-real": SectionSpec(
         "Downstream: networks that nobody here trained",
         "Trained networks from the package registry or the Hub, swapped and converted, by their own measure.",
-        ("real",),
+        ("real", "law"),
     ),
     "basis": SectionSpec("What the numbers rest on", "", ("basis",)),
 }
