@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 from accelerate.hooks import ModelHook, add_hook_to_module
-from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import prepare_fx
@@ -636,17 +635,6 @@ def test_a_saved_model_loads_with_the_gates_in_the_place_of_its_calls(tmp_path, 
     loaded = hf_lgelu.from_pretrained(OwnModel, tmp_path).eval()
     torch.testing.assert_close(loaded(x), converted(x))
     assert not find_smooth_calls(loaded, {"x": x[:2]})
-
-
-class OwnMixin(Gated, PyTorchModelHubMixin):
-    pass
-
-
-def test_of_a_mixin_of_the_hub_the_conversion_says_that_no_gates_are_saved(x):
-    report = hf_lgelu.convert_to_relu(OwnMixin(), x).report
-    assert "OwnMixin.from_pretrained builds the gates of its code and config, which is another" in " ".join(
-        report.warnings
-    )
 
 
 def test_onnx_has_relu_in_the_place_of_the_calls(tmp_path, x):

@@ -230,6 +230,7 @@ def test_no_wider_block_where_none_can_be():
     grouped = nn.Conv1d(12, 6, 3, padding=1, groups=2)
     model, x = loud(nn.Conv1d(4, 12, 3), nn.GELU(), grouped).eval(), torch.randn(200, 4, 6)
     assert not convert_with(model, x, max_kl=None).report.can_be_wider
+    assert convert_with(scores(), torch.randn(400, 8), max_kl=None).report.can_be_wider
     with pytest.raises(ConversionRefusedError, match=r"Use `width` 1"):
         convert_with(model, x, width=2.0)
 

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import datasets
 import numpy as np
 import pytest
-import torch
 from lgelu_lab.benchmarks.data import DataOptions, ModelOptions
 from lgelu_lab.benchmarks.tiny_imagenet import build_deit, load_tiny_imagenet
 from PIL import Image
@@ -45,10 +44,6 @@ register_activation()
 DATA = SimpleNamespace(label_names=("cat", "dog", "frog"))
 
 
-def images(size, count=2):
-    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1))
-
-
 def test_it_is_the_papers_model():
     model = build_deit("lambda_gelu", SimpleNamespace(label_names=[str(i) for i in range(1000)]))
     assert model.num_parameters() == 5_717_416 + 12
@@ -56,14 +51,6 @@ def test_it_is_the_papers_model():
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (12, 192, 3)
     assert (config.intermediate_size, config.image_size, config.patch_size, config.model_type) == (768, 224, 16, "vit")
     assert len(lambda_gelu_modules(model)) == 12
-
-
-def test_image_and_patch_size_are_options_and_classes_have_names():
-    model = build_deit("gelu", DATA, ModelOptions(image_size=24, patch_size=4))
-    assert model.vit.embeddings.position_embeddings.shape == (1, 37, 192)
-    assert model(images(24)).logits.shape == (2, 3)
-    assert model.config.id2label == {0: "cat", 1: "dog", 2: "frog"}
-    assert model.config.label2id == {"cat": 0, "dog": 1, "frog": 2}
 
 
 def test_an_image_that_patches_do_not_fill_is_refused():

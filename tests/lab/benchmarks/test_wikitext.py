@@ -59,15 +59,6 @@ def test_a_text_shorter_than_a_block_is_refused(write_splits):
         load_wikitext2(DataOptions(data_dir), SIZES)
 
 
-CORPUS = ["", " = Valkyria = \n", " the cat and the other cat sat on the mat with the third cat \n"] * 3
-
-
-def test_the_end_of_a_text_is_one_token():
-    tokenizer = train_tokenizer(CORPUS, 280, 16)
-    assert tokenizer("<|endoftext|>")["input_ids"] == [tokenizer.eos_token_id] == [tokenizer.bos_token_id] == [0]
-    assert tokenizer.model_max_length == 16
-
-
 TOKENIZER = train_tokenizer([" a few words to begin with \n"], 262, 8)
 BLOCKS = TokenBlocks(torch.randint(0, 262, (5, 8), generator=torch.Generator().manual_seed(0)))
 DATA = BenchmarkData(BLOCKS, BLOCKS, "validation", (), TOKENIZER)

@@ -89,18 +89,6 @@ def test_a_failed_run_is_in_no_list_of_records(record_of, tmp_path):
     assert read_record(tmp_path / "broken" / "failed.json") == failed
 
 
-def test_what_earlier_versions_wrote_is_read(record_of, tmp_path):
-    path = write_record(record_of(), tmp_path)
-    raw = json.loads(path.read_text())
-    for name in ("weights", "failure"):
-        del raw[name]
-    raw["config"]["hardening_granularity"] = "step"
-    path.write_text(json.dumps(raw))
-    record = read_record(path)
-    assert (record.weights, record.failure, record.config["hardening_strategy"]) == ({}, None, "steps")
-    assert "hardening_granularity" not in record.config
-
-
 def test_all_committed_records_are_read_without_torch():
     """In a process of its own: of the library only what needs nothing else is imported."""
     script = (
