@@ -31,9 +31,9 @@ LIMITS = {  # limit, goal
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (8_800, 9_000),
-    "tests: lines": (28_270, 28_000),
-    "pages without api and changelog: words": (11_800, 12_000),
-    "README: words": (1_200, 1_200),
+    "tests: lines": (28_210, 28_000),
+    "pages without api and changelog: words": (11_900, 12_000),
+    "README: words": (1_190, 1_200),
 }
 ROADS = {  # files in which a function runs: limit, goal
     "convert_to_relu": (44, 28),
