@@ -6,11 +6,12 @@ aims at the value after these operations, and so corrects the drift on the skip 
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, Geometry, shape_of
 from hf_lgelu.graph.recorder import operation_name
@@ -100,6 +101,37 @@ class AimFinder:
     def varies(self, node: Node) -> bool:
         """Whether a node depends on the inputs."""
         return node in self._varying
+
+    def moved_by_constant(self, node: Node) -> Node | None:
+        """The one operand of a sum, difference, product or quotient that depends on the inputs; None for other nodes.
+
+        The other operand is a constant, and no divisor.
+        """
+        if operation_name(node) not in ("add", "sub", "mul", "div"):
+            return None
+        varying = [each for each in node.args[:2] if each in self._varying]
+        is_divisor = operation_name(node) == "div" and varying[:1] != [node.args[0]]
+        return cast(Node, varying[0]) if len(varying) == 1 and not is_divisor else None
+
+    def between(self, source: AffineOperation, path: Sequence[Node]) -> tuple[Tensor, Tensor] | None:
+        """(scale, offset) per channel of the sums and products with constants after a map, the last one first; float64.
+
+        None where they are no numbers per channel, or a scale is 0.
+        """
+        axis, shape = -1 if source.channel_axis is None else source.channel_axis, shape_of(source.node)
+        one_place = [size if place == axis % len(shape) else 1 for place, size in enumerate(shape)]
+        ends = []
+        for value in torch.zeros(one_place, dtype=torch.float64), torch.ones(one_place, dtype=torch.float64):
+            for node in reversed(path):
+                constants = {each: self._constant(each) for each in node.all_input_nodes if each not in self._varying}
+                known = {each: found.double().cpu() for each, found in constants.items()}
+                value = node.target(
+                    *map_arg(node.args, lambda each, value=value, known=known: known.get(each, value)), **node.kwargs
+                )
+            ends.append(value)
+        if any(list(value.shape) != one_place for value in ends) or bool((ends[0] == ends[1]).any()):
+            return None
+        return (ends[1] - ends[0]).flatten(), ends[0].flatten()
 
     def find(self, operation: AffineOperation) -> Aim:
         """The aim of a map."""

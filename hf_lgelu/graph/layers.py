@@ -8,11 +8,11 @@ sum, the map on the other side of the sum is a consumer, too: its output can cor
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Node
 
 from hf_lgelu.graph.aims import AimFinder, Bias, LinearMap
@@ -72,6 +72,7 @@ class Layer:
     uses: tuple[tuple[LinearMap, ...], ...]
     is_used_in_turn: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
+    path: tuple[Node, ...]  # from that gate's call to the map's input
     is_decided: bool  # whether Python read values after a gate before, and the student may run other operations
 
     @property
@@ -136,8 +137,8 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
             maps.append(_Map(uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
     maps += [_Map([reader], set()) for reader in _readers(recording, finder, reached, chosen)]
 
-    fed_gates = find_fed_gates(recording)
-    layers = [_layer_of(recording, together, fed_gates) for together in _solved_together(maps)]
+    fed_gates = find_fed_gates(recording, finder)
+    layers = [_layer_of(recording, finder, together, fed_gates) for together in _solved_together(maps)]
     layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
     return Layers(layers, refused, uncounted, fed_gates)
 
@@ -190,17 +191,24 @@ def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
     return list(groups.values())
 
 
-def _layer_of(recording: Recording, together: Sequence[_Map], fed_gates: Sequence["FedGate"]) -> Layer:
+def _layer_of(
+    recording: Recording, finder: AimFinder, together: Sequence[_Map], fed_gates: Sequence["FedGate"]
+) -> Layer:
     first, *further = together[0].uses  # a map with further uses is alone
     maps = tuple(each.uses[0] for each in together)
     written = recording.downstream(use.operation.node for use in together[0].uses) if further else ()
     after = {recording.calls[fed.site][0]: fed for fed in fed_gates}
     is_decided = max(use.aim.node.meta.get("place", 0) for use in together[0].uses) > recording.decided_from
+    path = () if further or is_decided else _path_from_gate(first, finder)
+    fed = after.get(path[0]) if path else None
+    if fed is not None and (fed.before.bias is None or fed.before.channel_axis != first.operation.channel_axis):
+        fed = None
     return Layer(
         sites=tuple(sorted(set().union(*(each.gates for each in together)))),
         uses=(maps, *((use,) for use in further)),
         is_used_in_turn=any(use.operation.data in written for use in further),
-        fed=None if further or is_decided else _fed_gate_before(first, after),
+        fed=fed,
+        path=path,
         is_decided=is_decided,
     )
 
@@ -242,16 +250,23 @@ def _map_at(recording: Recording, finder: AimFinder, operation: AffineOperation)
     return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
 
-def _fed_gate_before(consumer: LinearMap, fed_gates: Mapping[Node, "FedGate"]) -> "FedGate | None":
-    """The plain gate that only this depthwise map reads, if the map before the gate has a bias; else None."""
+def _path_from_gate(consumer: LinearMap, finder: AimFinder) -> tuple[Node, ...]:
+    """The operations from a plain gate to the depthwise map that alone reads it, the gate first; () for other maps.
+
+    They keep channels apart: views, copies, sums and products with constants.
+    """
+    data = consumer.operation.data
     if consumer.geometry.groups == 1 or consumer.width != math.prod(consumer.geometry.kernel):
-        return None
-    path = [*views_back(consumer.operation.data)]
-    fed = fed_gates.get(path[-1])
-    is_alone = all(len(node.users) == 1 for node in path) and shape_of(path[-1]) == shape_of(path[0])
-    if fed is None or fed.other is not None or fed.before.bias is None or not is_alone:
-        return None
-    return fed if fed.before.channel_axis == consumer.operation.channel_axis else None
+        return ()
+    path = [data]
+    while not is_site(path[-1]):
+        node = path[-1]
+        before = node.args[0] if operation_name(node) in COPIES | RESHAPES else finder.moved_by_constant(node)
+        if before is None:
+            return ()
+        path.append(before)
+    is_alone = all(len(node.users) == 1 for node in path) and shape_of(path[-1]) == shape_of(data)
+    return tuple(reversed(path)) if is_alone else ()
 
 
 def _consumers(
@@ -363,33 +378,60 @@ def _rows_by_choice(recording: Recording) -> set[Node]:
 
 @dataclass(frozen=True)
 class FedGate:
-    """A gate, the operation that makes its input, and the other half of a gated unit, or None."""
+    """A gate, the operation that makes its input, and the other half of a gated unit, or None.
+
+    The gate's input is scale · output + offset, with constants per channel.
+    """
 
     site: int
     before: AffineOperation
     other: AffineOperation | None
     owns_other: bool = False  # whether nothing else uses the other half's parameters
+    scale: Tensor = field(default_factory=lambda: torch.ones(1, dtype=torch.float64))
+    offset: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
 
     @property
     def maps(self) -> tuple[AffineOperation, ...]:
         """The maps of the unit: before the gate, and the other half where the unit owns it."""
         return (self.before, self.other) if self.other is not None and self.owns_other else (self.before,)
 
+    @property
+    def is_next(self) -> bool:
+        """Whether the gate takes the output as it is."""
+        return bool((self.scale == 1).all() and (self.offset == 0).all())
 
-def find_fed_gates(recording: Recording) -> list[FedGate]:
+
+def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
     found, used_once = [], recording.are_used_once
     for site, calls in sorted(recording.calls.items()):
-        before = affine_source(recording, calls[0].args[0], calls[0]) if len(calls) == 1 else None
-        if before is None or before.weight is None or not used_once(*before.parameters):
+        before, between = _source_of(recording, finder, calls[0]) if len(calls) == 1 else (None, [])
+        if before is None or not used_once(*before.parameters):
+            continue
+        moved = finder.between(before, between) if between else ()
+        if moved is None:
             continue
         other = _other_half(recording, calls[0])
         # The weight must be that of a module that computes nothing else: hooks then see the values. A block that
         # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
-        found.append(FedGate(site, before, other, other is not None and used_once(*other.parameters)))
+        found.append(FedGate(site, before, other, other is not None and used_once(*other.parameters), *moved))
     return found
+
+
+def _source_of(recording: Recording, finder: AimFinder, call: Node) -> tuple[AffineOperation | None, list[Node]]:
+    """(the affine map before a gate, the sums and products with constants between them, the last one first)."""
+    node, user, between = call.args[0], call, list[Node]()
+    while True:
+        before = affine_source(recording, node, user)
+        if before is not None and before.weight is not None:
+            return (None if between and before.bias is None else before), between
+        data = finder.moved_by_constant(node)
+        if data is None or list(node.users) != [user]:
+            return None, between
+        between.append(node)
+        node, user = data, node
 
 
 def affine_source(recording: Recording, node: Node, user: Node) -> AffineOperation | None:

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, cast
@@ -207,7 +207,9 @@ class Recording:
 
         return constant
 
-    def run(self, nodes: Iterable[Node], values: dict[Node, Any], known: Sequence[dict[Node, Any]], gate: Gate) -> None:
+    def run(
+        self, nodes: Iterable[Node], values: MutableMapping[Node, Any], known: Sequence[dict[Node, Any]], gate: Gate
+    ) -> None:
         """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
         value = ChainMap(values, *known, self.values).__getitem__
         for node in nodes:

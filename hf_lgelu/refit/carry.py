@@ -5,7 +5,8 @@ Both networks stop at every layer and go on from there, so one forward pass of e
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -32,6 +33,9 @@ larger with 8 than with 32."""
 
 LEAST_POSITIONS = 2**15
 """Positions in all for a narrow convolution: of the maps that end a detector, one in a hundred shows an object."""
+
+POSITIONS_WITH_KINKS = 2**11
+"""The same for a depthwise convolution, which has few features and is fitted once for each kink."""
 
 MEMORY_LIMIT = 2 * 2**30
 """Bytes of carried values that stay in memory; the rest goes to the folder for temporary files."""
@@ -64,7 +68,7 @@ class _Network(NamedTuple):
     stored: dict[Node, Any]
     gates: Gate
 
-    def run(self, nodes: tuple[Node, ...], values: dict[Node, Any], numbers: dict[Node, Any]) -> None:
+    def run(self, nodes: tuple[Node, ...], values: MutableMapping[Node, Any], numbers: dict[Node, Any]) -> None:
         """Execute `nodes`, with results and operands in `values`; `numbers` are those of the batch."""
         self.recording.run(nodes, values, (self.stored, numbers), self.gates)
 
@@ -153,7 +157,7 @@ class Carrier:
         if layer.fed is None or len(kinks) == 1:
             return sums[0]
         found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
-        add_constant(self._converted, layer.fed.before, slice(None), -chosen, None)
+        add_constant(self._converted, layer.fed.before, slice(None), -chosen / layer.fed.scale.to(chosen), None)
         return found
 
     def note(self, index: int) -> str | None:
@@ -229,7 +233,8 @@ class Carrier:
         layer, first, positions = arrival.layer, maps[0], None
         sizes = lambda node: arrival.converted[node].shape  # noqa: E731
         if first.geometry.kind == "convolution":
-            wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, LEAST_POSITIONS) / self._images)
+            least = LEAST_POSITIONS if layer.fed is None else POSITIONS_WITH_KINKS
+            wanted = math.ceil(max(ROWS_PER_FEATURE * layer.width, least) / self._images)
             available = math.prod(arrival.converted[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
@@ -246,10 +251,14 @@ class Carrier:
         rows = FitRows(torch.cat(inputs, dim=-1), residuals, targets, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
-        before = arrival.converted[arrival.pair.recording.calls[layer.fed.site][0].args[0]]
-        windows, inside = (first.geometry.feature_rows(each, positions) for each in (before, torch.ones_like(before)))
-        gate = lambda value: arrival.pair.converted.gates(layer.fed.site, value) * inside  # noqa: E731 (padding stays zero)
-        return rows_with_kinks(rows, windows, gate, first.operation.weight_in(self._converted), first.aim.scale)
+        at_gate = layer.path[0].args[0]
+
+        def features_with(kink: float) -> Tensor:
+            values = ChainMap({at_gate: arrival.converted[at_gate] - kink}, arrival.converted)
+            arrival.pair.converted.run(layer.path, values, arrival.numbers)
+            return first.geometry.feature_rows(values[layer.path[-1]], positions)
+
+        return rows_with_kinks(rows, features_with, first.operation.weight_in(self._converted), first.aim.scale)
 
     def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""

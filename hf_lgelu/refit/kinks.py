@@ -215,18 +215,17 @@ KINKS = (0.0, *(sign * step / 5 for step in range(1, 6) for sign in (-1, 1)))
 
 
 def rows_with_kinks(
-    rows: FitRows, windows: Tensor, gate: Callable[[Tensor], Tensor], weight: Tensor, scale: Tensor
+    rows: FitRows, features_with: Callable[[float], Tensor], weight: Tensor, scale: Tensor
 ) -> list[FitRows]:
     """The rows of a depthwise map with each of the KINKS in the gate before it; `rows` are those without a kink.
 
-    `windows` (n, g, d) are the gate's inputs that give the features of `rows`, and `gate` makes features of windows.
-    `scale` is ∂aim/∂output of the map with this `weight`, per channel.
+    `features_with` gives the features for a kink. `scale` is ∂aim/∂output of the map with this `weight`, per channel.
     """
-    weight = weight.reshape(rows.residuals.shape[1], -1, windows.shape[-1])
+    weight = weight.reshape(*rows.residuals.shape[1:], -1)
     weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)
     found = [rows]
     for kink in KINKS[1:]:
-        features = gate(windows - kink)
+        features = features_with(kink)
         lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), widened(weight))
         found.append(rows._replace(features=features, residuals=rows.residuals + lost))
     return found

@@ -114,13 +114,15 @@ class Place(Refit):
         sums = gather_placements(original, sites, fed_gates, folds)
         inputs = gather_inputs(original, [each.fed for each in blocks.values() if each.has_linear_part], folds.spread)
         fitted = {site for layer in found.layers for site in layer.sites}
+        apart = {site for layer in found.layers if layer.maps[0].geometry.groups > 1 for site in layer.sites}
         waits_for = _waits_for(found.layers, fed_gates)
         self._writes: dict[int | None, list[_Written]] = defaultdict(list)
         for fed in fed_gates:
             direction, block = directions.get(fed.site), blocks.get(fed.site)
             if block is None:
-                # A refitted map after the gate supplies a constant and a line.
-                basis: Basis = "line" if fed.other is None and fed.site in fitted else "relu"
+                # A refitted map after the gate supplies a constant, and a line if it mixes channels.
+                is_plain = fed.other is None and fed.site in fitted
+                basis: Basis = "relu" if not is_plain else "constant" if fed.site in apart else "line"
                 written = _Written(fed, first_of(fit_kinks(sums[fed.site], basis, 1)), direction)
             else:
                 width = block.width - extra[fed.site]
@@ -269,5 +271,6 @@ def write_placement(converted: nn.Module, fed: FedGate, placement: Kinks, direct
     if fed.before.bias is None:
         add_constant(converted, fed.before, slice(None), -kink * slope, direction)
         return
-    bias = fed.before.bias.read(converted)
-    fed.before.bias.write(converted, (bias.double().flatten() - kink) * slope)
+    bias = fed.before.bias.read(converted).double().flatten()
+    scale, offset = fed.scale.to(bias), fed.offset.to(bias)
+    fed.before.bias.write(converted, slope * bias + (slope * (offset - kink) - offset) / scale)

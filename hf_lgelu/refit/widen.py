@@ -75,7 +75,7 @@ def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequen
     found = []
     for layer in layers:
         fed = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None
-        if fed is None:
+        if fed is None or not fed.is_next:
             continue
         norm, down = fed.before, layer.maps[0].operation
         before = norm if norm.mixes else affine_source(recording, norm.data, norm.node)

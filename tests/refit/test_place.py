@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_lgelu import convert_to_relu
-from hf_lgelu.graph.layers import find_fed_gates
+from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.networks.batches import read_batches
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
@@ -49,7 +49,7 @@ def pictures(count, channels=2, side=8):
 def test_a_gate_behind_a_norm_is_placed_in_the_norms_scale_and_shift():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
-    units = find_fed_gates(Recording(model, sites, pictures(4)))
+    units = find_layers(Recording(model, sites, pictures(4)), model, sites).fed_gates
     assert [unit.before.parameters for unit in units] == [
         ("1.weight", "1.bias"),
         ("4.weight", "4.bias"),
@@ -74,35 +74,23 @@ def over_several_axes(channels, side, normalize):
     return nn.Sequential(first, normalize, nn.GELU(), nn.Flatten(), last).eval()
 
 
-class Times(nn.Module):
-    """A factor for each channel, followed by axes of length one."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.factor = nn.Parameter(torch.ones(channels, 1, 1))
-
-    def forward(self, x):
-        return x * self.factor
-
-
 @pytest.mark.parametrize(
     ("channels", "side"), [(8, 8), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((8, 6), (6, 8)))]
 )
 def test_a_norm_over_several_axes_is_left_as_it_is(channels, side):
     """Its scale and shift are numbers of a place, and no channel's."""
-    for normalize in (nn.LayerNorm([channels, side, side]), Times(channels)):
-        model, inputs = over_several_axes(channels, side, normalize), pictures(150, side=side)
-        converted, report = convert_to_relu(model, inputs, effort="place")
-        for name, value in model[1].named_parameters():
-            assert torch.equal(converted[1].get_parameter(name), value)
-        assert report.steps[1].distance == pytest.approx(report.steps[0].distance, rel=1e-6)  # nothing to place
+    model, inputs = over_several_axes(channels, side, nn.LayerNorm([channels, side, side])), pictures(150, side=side)
+    converted, report = convert_to_relu(model, inputs, effort="place")
+    for name, value in model[1].named_parameters():
+        assert torch.equal(converted[1].get_parameter(name), value)
+    assert report.steps[1].distance == pytest.approx(report.steps[0].distance, rel=1e-6)  # nothing to place
 
 
 def test_the_sums_of_a_placement_are_those_of_the_norms_output():
     model = small()
     sites = find_sites(model, SMOOTH_KINDS)
     folds = deal_folds(read_samples(read_batches(pictures(70))), batch_size=16)
-    units = find_fed_gates(Recording(model, sites, folds.first.load().inputs))
+    units = find_layers(Recording(model, sites, folds.first.load().inputs), model, sites).fed_gates
     sums = gather_placements(model, sites, units, folds)
     with torch.no_grad():
         seen = [model[:2](fold[0].load().inputs).movedim(1, -1).reshape(-1, 6).double() for fold in folds.folds]
