@@ -77,8 +77,9 @@ LAW_TABLE = TableSpec(
     title="What a large LLaMA needs",
     caption="Computed from the law, not measured: refit, weights in bfloat16, four tokens a unit; hours of arithmetic "
     "alone. A dash: too little memory.",
-    rows=lambda data: [((law.model, f"{law.hidden:,} → {law.units:,}"), law) for law in laws(data)],
-    head=("Weights", "Widths"),
+    rows=lambda data: [((law.model,), law) for law in laws(data)],
+    head=("Weights",),
+    text_columns=1,
     columns=(
         Column("Memory, GB", lambda law, notes: f"{sum(law.memory.values()):.0f}"),
         Column("Operations, 10¹⁵", lambda law, notes: f"{sum(law.operations.values()) / 1e15:.2g}"),
