@@ -76,7 +76,7 @@ def laws(data: ReportData) -> list[Law]:
 LAW_TABLE = TableSpec(
     title="What a large LLaMA needs",
     caption="Computed from the law, not measured: refit, weights in bfloat16, four tokens a unit; hours of arithmetic "
-    "alone. A dash: too little memory.",
+    "only, on GPUs at assumed rates. A dash: too little memory.",
     rows=lambda data: [((law.model,), law) for law in laws(data)],
     head=("Weights",),
     text_columns=1,
