@@ -339,7 +339,7 @@ def test_a_model_of_sentence_transformers_goes_whole_in_one_call(tmp_path, name,
     assert (
         quantize_onnx(path, tmp_path / "int8.onnx", data, max_relative_error=np.inf, **collator).calibration_rows == 3
     )
-    assert judged.comparison.samples == 2  # of three texts, each counted once
+    assert judged.samples == 2  # of three texts, each counted once
     assert set(OnnxModel(tmp_path / "judged" / "model-int8.onnx").input_names) == set(given)
 
 

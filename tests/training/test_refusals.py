@@ -150,7 +150,7 @@ OF_OPTIMIZERS = {
     ),
     "layerwise": (tiny_model, lambda model: Layerwise(model.parameters()), "Layerwise .*parameter groups"),
     "fused": (tiny_model, lambda model: Fused(model.parameters()), "Fused .*parameter groups"),
-    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS .*one group"),
+    "L-BFGS": (tiny_model, lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS .*one parameter group"),
     "without one s": (tiny_model, without_one, "SGD .*parameter groups"),
     "relative steps": (tiny_model, of_relative_steps, "Adafactor .*learning rate"),
     "flat": (Flattened, sgd, "FSDP1 .*fsdp_version: 2"),

@@ -145,14 +145,11 @@ def train_and_record(
 
 def build_model(run: RunArguments, benchmark: Benchmark, data: BenchmarkData, options: ModelOptions) -> PreTrainedModel:
     """The network of a run before its first step, from torch's global generator."""
-    inputs = benchmark.collate([data.train[i] for i in range(2)])
     model = benchmark.build_model(run.activation, data, options)
     if run.channels_last:
         model.to(memory_format=torch.channels_last)
     if run.activation in GATES:
-        initialize_hardness(
-            model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature, inputs=inputs
-        )
+        initialize_hardness(model, run.init_mode, run.init_hardness, run.high_hardness, temperature=run.temperature)
     return model
 
 

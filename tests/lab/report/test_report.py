@@ -100,8 +100,9 @@ def test_the_script_writes_report_and_readme_and_prints_the_results(
     name = "downstream/mlp-digits/gelu-seed0"
     write_record(record_of(benchmark="mlp-digits", name=name), measured / "runs" / name)
     (tmp_path / "real.md").write_text(f"# Mine\n{START}{END}\n")
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "results.md").write_text(f"{START}{END}\n")
+    for page in ("results.md", "lab/conversion.md"):
+        (tmp_path / "docs" / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "docs" / page).write_text(f"{START}{END}\n")
     readme.symlink_to(tmp_path / "real.md")
     assert script("--output_dir", tmp_path / "out", "--downstream", measured, "--pages", tmp_path) == 0
     shown = "| mlp-adult [a] | 0.8500 ± 0.0000 (2 of 3 seeds) |"
