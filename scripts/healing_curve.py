@@ -95,7 +95,12 @@ def _start(measured: Measured, arguments: HealingArguments, name: str) -> nn.Mod
     if name == "swap":
         substitute_relu(model, kinds=SMOOTH_KINDS)
     elif name == "refit":
-        model = convert_to_relu(model, measured.fitted[: arguments.samples]).model
+        path = Path(arguments.state_dir, "refit.pt")  # for each learning rate the same
+        if not path.exists():
+            converted = convert_to_relu(model, measured.fitted[: arguments.samples]).model
+            torch.save(converted.state_dict(), path)
+        substitute_relu(model, kinds=SMOOTH_KINDS)
+        model.load_state_dict(torch.load(path, weights_only=True))
     return model
 
 
@@ -108,7 +113,7 @@ def _healed(
     path.parent.mkdir(parents=True, exist_ok=True)
     known = torch.load(path, weights_only=True) if path.exists() else {"steps": 0}
     done = known["steps"]
-    model = _start(measured, arguments, "swap" if done and name == "refit" else name)  # quick to make, the same gates
+    model = _start(measured, arguments, name)
     optimizer = torch.optim.AdamW(model.parameters(), arguments.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
     if done:
         model.load_state_dict(known["model"])
