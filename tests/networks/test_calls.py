@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers
 from accelerate.hooks import ModelHook, add_hook_to_module
+from huggingface_hub import PyTorchModelHubMixin
 from torch import nn
 from torch.ao.quantization import get_default_qconfig_mapping
 from torch.ao.quantization.quantize_fx import prepare_fx
@@ -401,6 +402,17 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
             hf_lgelu.from_pretrained(code, tmp_path / "saved")
 
 
+def test_a_statement_that_moves_into_a_loop_is_another_text(x, tmp_path):
+    loop = "        for _ in range(2):\n            x = x + 1\n"
+    text = OF_THE_HUB.replace("        x = F.gelu", loop + "        x = x * 2\n        x = F.gelu")
+    own = module_of(text, tmp_path, "of_the_hub")
+    converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}).model
+    converted.save_pretrained(tmp_path / "saved")
+    moved = text.replace("        x = x * 2", "            x = x * 2")  # white space alone
+    with pytest.raises(ValueError, match="has another text"):
+        hf_lgelu.from_pretrained(module_of(moved, tmp_path, "of_the_hub").Own, tmp_path / "saved")
+
+
 def test_a_call_on_a_parameter_is_no_gate(x):
     class Scaled(Code):
         def __init__(self):
@@ -457,6 +469,35 @@ def test_looking_leaves_nothing_and_tries_only_what_a_forward_reads(x):
         assert type(network) is not Watched
     assert (type(network), Watched.forward, swish) == (Watched, forward, function)
     pickle.dumps(OfFunctions())
+
+
+REGISTERED = """
+class Registering(type):
+    classes = {}
+
+    def __new__(mcs, name, bases, body):
+        mcs.classes[name] = made = super().__new__(mcs, name, bases, body)
+        return made
+
+
+class Net(nn.Module, metaclass=Registering):
+    # a page \x0c and another line \u2028 of this comment
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        return self.b(F.silu(F.gelu(self.a(x))))
+"""
+
+
+def test_a_class_registers_once_is_scripted_and_its_calls_become_gates_once(x, tmp_path):
+    own = module_of(IMPORTS + REGISTERED, tmp_path, "registered")
+    converted = hf_lgelu.convert_to_relu(own.Net(), x, options=hf_lgelu.ConversionConfig(kinds=("gelu",))).model
+    assert own.Registering.classes["Net"] is own.Net
+    torch.testing.assert_close(torch.jit.script(converted)(x), converted(x))
+    with pytest.raises(ValueError, match="are gates already; convert all kinds at once"):
+        hf_lgelu.convert_to_relu(converted, x)
 
 
 class OfTwoKinds(Code):
@@ -596,6 +637,19 @@ class OfFunctions(Code):
         return self.out(swish(self.b(swish(x=self.a(x)))))
 
 
+class StaticSiLU(nn.Module):
+    @staticmethod
+    def forward(x):
+        return x * torch.sigmoid(x)
+
+
+def test_a_module_with_a_static_forward_is_a_gate(x):
+    network = nn.Sequential(nn.Linear(6, 12), StaticSiLU(), nn.Linear(12, 3))
+    converted, report = hf_lgelu.convert_to_relu(network, x)
+    assert report.gates == {"1": "StaticSiLU"}
+    assert not find_smooth_calls(converted, x[:2])
+
+
 def test_a_formula_that_is_a_function_is_a_gate(x):
     model = OfFunctions()
     before = model(x)
@@ -625,6 +679,17 @@ class OwnModel(transformers.PreTrainedModel):
 
     def forward(self, x):
         return {"logits": self.out(swish(self.act(self.block(x))))}
+
+
+class OwnMixin(Gated, PyTorchModelHubMixin):
+    pass
+
+
+def test_of_a_mixin_of_the_hub_the_conversion_says_that_no_gates_are_saved(x):
+    report = hf_lgelu.convert_to_relu(OwnMixin(), x).report
+    assert "OwnMixin.from_pretrained builds the gates of its code and config, which is another" in " ".join(
+        report.warnings
+    )
 
 
 def test_a_saved_model_loads_with_the_gates_in_the_place_of_its_calls(tmp_path, x):
