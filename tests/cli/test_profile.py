@@ -1,7 +1,10 @@
 """hf-lgelu profile: a line a gate."""
 
+import json
+
 import pytest
 import torch
+from matplotlib.axes import Axes
 
 from hf_lgelu.export.card import write_card
 from hf_lgelu.models.checkpoint import load_checkpoint
@@ -45,6 +48,24 @@ def test_each_hardness_is_told_with_its_bound(tmp_path, call):
         assert "ended at λ from 1 to 100" in text
         assert f"| `layers.0.activation` | 1.0500 | 1 | {soft:.2g} |" in text  # as learned, now
         assert f"| `layers.1.activation` | 1.0500 | 100 | {hard:.2g} |" in text
+
+
+def test_a_plot_is_a_picture_of_every_gate_over_the_epochs(tmp_path, call, monkeypatch):
+    of_two_hardnesses(tmp_path / "run")
+    rows = [
+        {"epoch": epoch, **{f"hardness/layers.{i}.activation": 1.0 + i * epoch for i in (0, 1)}} for epoch in (1, 2)
+    ]
+    history = [{"loss": 0.5, "epoch": 1}, *({**row, "hardness/mean": 1.5} for row in rows)]
+    (tmp_path / "run" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    drawn, plot = {}, Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda *given, **more: (drawn.update({more["label"]: given[1:]}), plot(*given, **more))[1]
+    )
+    status, said, errors = call("profile", tmp_path / "run", "--plot", tmp_path / "new" / "hardness.png")
+    assert status == 0, errors
+    assert f"λ over the epochs: {tmp_path / 'new' / 'hardness.png'}" in said
+    assert (tmp_path / "new" / "hardness.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn == {"layers.0.activation": ([1, 2], [1.0, 1.0]), "layers.1.activation": ([1, 2], [2.0, 3.0])}
 
 
 def of_two_hardnesses(folder):

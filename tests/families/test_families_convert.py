@@ -63,6 +63,13 @@ def batches(family: Family | TimmFamily) -> list[dict[str, torch.Tensor]]:
     return found
 
 
+def test_there_are_sixty_and_some_of_every_kind():
+    tried = {family.name for family in EVERY}
+    assert len(tried) >= 60
+    kinds = {"bert", "vit", "whisper", "clip", "rt-detr", "timesfm", "mamba", "mixtral", "encodec", "timm-resnet18"}
+    assert kinds <= tried | OTHERWISE
+
+
 @pytest.mark.parametrize(
     "family",
     [pytest.param(each, id=each.name, marks=[pytest.mark.slow] * (each.name in SLOW)) for each in EVERY],

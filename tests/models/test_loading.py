@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from hf_lgelu import LambdaGELU, from_pretrained, replace_activations
+from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.models.checkpoint import load_checkpoint
 
 POISON = -3e30
@@ -93,6 +94,14 @@ def test_a_gelu_checkpoint_gets_initial_hardness_which_stays_what_it_has_learned
     again = family.model_class.from_pretrained(tmp_path / "learned", **how)
     again.init_weights()
     assert raw_values(again) == learned
+
+
+@pytest.mark.usefixtures("polluted")
+def test_a_gate_that_did_not_answer_would_have_what_memory_held(tmp_path, monkeypatch):
+    BERT.build().save_pretrained(tmp_path)
+    monkeypatch.setattr(LambdaGate, "_is_hf_initialized", True)
+    model = BertForMaskedLM.from_pretrained(tmp_path, hidden_act="lambda_gelu")
+    assert set(raw_values(model).values()) == {torch.tensor(POISON).item()}
 
 
 def test_a_gate_is_initial_where_a_load_with_deepspeed_empties_the_functions_of_initialization():
@@ -200,6 +209,16 @@ def test_temperature_and_override_come_back(tmp_path):
     assert [m.hardness.item() for m in modules] == pytest.approx([42.0, 1.7, 1.7], rel=1e-6)
     assert [m.raw_hardness.item() for m in modules] == pytest.approx([0.3 * math.log(math.expm1(0.7))] * 3, rel=1e-6)
     assert torch.equal(logits_of(loaded, BERT.inputs()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_saved_hardness_stays_float32_in_half_precision(dtype, tmp_path):
+    model = BERT.build("lambda_gelu")
+    torch.nn.init.constant_(model.get_submodule(HEAD).raw_hardness, 0.1234567)
+    model.save_pretrained(tmp_path)
+    loaded = BertForMaskedLM.from_pretrained(tmp_path, dtype=dtype)
+    assert loaded.bert.embeddings.word_embeddings.weight.dtype == dtype
+    assert torch.equal(loaded.get_submodule(HEAD).raw_hardness, torch.tensor([0.1234567]))
 
 
 @pytest.mark.usefixtures("polluted")

@@ -500,17 +500,6 @@ def test_a_class_registers_once_is_scripted_and_its_calls_become_gates_once(x, t
         hf_lgelu.convert_to_relu(converted, x)
 
 
-class OfTwoKinds(Code):
-    def forward(self, x):
-        return self.out(F.silu(self.b(F.gelu(self.a(x)))))
-
-
-def test_calls_of_all_kinds_become_gates_at_once(x):
-    converted = hf_lgelu.convert_to_relu(OfTwoKinds(), x, options=hf_lgelu.ConversionConfig(kinds=("gelu",))).model
-    with pytest.raises(ValueError, match="all kinds at once"):
-        hf_lgelu.convert_to_relu(converted, x)
-
-
 class CalledItself(Code):
     def __call__(self, x):
         return 2 * F.gelu(super().__call__(x))

@@ -1,8 +1,9 @@
-"""λ in the log: read back from the trainer's history, and its place among the reporters."""
+"""λ in the log: read back from tensorboard's event files and the trainer's history."""
 
 import json
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tiny_training import hardness_values, lambda_gelus, rows, tiny_model, tiny_trainer
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
@@ -59,12 +60,19 @@ def check(series, steps):
     assert 1 < series["hardness/mean"][2] < 2 < series["hardness/mean"][3]
 
 
-def test_a_plain_trainers_log_has_the_hardness_but_no_rate_of_its_own(tmp_path):
+def test_a_plain_trainers_log_and_tensorboard_have_the_hardness_but_no_rate_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
     truth = Truth()
-    training = [entry for entry in train(tmp_path, truth, plain=True).state.log_history if "loss" in entry]
+    trainer = train(tmp_path, truth, plain=True, report_to=["tensorboard"])
+    training = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert not any("hardness_learning_rate" in entry for entry in training)
     series = {name: [entry[name] for entry in training] for name in NAMES[:3]}
     check(series | {"hardness_learning_rate": [step[3] for step in truth.steps]}, truth.steps)
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    for name, values in series.items():
+        assert [event.step for event in events.Scalars(f"train/{name}")] == list(range(1, 13))
+        assert [event.value for event in events.Scalars(f"train/{name}")] == pytest.approx(values)
 
 
 # The history

@@ -27,22 +27,24 @@ def tree(model):
 class ForwardError(Exception): ...
 
 
-@pytest.mark.parametrize("where", ["compute_metrics", "preprocess_logits_for_metrics"])
-def test_an_error_in_a_function_of_the_user_leaves_everything_as_it_was(tmp_path, where):
+@pytest.mark.parametrize("where", ["forward", "compute_metrics", "preprocess_logits_for_metrics"])
+def test_an_error_in_the_substituted_pass_leaves_everything_as_it_was(tmp_path, where):
     fails = [True]
 
     def function(*args):
         if fails and isinstance(model.activations[0], torch.nn.ReLU):
             raise ForwardError
-        return args[0] if where == "preprocess_logits_for_metrics" else {"x": 1.0}
+        return {"compute_metrics": {"x": 1.0}, "preprocess_logits_for_metrics": args[0]}.get(where)
 
     model = tiny_model().eval()
-    functions = {"compute_metrics": lambda prediction: {}, where: function}
+    before, functions = state_of(model), {"compute_metrics": lambda prediction: {}, where: function}
+    model.register_forward_pre_hook(functions.pop("forward", lambda *args: None))
     trainer = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, **functions)
     modules, callbacks = tree(model), [*trainer.callback_handler.callbacks]
     with pytest.raises(ForwardError):
         trainer.evaluate()
     assert tree(model) == modules
+    assert_same_state(state_of(model), before)
     assert trainer.callback_handler.callbacks == callbacks
     fails.clear()
     assert_works(trainer)

@@ -76,3 +76,17 @@ def test_a_run_resumed_after_the_switch_equals_the_whole(tmp_path):
 def test_only_a_plain_smooth_gate_is_relufied(activation, tmp_path):
     with pytest.raises(ValueError, match="to relufy"):
         trained(small(activation), tmp_path)
+
+
+def test_no_epoch_before_the_switch_is_the_best(tmp_path):
+    # The loss falls from epoch to epoch, and the greatest counts as the best: over the whole run the first epoch.
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+    options = {"num_train_epochs": 4, "switch_fraction": 0.5, "save_strategy": "epoch", **best}
+    trainer, _ = trained(small(), tmp_path, **options)
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert max(losses) == losses[0]
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-3")
+    assert trainer.state.best_metric == losses[2]
+    for step in (2, 3):  # at the switch, and after it
+        resumed, _ = trained(small(), tmp_path / f"from-{step}", str(tmp_path / f"checkpoint-{step}"), **options)
+        assert resumed.state.best_metric == losses[2]
