@@ -197,7 +197,6 @@ class ConvertArguments(OutputArguments):
     max_samples: int | None = _input(
         f"The most rows, sequences or images of --data. Default: {_AMOUNT}, but at least 32.", None
     )
-    target: str = _of_config("target")
     effort: str | None = _of_config("effort", choices=EFFORTS)
     width: float = _of_config("width")
     batch_size: int | None = _of_config("batch_size")

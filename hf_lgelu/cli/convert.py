@@ -199,12 +199,12 @@ def preview_conversion(model: nn.Module, data: Any, config: ConversionConfig) ->
         batches = load_own(task.folds.held_out or task.folds.fitted)
         metrics, compared = compare_outputs(task.read, {"swap": swapped}, batches, over_processes=True)
         table = networks_table(metrics, {"plain swap": compared["swap"].distance}, main=True)
-        lines += [f"{exchange.target.title} in their place, without a refit:", *text_table(*table, text_columns=1)]
+        lines += ["ReLU in their place, without a refit:", *text_table(*table, text_columns=1)]
         if len(sites) > 1:
             costs = list(swap_costs(task.read, task.folds, exchange).items())[:_DEAREST]
             dearest = ", ".join(f"{name} {cost:.3g}" for name, cost in costs if math.isfinite(cost))
             lines.append(f"The gates that cost most, each swapped alone: {dearest}. `keep` leaves gates smooth.")
         with exchange.plain_swap(model).applied():
             lines += [f"still smooth: {call}" for call in still_smooth(model, task.folds, config.outputs)]
-        lines += [f"warning: with {exchange.target.title} in its config, {text}" for text in runtime_warnings(model)]
+        lines += [f"warning: with ReLU in its config, {text}" for text in runtime_warnings(model)]
         return "\n".join([*lines, *(f"warning: {text}" for text in task.warnings)])

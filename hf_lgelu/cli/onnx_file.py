@@ -30,8 +30,6 @@ _OF_CHECKPOINTS = (
 def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | None]:
     """(the file, the rows of --data, the rows of --evaluation). Raises ValueError for what does not fit the file."""
     _require_options(arguments)
-    if arguments.target not in ("relu", "leaky_relu"):
-        raise ValueError(f"--target {arguments.target}: an ONNX file is given relu or leaky_relu in the gates' places")
     inputs = read_arrays(arguments.data, arguments, arguments.max_samples)
     second = None
     if arguments.evaluation not in (None, "none"):

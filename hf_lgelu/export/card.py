@@ -32,7 +32,7 @@ from hf_lgelu.export.checkpoint_facts import (
 from hf_lgelu.files import is_hub_id, whole_file
 from hf_lgelu.formats import markdown_table, percent, quoted, score, significant
 from hf_lgelu.models.hardening import hardness_profile, learned_hardness
-from hf_lgelu.refit.config import RUNGS, TARGETS
+from hf_lgelu.refit.config import RUNGS
 from hf_lgelu.refit.report import ConversionReport, evaluations, gates_in_words, what_was_done
 
 if TYPE_CHECKING:
@@ -155,7 +155,6 @@ def render_conversion_card(
     report: ConversionReport, provenance: Provenance, checkpoint: CheckpointFacts, **words: Any
 ) -> ModelCard:
     """The card of a converted network; `words` may be `repo_id`, and `license`, which is the original's."""
-    target = next(row for row in TARGETS.values() if row.title == report.target)
     measured, metrics = evaluations(report), report.evaluation.refitted.metrics if report.evaluation else {}
     results, source = [], provenance.evaluation_source
     if source is not None:
@@ -164,9 +163,9 @@ def render_conversion_card(
     return fill_card(
         _CONVERSION_TEMPLATE,
         checkpoint,
-        f"{provenance.model.rpartition('/')[2]}-{target.tag}",
-        [target.tag, *(["relufication"] if target.name == "relu" else []), "lambda-gelu"],
-        activation=None if checkpoint.needs_package else target.name,
+        f"{provenance.model.rpartition('/')[2]}-relu",
+        ["relu", "relufication", "lambda-gelu"],
+        activation=None if checkpoint.needs_package else "relu",
         base_model=provenance.model if provenance.model_is_on_hub else None,
         results=results,
         metrics=list(metrics),
@@ -182,7 +181,6 @@ def render_conversion_card(
             for title, of in measured[-1:]
         ),
         done=what_was_done(report),
-        has_zeros=target.has_zeros,
         made_with=made_with(provenance.hardware, provenance.versions),
         **words,
     )

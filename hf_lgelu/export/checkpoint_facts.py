@@ -15,7 +15,6 @@ from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models import mlp
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
-from hf_lgelu.refit.config import TARGETS
 
 _MLP_CLASS = mlp.MLPForClassification.__name__
 SENTENCE_CLASSES = ("SentenceTransformer", "SparseEncoder", "CrossEncoder")
@@ -196,10 +195,9 @@ def without_hf_lgelu(checkpoint: CheckpointFacts, where: str, *, activation: str
     `activation` is the name of its gates in transformers.
     """
     if checkpoint.model_class == _MLP_CLASS:
-        modules = {name: target.torch_module for name, target in TARGETS.items()}
         # torch prints the form of GELU that needs no argument, too.
         plain = {row.plain_names[0]: repr(row.plain_module()) for row in GATES.values()}
-        modules |= {name: text.replace("approximate='none'", "") for name, text in plain.items()}
+        modules = {"relu": "ReLU()"} | {name: text.replace("approximate='none'", "") for name, text in plain.items()}
         module = modules.get(activation)  # none of two gates
         return _MLP.format(layers=checkpoint.layers, activation=module) if module else ""
     form = _SENTENCE_TRANSFORMERS if checkpoint.model_class in SENTENCE_CLASSES else _TRANSFORMERS

@@ -19,7 +19,6 @@ from hf_lgelu.export.onnx_operators import OPERATORS, run_operator
 from hf_lgelu.export.onnx_run import OnnxModel, read_onnx, require_parity
 from hf_lgelu.files import whole_file
 from hf_lgelu.models.graph_gates import with_gate_modules
-from hf_lgelu.networks.elementwise import form_at
 from hf_lgelu.networks.run import NOT_TAKEN, in_words, run_example
 from hf_lgelu.networks.sites import computes_same
 
@@ -107,7 +106,7 @@ class OnnxNetwork(nn.Module):
     def save(self, path: str | os.PathLike, *, overwrite: bool = False) -> Path:
         """Write the file's own graph with the present gates and weights. All else in it stays as it was.
 
-        Raises ValueError for a gate that ONNX does not have, FileExistsError without `overwrite`, and RuntimeError
+        Raises ValueError for another gate than ReLU, FileExistsError without `overwrite`, and RuntimeError
         where onnxruntime gives other outputs than torch; then nothing is written.
         """
         onnx = require("onnx", "onnx")
@@ -116,13 +115,10 @@ class OnnxNetwork(nn.Module):
         for name, (x, y, original) in self._gates.items():
             gate = self.graph.get_submodule(name)
             if not computes_same(gate, original):
-                form, slope = form_at(gate), float(gate(torch.tensor(-1.0)))
-                if form is None or form.name not in ("relu", "leaky_relu"):
-                    raise ValueError(f"{name} is {gate}: an ONNX file is given ReLU or LeakyReLU in the gates' places")
+                if not computes_same(gate, nn.ReLU()):
+                    raise ValueError(f"{name} is {gate}: an ONNX file is given ReLU in the gates' places")
                 place = _rename(graph, y)
-                options = {"alpha": -slope} if slope else {}
-                made = onnx.helper.make_node("LeakyRelu" if slope else "Relu", [x], [y], name=f"{y}_gate", **options)
-                graph.node.insert(place + 1, made)
+                graph.node.insert(place + 1, onnx.helper.make_node("Relu", [x], [y], name=f"{y}_gate"))
         held = {initializer.name: initializer for initializer in graph.initializer}
         before = _Reader(onnx.load_from_string(self._file)).root.state_dict()
         for name, value in self.graph.state_dict().items():

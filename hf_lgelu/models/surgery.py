@@ -230,8 +230,8 @@ def relu_for(site: ActivationSite) -> nn.ReLU:
 class TemporaryRelu:
     """A temporary `substitute_relu` that can be used again: the sites are found once. Weights and config are untouched.
 
-    If a model is wrapped for distributed training, give and call the inner module. `make` builds another gate than
-    ReLU, and `include` chooses sites by name. `gates` are the new gates by name. Raises ValueError without sites.
+    If a model is wrapped for distributed training, give and call the inner module. `include` chooses sites by name.
+    `gates` are the new gates by name. Raises ValueError without sites.
 
     >>> import torch, hf_lgelu
     >>> from hf_lgelu.models.surgery import TemporaryRelu
@@ -248,11 +248,10 @@ class TemporaryRelu:
         model: nn.Module,
         *,
         kinds: Sequence[str] = LEARNED_KINDS,
-        make: Callable[[], nn.Module] | None = None,
         include: Callable[[str], bool] | None = None,
     ) -> None:
         self._sites = found_sites(changeable_module(model, temporarily=True), kinds, include)
-        self._relus = [relu_for(site) if make is None else make() for site in self._sites]
+        self._relus = list(map(relu_for, self._sites))
         self.gates = {site.name: relu for site, relu in zip(self._sites, self._relus, strict=True)}
 
     def applied(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""The targets of a conversion, the rungs of its ladder, and its options.
+"""The rungs of a conversion's ladder, and its options.
 
 Nothing here imports torch: the command reads it before any library loads.
 """
@@ -7,31 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
-
-
-@dataclass(frozen=True)
-class TargetGate:
-    """A gate by its name in transformers, as a conversion takes it for a target.
-
-    `can_be_placed` says that the fits of slopes and kinks and the added units are made for this gate: only for ReLU.
-    """
-
-    name: str  # a key of ACT2FN
-    title: str
-    tag: str  # on a model card
-    torch_module: str  # the call of torch.nn that builds it
-    can_be_placed: bool = False
-    has_zeros: bool = False  # inputs below 0 become 0
-
-
-TARGETS = {
-    gate.name: gate
-    for gate in (
-        TargetGate("relu", "ReLU", "relu", "ReLU()", can_be_placed=True, has_zeros=True),
-        TargetGate("relu6", "ReLU6", "relu6", "ReLU6()", has_zeros=True),
-        TargetGate("leaky_relu", "LeakyReLU", "leaky-relu", "LeakyReLU()"),
-    )
-}
 
 
 @dataclass(frozen=True)
@@ -44,7 +19,6 @@ class Rung:
     """
 
     effort: str  # its word among the options
-    moves_kinks: bool = False  # it needs a target whose kinks can be placed
     takes_steps: bool = False
     standard_errors: float = 0.0
     on_the_card: str = ""
@@ -54,11 +28,7 @@ RUNGS = {
     rung.effort: rung
     for rung in (
         Rung("refit"),
-        Rung(
-            "place",
-            moves_kinks=True,
-            on_the_card="the maps before the gates got the kink and the slope of each ReLU",
-        ),
+        Rung("place", on_the_card="the maps before the gates got the kink and the slope of each ReLU"),
         Rung(
             "distill",
             takes_steps=True,
@@ -90,7 +60,6 @@ class ConversionConfig:
             is linear in the inputs, or are copies with kinks of their own. 1.25 gives most for its size. The most is
             six times the units, and one more unit for each input. Blocks that cannot take more stay as they are.
             Refused where no block can, or where the config has no key of the width. Default: 1.
-        target: What the gates become: relu, relu6 or leaky_relu. effort place and width need relu. Default: relu.
         keep: Gates that stay smooth: their names, or how many. A number keeps the gates that take the
             outputs farthest when each alone is exchanged. Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
@@ -124,7 +93,6 @@ class ConversionConfig:
 
     effort: str | None = None
     width: float = 1.0
-    target: str = "relu"
     keep: int | Sequence[str] = ()
     max_kl: float | None = FAR_KL
     strict: bool = False
@@ -138,8 +106,6 @@ class ConversionConfig:
     bf16: bool = False
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise ValueError(f"target must be one of {', '.join(TARGETS)}, got {self.target!r}")
         if self.effort is not None and self.effort not in EFFORTS:
             raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {self.effort!r}")
         above_0 = ("max_kl", "box_channels", "max_samples", "batch_size", "distill_steps")
@@ -151,16 +117,6 @@ class ConversionConfig:
         for name in ("distill_steps", "bf16"):
             if getattr(self, name) and "distill" not in self.rungs:
                 raise ValueError(f"`{name}` is for `effort` 'distill', got {self.effort!r}")
-        if not self.gate.can_be_placed and (self.width > 1 or self.effort == "place"):
-            raise ValueError(
-                f"kinks are placed and blocks widened for ReLU only, not for {self.gate.name}; leave "
-                "`width` out, and take `effort` 'refit' or 'distill'"
-            )
-
-    @property
-    def gate(self) -> TargetGate:
-        """The target gate."""
-        return TARGETS[self.target]
 
     @property
     def rungs(self) -> tuple[str, ...]:
@@ -168,8 +124,7 @@ class ConversionConfig:
         takes_steps = self.distill_steps is not None or self.bf16
         highest = self.effort or (EFFORTS[-1] if takes_steps else EFFORTS[0])
         highest = "place" if self.width > 1 and highest == "refit" else highest
-        up_to_highest = EFFORTS[: EFFORTS.index(highest) + 1]
-        return tuple(effort for effort in up_to_highest if self.gate.can_be_placed or not RUNGS[effort].moves_kinks)
+        return EFFORTS[: EFFORTS.index(highest) + 1]
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON values, a function by its name."""

@@ -51,7 +51,6 @@ def convert_to_relu(
     *,
     effort: str | None = None,
     width: float | None = None,
-    target: str | None = None,
     keep: int | Sequence[str] | None = None,
     evaluation_data: Any = None,
     options: ConversionConfig | None = None,
@@ -78,7 +77,6 @@ def convert_to_relu(
             model: it samples 8,192 tokens of text itself.
         effort: the last rung to try: "refit" (the default), "place" or "distill"; see `ConversionConfig`.
         width: how many times the hidden units every block gets; a larger width brings the network nearer. 1 by default.
-        target: the new gate, a row of `hf_lgelu.refit.config.TARGETS`. "relu" by default.
         keep: names of gates that stay smooth, or how many. None by default.
         evaluation_data: a second set, in the same forms, on which the networks are compared; the same on every process.
             A warning counts the samples that are also in `data`.
@@ -106,7 +104,7 @@ def convert_to_relu(
     >>> report.held_out.refitted.kl < report.held_out.direct.kl
     True
     """
-    given: dict[str, Any] = dict(effort=effort, width=width, target=target, keep=keep)
+    given: dict[str, Any] = dict(effort=effort, width=width, keep=keep)
     config = replace(options or ConversionConfig(), **{name: each for name, each in given.items() if each is not None})
     model, computed = with_plain_parts(model, config)
     processes = known_processes()
@@ -193,7 +191,6 @@ def report_of(
         model=type(task.model).__name__,
         gates={site.name: site.module._get_name() for site in exchange.sites(task.model)},
         kept={name: task.model.get_submodule(name)._get_name() for name in exchange.keep},
-        target=exchange.target.title,
         layers=layers,
         live_units=live_units,
         held_out=held_out,

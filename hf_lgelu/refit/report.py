@@ -161,7 +161,6 @@ class ConversionReport:
     steps: tuple[StepTaken, ...] = ()
     width_share: float = 1.0
     live_units: float | None = None
-    target: str = "ReLU"
     kept: Mapping[str, str] = field(default_factory=dict)
     next_step: str | None = None
     repeated: int = 0
@@ -195,10 +194,10 @@ class ConversionReport:
         lines += [f"still smooth: {call}" for call in self.smooth_calls]
         if not self.config_changes:  # a bare module has no config that says its gates
             lines.append(
-                f"To load the state dict elsewhere, first put {self.target} into the fresh network at each name in "
+                "To load the state dict elsewhere, first put ReLU into the fresh network at each name in "
                 "`report.gates` (`network.set_submodule(name, gate)`); other code computes another network"
             )
-        return "\n  ".join([f"{self.model}: {gates_in_words(self)} became {self.target}", *lines])
+        return "\n  ".join([f"{self.model}: {gates_in_words(self)} became ReLU", *lines])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; None also for numbers that are not finite, which JSON does not have."""

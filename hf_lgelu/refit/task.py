@@ -10,7 +10,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from torch import nn
-from transformers.activations import ACT2FN
 
 from hf_lgelu.comparing.comparison import LiveUnits, compare_outputs
 from hf_lgelu.formats import significant
@@ -22,9 +21,9 @@ from hf_lgelu.models.surgery import TemporaryRelu, exchange_activations, relu_fo
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import run_example
-from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, computes_same, find_sites
+from hf_lgelu.networks.sites import SMOOTH_KINDS, ActivationSite, check_kinds, find_sites
 from hf_lgelu.processes import each_has
-from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig, TargetGate
+from hf_lgelu.refit.config import SAMPLES_TO_RANK, ConversionConfig
 from hf_lgelu.refit.folds import Folds, evenly, load_own
 from hf_lgelu.refit.refusals import ConversionRefusedError
 from hf_lgelu.refit.report import Evaluation, LayerRefit
@@ -35,11 +34,10 @@ progress_log = logging.getLogger("hf_lgelu.progress")
 
 @dataclass(frozen=True)
 class Exchange:
-    """The choice of the gates that become the target: all gates of the kinds, except the names in `keep`."""
+    """The choice of the gates that become ReLU: all gates of the kinds, except the names in `keep`."""
 
     kinds: tuple[str, ...]
     keep: tuple[str, ...]
-    target: TargetGate
 
     def sites(self, model: nn.Module) -> list[ActivationSite]:
         """The gates of a model that are exchanged."""
@@ -50,31 +48,28 @@ class Exchange:
         return Recordings(read.model, self.sites(read.model), read.counted)
 
     def plain_swap(self, model: nn.Module) -> TemporaryRelu:
-        """A context in which the gates of `model` are the target; no weight changes."""
-        make = partial(make_gate, self.target)
-        return TemporaryRelu(model, kinds=self.kinds, make=make, include=lambda name: name not in self.keep)
+        """A context in which the gates of `model` are ReLU; no weight changes."""
+        return TemporaryRelu(model, kinds=self.kinds, include=lambda name: name not in self.keep)
 
     def carry_out(self, model: nn.Module) -> tuple[ConfigChange, ...]:
-        """The changes of the config. Changes `model` in place: its gates become the target."""
+        """The changes of the config. Changes `model` in place: its gates become ReLU."""
         sites = self.sites(model)
-        gates = [relu_for(site) if self.target.name == "relu" else make_gate(self.target) for site in sites]
-        return exchange_activations(model, sites, gates, plan_gates).config_changes
+        return exchange_activations(model, sites, list(map(relu_for, sites)), plan_gates).config_changes
 
 
 def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) -> Exchange:
     """The exchange that the options ask for. If `keep` is a number, the costliest gates stay.
 
-    A gate that computes the target already stays, too. So does a Softplus with no linear map after it: it makes a scale
-    positive, and ReLU would give zeros. Raises ValueError where all gates stay, and ConversionRefusedError where a gate
-    works in place on an input that is used again, because a recording has no in-place operations.
+    A Softplus with no linear map after it stays, too: it makes a scale positive, and ReLU would give zeros. Raises
+    ValueError where all gates stay, and ConversionRefusedError where a gate works in place on an input that is used
+    again, because a recording has no in-place operations.
     """
     model, kinds, keep = read.model, check_kinds(config.kinds or SMOOTH_KINDS), config.keep
-    sites, make = find_sites(model, kinds), partial(make_gate, config.gate)
+    sites = find_sites(model, kinds)
     if isinstance(keep, int) and keep:
-        dearest = list(swap_costs(read, folds, Exchange(kinds, (), config.gate)))[:keep]
+        dearest = list(swap_costs(read, folds, Exchange(kinds, ())))[:keep]
         keep = [site.name for site in sites if site.name in dearest]
-    done = [site.name for site in sites if site.kind != "prelu" and computes_same(site.module, make())]
-    exchange = Exchange(kinds, tuple(dict.fromkeys([*(keep or ()), *done])), config.gate)
+    exchange = Exchange(kinds, tuple(dict.fromkeys(keep or ())))
     sites = exchange.sites(model)
     if any(site.kind == "softplus" for site in sites):
         recording = exchange.recordings(read).of(folds.first)
@@ -83,8 +78,8 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
         exchange = replace(exchange, keep=(*exchange.keep, *scales))
     if not exchange.sites(model):
         raise ValueError(
-            f"{', '.join(exchange.keep[:4])}: there is nothing to convert. Each gate is kept, computes "
-            f"{config.gate.title} already, or is a Softplus without a linear map after it"
+            f"{', '.join(exchange.keep[:4])}: there is nothing to convert. Each gate is kept, or is a "
+            "Softplus without a linear map after it"
         )
     if reused := reused_inputs(model, exchange.sites(model), folds.samples.few.inputs):
         raise ConversionRefusedError(
@@ -95,7 +90,7 @@ def choose_exchange(read: OutputReader, folds: Folds, config: ConversionConfig) 
 
 
 def swap_costs(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str, float]:
-    """{gate: distance of the outputs from the original's when it alone becomes the target}, the dearest first.
+    """{gate: distance of the outputs from the original's when it alone becomes ReLU}, the dearest first.
 
     No weight is refitted, so a conversion costs less: the order counts. The distance is measured on some samples, in a
     forward pass for each gate and one more. Outputs that are not finite are infinitely far.
@@ -111,11 +106,6 @@ def swap_costs(read: OutputReader, folds: Folds, exchange: Exchange) -> dict[str
     _, compared = compare_outputs(read, runs, batches, over_processes=True)
     costs = {name: compared[name].distance.value for name in names}
     return dict(sorted(costs.items(), key=lambda entry: entry[1], reverse=True))
-
-
-def make_gate(target: TargetGate) -> nn.Module:
-    """A new module of the target."""
-    return ACT2FN[target.name]
 
 
 @dataclass(frozen=True)

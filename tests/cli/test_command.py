@@ -100,8 +100,6 @@ EXPORT = ("export", "m", "--output_dir", "y")
         ((*CONVERT, "--evaluation", "none", "--max_eval_samples", "9"), "--max_eval_samples: the data set for this"),
         ((*CONVERT, "--width", "0.5"), "width is a multiple of the present units, finite and at least 1"),
         ((*CONVERT, "--effort", "place", "--bf16"), "--bf16 is for --effort 'distill'"),
-        ((*CONVERT, "--target", "relu:0.1"), "convert: --target must be one of relu, relu6"),
-        ((*CONVERT, "--target", "relu6", "--effort", "place"), "kinks are placed and blocks widened for ReLU only"),
         ((*EXPORT, "--to", "tflite"), "--to: invalid choice: 'tflite'"),
         ((*EXPORT, "--to", "onnx", "--push_to_hub", "a/b"), "--push_to_hub: --to onnx does not take that"),
         ((*EXPORT, "--to", "onnx", "--license", "mit"), "--license: --to onnx does not take that"),

@@ -69,20 +69,15 @@ def test_a_local_original_is_no_base_model():
     assert card.text.startswith("\n# gpt2-ours-relu\n")
 
 
-@pytest.mark.parametrize("target", ["relu", "relu6", "leaky_relu"])
-def test_code_tag_and_limits_are_those_of_the_target(target, tmp_path, monkeypatch):
+def test_the_cards_code_computes_the_saved_network(tmp_path, monkeypatch):
     model = MLPForClassification(MLPConfig(num_features=5, hidden_size=8, num_hidden_layers=2, hidden_act="gelu"))
     # So many rows that rounding decides nothing: with seeds 0 to 5 the KL was at most 0.6 of the plain swap's.
-    converted, report = convert_to_relu(model, torch.randn(400, 5), target=target)
+    converted, report = convert_to_relu(model, torch.randn(400, 5))
     converted.save_pretrained(tmp_path)
     local = dataclasses.replace(PROVENANCE, model="ours", model_is_on_hub=False)
     card = card_of(report, local, facts_of_folder(tmp_path))
-    tag = target.replace("_", "-")
-    assert card.data.tags == [tag, *(["relufication"] if target == "relu" else []), "lambda-gelu"]
-    assert card.text.startswith(f"\n# ours-{tag}\n")
-    limits = section(card, "## Limits")
-    assert f"- Only the gates are {report.target}: " in limits
-    assert (f"Zeros of {report.target} are" in limits) == (target in ("relu", "relu6"))
+    assert card.data.tags == ["relu", "relufication", "lambda-gelu"]
+    assert card.text.startswith("\n# ours-relu\n")
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(card.text.split("Without hf_lgelu:\n\n```python\n")[1].split("```")[0], found)

@@ -14,7 +14,7 @@ from small_networks import convert_with
 from timm_families import TIMM_FAMILIES, TimmFamily
 from torch import nn
 
-from hf_lgelu import ConversionConfig, from_pretrained
+from hf_lgelu import from_pretrained
 from hf_lgelu.models.checkpoint import save_checkpoint
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.task import Exchange
@@ -121,7 +121,7 @@ def test_without_this_package_no_folder_is_another_network(names, tmp_path):
     assert names is None or len(families) == len(names)
     for family in families:
         model, inputs = family.build().eval(), family.inputs()
-        Exchange(SMOOTH_KINDS, (), ConversionConfig().gate).carry_out(model)
+        Exchange(SMOOTH_KINDS, ()).carry_out(model)
         save_checkpoint(model, tmp_path / family.name)
         output = main_output(model(**inputs)).detach()
         ours = from_pretrained(type(model), tmp_path / family.name).eval()

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import hf_lgelu
-from hf_lgelu import ConversionConfig
 from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.refit.task import Exchange
 
@@ -29,7 +28,7 @@ def test_swapped_gates_and_the_state_dict_are_the_whole_network(name, side, size
     network = timm.create_model(name, num_classes=3, **sizes).eval()
     converted, images = copy.deepcopy(network), torch.randn(2, 3, side, side)
     gates = [site.name for site in find_sites(network, SMOOTH_KINDS)]
-    Exchange(SMOOTH_KINDS, (), ConversionConfig().gate).carry_out(converted)
+    Exchange(SMOOTH_KINDS, ()).carry_out(converted)
     fresh = timm.create_model(name, num_classes=3, **sizes).eval()
     for gate in gates:
         fresh.set_submodule(gate, nn.ReLU())

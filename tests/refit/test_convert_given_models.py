@@ -220,7 +220,7 @@ def errors_of(distance):
 def test_raw_maps_are_converted_as_the_scores_and_boxes_that_they_are(monkeypatch):
     monkeypatch.setattr("hf_lgelu.refit.ladder.is_nearer", lambda *given: True)  # the later rung is kept
     net, pictures = load(), torch.rand(96, 3, 32, 32)
-    options = {"distill_steps": 8, "keep": 2, "target": "leaky_relu"}
+    options = {"distill_steps": 8, "keep": 2}
     found, report = convert_with(net, pictures, outputs=["1"], box_channels=4 * BINS, **options)
     expected, of_wrapped = convert_with(Wrapped(net), pictures, **options)
     assert report.outputs == ("logits", "pred_boxes")

@@ -9,7 +9,7 @@ import torch
 from report_by_hand import REPORT
 from torch import nn
 
-from hf_lgelu import ConversionConfig, ConversionRefusedError, convert_to_relu
+from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.export.card import Provenance, render_conversion_card
 from hf_lgelu.export.checkpoint_facts import CheckpointFacts
 from hf_lgelu.networks.batches import read_batches
@@ -67,7 +67,7 @@ def test_the_gate_whose_swap_overflows_is_kept_first(near_the_end_of_float16):
     assert len(overflows) == 1
     with Network(net) as network:
         folds = deal_folds(read_samples(read_batches(rows)), network.read)
-        costs = swap_costs(network.read, folds, Exchange(SMOOTH_KINDS, (), ConversionConfig().gate))
+        costs = swap_costs(network.read, folds, Exchange(SMOOTH_KINDS, ()))
     assert [name for name, cost in costs.items() if cost == math.inf] == list(costs)[:1] == overflows
 
 

@@ -147,8 +147,6 @@ REFUSED = {  # what is converted, on what, how: the error, and what it names
     "sparse": (PLAIN, torch.eye(6).to_sparse(), {}, TypeError, r"dense tensors of numbers, .* torch\.sparse_coo"),
     "a batch of none": (PLAIN, rows(), {"batch_size": 0}, ValueError, "batch_size"),
     "no effort": (PLAIN, rows(), {"effort": "fast"}, ValueError, "refit, place, distill, got 'fast'"),
-    "no target": (PLAIN, rows(), {"target": "tanh"}, ValueError, "relu, relu6"),
-    "wider for another": (PLAIN, rows(), {"target": "relu6", "width": 1.5}, ValueError, "for ReLU only"),
     "nothing to hold out": (PLAIN, rows(40), {"effort": "place"}, ValueError, "held out"),
     "no unit wider": (PLAIN, rows(), {"effort": "place", "width": 1.001}, ConversionRefusedError, "whole unit more"),
     "narrower": (PLAIN, rows(), {"width": 0.5}, ValueError, "width"),
