@@ -1,6 +1,7 @@
 """`hf-lgelu profile`: the hardness λ of every gate."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from hf_lgelu.cli.arguments import ProfileArguments
@@ -28,23 +29,24 @@ def profile(arguments: ProfileArguments) -> None:
         print(f"{gate:{width}}  {value:10.4g}  {errors[gate]:8.2g}{f'  {learned[gate]:10.4g}' if moved else ''}")
     print(f"hardened: {'yes' if is_hardened(checkpoint.model) else 'no'}")
     if arguments.plot:
-        plot_hardness(Path(arguments.model) / "trainer_state.json", arguments.plot)
+        plot_hardness(Path(arguments.model) / "trainer_state.json", hardness, arguments.plot)
         print(f"λ over the epochs: {arguments.plot}")
 
 
-def plot_hardness(state_file: Path, picture: str) -> None:
-    """Draw λ of each gate over the epochs, from the history in a checkpoint's trainer_state.json."""
+def plot_hardness(state_file: Path, hardness: Mapping[str, float], picture: str) -> None:
+    """Draw λ of each gate over the epochs: the history in a checkpoint's trainer_state.json, and its present λ."""
     from matplotlib.figure import Figure  # slow to import, and only a plot needs it
 
-    history = json.loads(state_file.read_text(encoding="utf-8"))["log_history"]
-    rows = [row for row in history if "hardness/mean" in row]
+    state = json.loads(state_file.read_text(encoding="utf-8"))
+    rows = [row for row in state["log_history"] if "hardness/mean" in row]
     if not rows:
         raise ValueError(f"{state_file} has no λ: train with harden=True or HardeningCallback")
-    names = [name for name in rows[0] if name.startswith("hardness/") and name != "hardness/mean"]
+    # Trainer saves the last step before its epoch ends, and with it the history.
+    rows.append({"epoch": state["epoch"], **{f"hardness/{gate}": value for gate, value in hardness.items()}})
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    for name in names:
-        axes.plot([row["epoch"] for row in rows], [row[name] for row in rows], marker=".", label=name[9:])
+    for gate in hardness:
+        axes.plot([row["epoch"] for row in rows], [row[f"hardness/{gate}"] for row in rows], marker=".", label=gate)
     axes.set(xlabel="epoch", ylabel="λ", yscale="log")
     axes.legend(fontsize="small")
     save_picture(figure, picture, 150)

@@ -9,7 +9,6 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 
 from hf_lgelu import HardeningCallback, HardnessLogCallback
-from hf_lgelu.cli.profile import plot_hardness
 from hf_lgelu.models.hardening import learned_hardness
 
 NAMES = ["hardness/activations.0", "hardness/activations.1", "hardness/mean", "hardness_learning_rate"]
@@ -163,5 +162,3 @@ def test_learned_hardness_survives_a_run_that_logs_nothing(tmp_path, plain):
     assert len(list(tmp_path.glob("checkpoint-*"))) == len(learned) == 4
     assert list(learned_hardness(model).values()) == pytest.approx(learned[0], rel=1e-6)  # e_s = 1
     assert learned[0] != pytest.approx(learned[-1])
-    plot_hardness(saved / "trainer_state.json", tmp_path / "hardness.png")
-    assert (tmp_path / "hardness.png").read_bytes().startswith(b"\x89PNG")
