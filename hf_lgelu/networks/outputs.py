@@ -64,7 +64,9 @@ def task_outputs(output: Any, names: Sequence[str] | None = None) -> dict[str, T
     read = {given: found[given] for name in _READ for given in found if _is_in(given, name)}
     if type(output).__module__.startswith("transformers.") and read:
         return read
-    return read | {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
+    counted = read | {given: value for given, value in found.items() if given.partition(".")[0] not in _NOT_READ}
+    # A backbone gives nothing but the maps that a head reads.
+    return counted or {given: value for given, value in found.items() if _is_in(given, "feature_maps")}
 
 
 def _is_in(given: str, name: str) -> bool:

@@ -178,6 +178,8 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
         inputs=large_pixels,
         gates=4,
     ),
+    # a backbone gives nothing but maps
+    _row("dinov2-backbone", "Dinov2", "Backbone", {**_IMAGE, "out_features": ["stage1", "stage2"]}, pixels, 2),
     # detection: one in each layer; the heads of classes and boxes have ReLU
     _row("yolos", "Yolos", "ForObjectDetection", _DETECTOR, pixels, 2),
     # the encoder's layer, and the convolutions of backbone and pyramids
