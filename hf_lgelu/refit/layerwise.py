@@ -99,7 +99,8 @@ def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
 
 
 def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
-    if not any(fold.count for fold in folds):
+    folds[:] = [fold for fold in folds if fold.count]  # few batches may lead to it
+    if not folds:
         return None
     try:
         return fit_ridge(folds, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)

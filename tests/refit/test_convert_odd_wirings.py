@@ -432,3 +432,29 @@ def test_experts_that_are_given_the_tokens_that_choose_them_are_left_in_words():
     except ConversionRefusedError as error:  # no nearer than the swap, with such experts left as they are
         report = error.report
     assert any("values after a gate decide what" in warning for warning in report.warnings)
+
+
+class RareBranch(nn.Module):
+    """A branch that few rows take, as some experts have few tokens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.act, self.down = nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 6)
+        self.rare_up, self.rare_act, self.rare_down = nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = x + self.down(self.act(self.up(x)))
+        rare = (x[:, 0] > 3).nonzero()[:, 0]
+        return self.head(hidden.index_add(0, rare, self.rare_down(self.rare_act(self.rare_up(hidden[rare])))))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_branch_without_a_row_in_some_folds_is_refitted_on_the_others(count):
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)).clamp(max=2.9)
+    x[7 * torch.arange(count), 0] = 3.5
+    report = convert_to_relu(RareBranch(), x).report
+    rows = {layer.layers: layer.rows for layer in report.layers}
+    assert rows == {("down",): 348, ("rare_down",): count}
+    assert report.held_out.refitted.kl < 0.2 * report.held_out.direct.kl
