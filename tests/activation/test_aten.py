@@ -2,10 +2,11 @@
 
 import math
 
+import mpmath
 import oracle
 import pytest
 import torch
-from expectations import LAYOUTS, assert_matches_closed_form, assert_within, random, values_and_gradients
+from expectations import CLAMPED, LAYOUTS, assert_matches_closed_form, assert_within, random, values_and_gradients
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
@@ -95,7 +96,56 @@ def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chun
         assert torch.equal(tensor.grad, wanted) if needed else tensor.grad is None
 
 
+def test_a_sum_beyond_the_dtype_is_infinite_as_any_sum():
+    x, delta = torch.full((1000,), 0.5), torch.full((1000,), 1e37)
+    assert values_and_gradients(aten.lambda_gate, x, torch.tensor([1.0]), delta)[2].item() == INF
+
+
 # Where gelu(λx)/λ would be wrong
+
+
+@pytest.mark.parametrize(
+    ("values", "hardness", "position"),
+    [
+        ([3e38, -3e38, 0.5], 160.0, 0),
+        ([3e38] * 2, 1.0, CHUNK),  # their sum overflows
+        ([3e38, -3e38, 1e-3, 0.5], 3e38, 3 * CHUNK),
+        ([1e-30, 0.0, 1.0], 3e38, CHUNK),
+    ],
+)
+def test_where_the_scaled_argument_overflows_the_value_is_relu(small_chunks, values, hardness, position):
+    x = random(3 * CHUNK + 10, seed=17)
+    x[position : position + len(values)] = torch.tensor(values)
+    y, grad_x, grad_hardness = values_and_gradients(aten.lambda_gate, x, torch.tensor([hardness]), torch.ones_like(x))
+    value, slope, rate = (
+        torch.tensor([float(exact(number, hardness)) for number in x.tolist()], dtype=torch.float64)
+        for exact in (oracle.exact_value, oracle.exact_derivative_in_x, oracle.exact_derivative_in_hardness)
+    )
+    assert_within(y, value, 5e-7 * x.double().abs())
+    assert_within(grad_x, slope, 5e-7)
+    assert grad_hardness.item() == pytest.approx(rate.sum().item(), rel=1e-5, abs=CLAMPED * len(x))
+
+
+def test_a_hardness_whose_reciprocal_is_subnormal():
+    x = random(256, seed=29) * 1e-30
+    assert torch.set_flush_denormal(True), "not supported here"
+    try:
+        y = aten.lambda_gate(x, torch.tensor([3e38]))
+    finally:
+        torch.set_flush_denormal(False)
+    assert_within(y, x.double().clamp(min=0), 5e-7 * x.double().abs())
+
+
+@pytest.mark.parametrize("function", [aten.lambda_gate, plain.lambda_gate], ids=["aten", "eager"])
+def test_infinity_with_a_graph_of_the_gradient_and_in_forward_mode(function):
+    x, hardness = torch.tensor([INF, -INF, NAN, 1.0], requires_grad=True), torch.tensor([2.0])
+    (grad_x,) = torch.autograd.grad(function(x, hardness).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(grad_x[3], x)
+    wanted = 2 * float(mpmath.npdf(2)) * (2 - 2**2)  # λφ(u)(2 − u²)
+    assert second[3].item() == pytest.approx(wanted, rel=1e-6)
+    _, tangent = torch.func.jvp(lambda x: function(x, hardness), (x.detach(),), (torch.ones(4),))
+    for slope in (grad_x, tangent):
+        assert torch.isnan(slope).tolist() == [True, True, True, False]
 
 
 # The lower tail

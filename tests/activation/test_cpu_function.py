@@ -71,6 +71,15 @@ def test_a_nan_of_any_bits_stays_a_nan():
     assert bool(cpu.lambda_gate(narrow, torch.ones(1)).isnan().all())
 
 
+def test_a_hardness_that_is_no_number_gives_nan():
+    for bits in (0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000):
+        hardness = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+        for dtype in (torch.float32, torch.bfloat16):
+            assert bool(cpu.lambda_gate(X.to(dtype), hardness).isnan().all())
+    y, _, grad_raw = learned(torch.tensor([0.0]), torch.zeros(1), NO_OVERRIDE, X, DELTA)  # a state never loaded
+    assert bool(torch.cat([y, grad_raw]).isnan().all())
+
+
 def test_subnormals_are_numbers_here_and_elsewhere():
     x = torch.tensor([1e-40, -1e-40, 3e-45, -3e-45])
     y, grad_x, _ = values_and_gradients(cpu.lambda_gate, x, torch.tensor([160.0]), torch.ones_like(x))
@@ -157,6 +166,16 @@ def test_second_derivatives_go_through_operations_that_have_them():
     # ∂²f/∂x² = λφ(u)(2 − u²), ∂²f/∂x∂λ = xφ(u)(2 − u²)
     assert_within(by_x, hardness * density * (2 - u**2), 1e-5)
     assert_within(by_raw, 0.4 * density * (2 - u**2) * oracle.hardness_rate(raw.detach(), 0.1), 1e-4)
+
+
+def test_batched_gradients():
+    x, raw = X[:6].clone().requires_grad_(), torch.tensor([0.05], requires_grad=True)
+    y = cpu.learned_lambda_gate(x, raw, T, NO_OVERRIDE)
+    rows, of_raw = torch.autograd.grad(y, (x, raw), torch.eye(6), is_grads_batched=True)
+    hardness = oracle.hardness_of(raw.detach(), 0.1)
+    assert_within(rows, torch.diag(oracle.derivative_in_x(X[:6], hardness)), 1e-6)
+    wanted = oracle.derivative_in_hardness(X[:6], hardness) * oracle.hardness_rate(raw.detach(), 0.1)
+    assert_within(of_raw, wanted[:, None], 1e-5 * wanted.max())
 
 
 def channels_last(x):

@@ -9,6 +9,7 @@ from expectations import CLAMPED, assert_matches_closed_form, assert_within, ran
 from torch.nn import functional as F
 
 from hf_lgelu.activation.functional import lambda_gelu
+from hf_lgelu.activation.module import LambdaGELU
 
 HARDNESSES = [1.0, 2.0, 20.0, 160.0, 1e4]
 HALVES = [torch.float16, torch.bfloat16]
@@ -67,6 +68,17 @@ def test_one_hardness_of_any_shape(function, shape):
     x, delta = random(2, 3, 4, 5, seed=10), random(2, 3, 4, 5, seed=11)
     hardness = 1 + random(*shape, seed=12).abs() * 3
     assert_matches_closed_form(function, x, hardness, delta)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_an_input_without_dimensions_takes_one_hardness_of_any_shape(shape):
+    x = torch.tensor(0.7)
+    for kernel in (None, "aten", "eager"):
+        value = lambda_gelu(x, torch.full(shape, 2.0), kernel=kernel)
+        assert value.shape == ()
+        assert_within(value, oracle.value(x, torch.tensor(2.0)), 1e-6)
+    by_element = torch.func.vmap(LambdaGELU(init_hardness=2.0))(x.expand(3)).detach()
+    assert_within(by_element, oracle.value(x.expand(3), torch.tensor(2.0)), 1e-6)
 
 
 @pytest.mark.parametrize(("x_shape", "hardness_shape"), [((0,), (1,)), ((2, 0, 3), (1,)), ((0,), ())])

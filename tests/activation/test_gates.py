@@ -152,14 +152,16 @@ def test_float32_against_float64(gate, hardness, scale):
 @by_each_kernel
 def test_what_is_not_finite_or_overflows_is_as_in_the_plain_activation(gate, name):
     function = named(name, gate)
-    x = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-40, -1e-40], requires_grad=True)
-    hardness = torch.tensor([2.0], requires_grad=True)
-    value = function(x, hardness)
-    wanted = PLAIN[gate](x.detach().double() * 2) / 2
-    assert torch.allclose(value.double(), wanted, equal_nan=True, rtol=1e-6)
-    value.sum().backward()
-    assert x.grad[:3].isnan().all()
-    assert x.grad[3:].tolist() == pytest.approx([1, 0, 0.5, 0.5])
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        if name != "automatic" and KERNELS[name].refusal(X.to(dtype), torch.ones(1), gate) is not None:
+            continue
+        x = torch.tensor([torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 1e-40, -1e-40], dtype=dtype).requires_grad_()
+        value = function(x, torch.tensor([2.0], requires_grad=True))
+        wanted = PLAIN[gate](x.detach().double() * 2) / 2
+        torch.testing.assert_close(value.detach(), wanted.to(dtype), equal_nan=True, rtol=1e-6, atol=1e-43)
+        value.sum().backward()
+        assert x.grad[:3].isnan().all()
+        assert x.grad[3:].tolist() == pytest.approx([1, 0, 0.5, 0.5])
     for largest in (1e4, 3e38):
         x = torch.tensor([3e38, -3e38], requires_grad=True)
         hardness = torch.tensor([largest], requires_grad=True)

@@ -81,3 +81,6 @@ def test_zeros_that_are_only_implied():
     zeros = torch._efficientzerotensor(5)
     assert "implied" in opaque_refusal(zeros, torch.ones(1))
     assert torch.equal(lambda_gelu(zeros, 2.0), F.gelu(zeros))
+    x, hardness = random(5, seed=1).requires_grad_(), torch.tensor([2.0], requires_grad=True)
+    lambda_gelu(x, hardness).backward(zeros)
+    assert [*x.grad.tolist(), *hardness.grad.tolist()] == [0.0] * 6

@@ -273,3 +273,12 @@ def test_gradients_of_a_functional_call():
     assert_within(whole, terms.sum(), 1e-5 * terms.abs().sum())
     per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))({"raw_hardness": raw}, X, DELTA)
     assert_within(per_sample["raw_hardness"][:, 0], terms.sum((1, 2)), 1e-5 * terms.abs().sum((1, 2)))
+
+
+def test_a_second_derivative_is_at_the_hardness_of_the_forward_pass():
+    module, x = LambdaGELU(init_hardness=1.5), X.clone().requires_grad_()
+    y = module(x)
+    override(module, 37.0)
+    (grad_x,) = torch.autograd.grad(y, x, DELTA, create_graph=True)
+    wanted = DELTA.double() * oracle.derivative_in_x(X, torch.tensor(1.5))
+    assert_within(grad_x.detach(), wanted, 1e-6 * DELTA.double().abs())

@@ -3,13 +3,16 @@
 import copy
 import re
 
+import oracle
 import pytest
 import torch
-from expectations import random
+from expectations import assert_within, random
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.func import grad, jacrev, jvp, vmap
 
 from hf_lgelu import anneal_hardness, freeze_hardness
+from hf_lgelu.activation.functional import lambda_gelu
 from hf_lgelu.activation.module import LambdaGELU
 from hf_lgelu.models.hardening import release_hardness
 
@@ -124,3 +127,20 @@ def test_an_exported_graph_is_plain():
     names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert sum("erf" in name for name in names) == 1
     assert not any("exp." in name for name in names)
+
+
+TRANSFORMS = {
+    "vmap": lambda x, h: vmap(grad(lambda y: lambda_gelu(y, h).sum()))(x),
+    "jacrev": lambda x, h: jacrev(lambda y: lambda_gelu(y, h).sum())(x),
+    "jvp": lambda x, h: jvp(lambda y: lambda_gelu(y, h), (x,), (torch.ones_like(x),))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_inside_of_a_compiled_function_and_the_digits_of_float64(name):
+    for dtype, accuracy in ((torch.float32, 1e-6), (torch.float64, 1e-14)):
+        x, hardness = random(12, seed=10, dtype=dtype), torch.tensor([2.0], dtype=dtype)
+        compiled = torch.compile(TRANSFORMS[name], fullgraph=True, backend="aot_eager")
+        assert_within(compiled(x, hardness), oracle.derivative_in_x(x, hardness), accuracy)
+    value = torch.compile(lambda_gelu, fullgraph=True, backend="aot_eager")(x, hardness)
+    assert_within(value, oracle.value(x, hardness), 1e-14)
