@@ -34,6 +34,8 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     reason = None
     distances = [evaluation.refitted.value for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
+    if alone := [site for layer in report.layers if layer.is_unfit for site in layer.sites]:
+        advice += f", or leave gates smooth (`keep`) that no map after them makes up for: {', '.join(alone[:4])}"
     if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
     elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):

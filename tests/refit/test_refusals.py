@@ -192,6 +192,13 @@ def test_a_refit_that_is_worse_than_the_plain_swap(monkeypatch):
     assert convert_to_relu(model, net.inputs(units=60)).report.held_out is None  # too few rows for a guard
 
 
+def test_a_refusal_names_gates_that_no_map_makes_up_for(monkeypatch):
+    monkeypatch.setattr("hf_lgelu.refit.layerwise.write_refit", _add_noise)
+    model = nn.Sequential(nn.Linear(6, 24), nn.GELU(), nn.Linear(24, 5), nn.GELU())
+    with pytest.raises(ConversionRefusedError, match=r"no nearer .*leave gates smooth \(`keep`\) .*: 3\."):
+        convert_to_relu(model, torch.randn(200, 6))
+
+
 @torch.no_grad()
 def _add_noise(student, traced, layer, fit):
     student.get_submodule(layer.maps[0].name).weight.add_(5.0)
