@@ -12,7 +12,15 @@
 of `forward`. Lines keep their numbers. The object gets the class at the right; the user's class stays as it is.
 
 Everything that runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
-torch.export.
+torch.export. So the text is changed, and not what a call does while it runs.
+
+1. While the model runs, `calls` finds a call: `method_in` names the method that runs, `call_at` the call in its text,
+   and `called_by` the function that a call names, where that function calls the activation.
+2. `put_gates` gives the object its modules and another class, `_class_with_gates`.
+3. `_add_copy` adds each method with these calls to this class. It edits the text of the whole file, compiles it, and
+   takes the code of the method. A function on the way to an activation becomes a method in the same way.
+4. `_with_code` puts this code in the place of the old code, below the method's decorators.
+5. A saved `Call` is found again by `way_of`, which tells by the digest whether the text has changed.
 """
 
 import abc
