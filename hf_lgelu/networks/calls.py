@@ -70,7 +70,7 @@ def lines_of_old_gates(model: nn.Module) -> list[str]:
         f"{call.where}: {call.function}"
         for module in model.modules()
         for call, gate in zip(calls_of(module), module.get_submodule(CALLED) if calls_of(module) else (), strict=True)
-        if not isinstance(gate, FunctionModule)
+        if gate._get_name() != call.function
     ]
     return list(dict.fromkeys(lines))
 
@@ -93,7 +93,7 @@ class _Search(TorchFunctionMode):
 
     def __init__(self, model: nn.Module, kinds: Collection[str]) -> None:
         super().__init__()
-        self.found: dict[nn.Module, dict[Call, FunctionModule]] = defaultdict(dict)
+        self.found: dict[nn.Module, dict[Call, nn.Module]] = defaultdict(dict)
         self.refused: list[str] = []
         self._model, self._modules, self._kinds = model, ids_of(model.modules()), kinds
 
@@ -120,7 +120,7 @@ class _Search(TorchFunctionMode):
             self._look(_call_of(func, args, kwargs or {}), output, frames[1:])
         return output
 
-    def _look(self, seen: tuple[Any, FunctionModule], output: Any, frames: list[FrameType]) -> None:
+    def _look(self, seen: tuple[Any, nn.Module], output: Any, frames: list[FrameType]) -> None:
         """Note where a call of torch stands, if it is a gate or inside of one.
 
         `frames` are those of the call, the innermost first. For `torch.exp` in `swish`, which `mix` calls, which
@@ -128,9 +128,16 @@ class _Search(TorchFunctionMode):
         place of `mix(…)` in the text of `forward` and of `swish(…)` in that of `mix`. It ends at the first call that
         computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
         """
-        is_gate = getattr(seen[0], "shape", ()) == getattr(output, "shape", None) and self._takes(*seen)
         is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
-        where = line_of(next(itertools.compress(frames, is_theirs), frames[-1]))
+        own = next(itertools.compress(itertools.count(), is_theirs), len(frames) - 1)
+        where = line_of(frames[own])
+        # The call of a library's module that is built for this call computes a gate as a whole, with any formula.
+        built = [frame.f_locals for frame in frames[:own] if frame.f_code is _CALL]
+        whole = [(_call_of(None, run["args"], run["kwargs"])[0], run["self"]) for run in built]
+        shape = getattr(output, "shape", None)
+        gates = (gate for x, gate in (seen, *whole) if getattr(x, "shape", ()) == shape and self._takes(x, gate))
+        taken = next(gates, None)
+        is_gate = taken is not None
         place = self._place(frames)
         if place is None:
             self.refused += [where] * is_gate
@@ -148,11 +155,11 @@ class _Search(TorchFunctionMode):
                 if is_inside:
                     held = called_by(way[-1], node, type(owner))
                     at, function = _running(held, frames[:at])
-                    x, whole = _call_in_progress(held, frames[at])
-                    gate = whole if self._takes(x, whole) else None
+                    x, function_gate = _call_in_progress(held, frames[at])
+                    gate = function_gate if self._takes(x, function_gate) else None
                     way += [] if gate else [function]
                 else:
-                    gate = seen[1]
+                    gate = taken
             call = Call(name, tuple(numbers), digest_of(way, numbers), line_of(stands), gate._get_name())
         except ValueError as error:
             self.refused += [f"{where}: {error}"] * (is_gate or gate is not None)
@@ -174,10 +181,10 @@ class _Search(TorchFunctionMode):
                     return next(below for below, each in enumerate(frames) if each.f_code in codes), owner, *method
         return None
 
-    def _takes(self, x: Any, gate: FunctionModule) -> bool:
+    def _takes(self, x: Any, gate: nn.Module) -> bool:
         if not isinstance(x, Tensor) or not x.is_floating_point() or isinstance(x, nn.Parameter):  # it is a scale
             return False
-        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves((gate.args, gate.kwargs)))):
+        if gate._get_name().endswith("_") or any(map(torch.is_tensor, pytree.tree_leaves(vars(gate)))):
             return False
         form = form_at(gate)
         return form is not None and form.kind in self._kinds

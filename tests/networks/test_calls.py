@@ -102,6 +102,10 @@ class BuiltAnewEdited(BuiltAnew):
     make = nn.ReLU
 
 
+class FormulaBuiltAnew(BuiltAnew):
+    make = transformers.activations.NewGELUActivation
+
+
 class Bound(Code):
     def __init__(self, call):
         super().__init__()
@@ -185,6 +189,7 @@ NETWORKS = {
     "functions, a static method and parents": (InFunctions("smooth"), InFunctions("hard")),
     "container": (Container(F.silu), Container(F.relu)),
     "hook of accelerate": (add_hook_to_module(OnOneLine(), ModelHook()), OnOneLineEdited()),
+    "formula built anew": (FormulaBuiltAnew(), BuiltAnewEdited()),
 }
 
 
