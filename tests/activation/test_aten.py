@@ -96,11 +96,6 @@ def test_one_gradient_alone_has_the_bits_that_it_has_beside_the_other(small_chun
         assert torch.equal(tensor.grad, wanted) if needed else tensor.grad is None
 
 
-def test_a_sum_beyond_the_dtype_is_infinite_as_any_sum():
-    x, delta = torch.full((1000,), 0.5), torch.full((1000,), 1e37)
-    assert values_and_gradients(aten.lambda_gate, x, torch.tensor([1.0]), delta)[2].item() == INF
-
-
 # Where gelu(λx)/λ would be wrong
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import datasets
 import pytest
@@ -215,29 +216,21 @@ def test_what_is_far_from_the_original_is_refused_where_that_is_asked_for(place,
     assert any("1e-09" in warning for warning in report_of(tmp_path / "relu")["report"]["warnings"])
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "told"),
-    [
-        ("interrupt", 130, "interrupted; nothing was written\n"),
-        ("other weights", 1, "loaded again, has another classifier"),
-    ],
-)
-def test_a_folder_that_is_half_written_or_loads_as_another_model_is_not_left(
-    fault, status, told, place, tmp_path, monkeypatch, call
-):
+def test_a_folder_that_is_half_written_or_loads_as_another_model_is_not_left(place, tmp_path, monkeypatch, call):
     save = checkpoint.save_checkpoint
 
-    def broken(model, folder, **options):
-        other = type(model)(model.config)  # with random weights
-        save(other if fault == "other weights" else model, folder, **options)
-        if fault == "interrupt":
+    def broken(stops, model, folder, **options):
+        save(model if stops else type(model)(model.config), folder, **options)  # with random weights
+        if stops:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoint, "save_checkpoint", broken)
     words = ("convert", place / "gelu", "--data", place / "rows.csv", "--output_dir", tmp_path / "relu")
-    found, _, errors = call(*words, "--disable_tqdm")
-    assert (found, list(tmp_path.iterdir())) == (status, [])
-    assert told in errors
+    told = {130: "interrupted; nothing was written\n", 1: "loaded again, has another classifier"}
+    for stops, status in ((True, 130), (False, 1)):
+        monkeypatch.setattr(checkpoint, "save_checkpoint", partial(broken, stops))
+        found, _, errors = call(*words, "--disable_tqdm")
+        assert (found, list(tmp_path.iterdir())) == (status, [])
+        assert told[status] in errors
 
 
 def test_a_folder_that_is_taken_is_known_before_any_work(place, converted, monkeypatch, call):

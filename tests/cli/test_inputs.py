@@ -196,6 +196,13 @@ def test_sequences_are_taken_by_the_tokens_that_they_have(tokenizer, tokenized, 
     assert len(inputs(long, model, wanted=3)) == 3
 
 
+def test_a_length_that_is_asked_for_is_more_than_the_tokenizers(tokenizer, gpt2, tmp_path):
+    PreTrainedTokenizerFast.from_pretrained(tokenizer[0], model_max_length=4).save_pretrained(tmp_path)
+    for asked, taken in ((None, 4), (8, 8)):
+        batch = whole(inputs({"text": TEXTS}, gpt2, str(tmp_path), wanted=2, sequence_length=asked))
+        assert batch["input_ids"].shape == (2, taken)
+
+
 def test_other_models_get_a_sequence_a_text_with_its_class(tokenizer, bert):
     source, tokens = tokenizer
     classes = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
@@ -231,6 +238,14 @@ def test_classes_of_another_task_are_no_labels(tokenizer, bert, monkeypatch):
     assert "labels" not in whole(inputs(plain, bert, tokenizer[0]))
     base = BertModel(BertConfig(vocab_size=300, max_position_embeddings=16, **SMALL))
     assert "labels" not in whole(inputs(plain, base, tokenizer[0]))
+
+
+def test_rows_without_a_class_are_no_labels(tokenizer, bert):
+    """-1 is how a ClassLabel says that a row has none, as in test splits whose classes are secret."""
+    names = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["yes", "no"])})
+    for labels in ([0, -1, 1], [0, None, 1]):
+        rows = datasets.Dataset.from_dict({"text": TEXTS[:3], "label": labels}, features=names)
+        assert "labels" not in whole(inputs(rows, bert, tokenizer[0]))
 
 
 def test_classes_by_their_names_in_a_file(tokenizer, bert):

@@ -97,6 +97,17 @@ def test_programs_that_ignore_the_activation_are_named(mlp, tmp_path):
         assert "  warning: llama.cpp ignores the activation" in str(export)
 
 
+@pytest.mark.parametrize("export", [export_relu, export_gelu])
+def test_a_folder_with_something_in_it_is_kept_and_bfloat16_stays(mlp, tmp_path, export):
+    options = {"inputs": torch.ones(2, 6)} | ({"allow_soft": True} if export is export_relu else {})
+    mlp.to(torch.bfloat16).save_pretrained(tmp_path)
+    with pytest.raises(FileExistsError, match="is not empty"):
+        export(mlp, tmp_path, **options)
+    assert "lambda_gelu" in (tmp_path / "config.json").read_text()
+    export(mlp, tmp_path, **options, overwrite=True)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+
+
 @pytest.mark.parametrize("part", ["weight", "forward"])
 def test_nothing_stays_behind_when_the_reloaded_model_differs(mlp, tmp_path, monkeypatch, part):
     anneal_hardness(mlp, 1.0)

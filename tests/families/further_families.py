@@ -44,16 +44,6 @@ _SERIES = {
     **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
 }
 _CODEC = {"num_filters": 4, "upsampling_ratios": [4, 2], "hidden_size": 8, "codebook_size": 16, "codebook_dim": 8}
-_DETECTOR = {**BODY, "image_size": [16, 16], "patch_size": 8, "num_detection_tokens": 3}
-_DETR = {
-    **{"encoder_hidden_dim": 16, "encoder_in_channels": [16] * 3, "encoder_ffn_dim": 24, "encoder_attention_heads": 2},
-    **{"d_model": 16, "decoder_in_channels": [16] * 3, "decoder_ffn_dim": 24, "decoder_n_points": 2},
-    **{"decoder_layers": 1, "decoder_attention_heads": 2, "num_queries": 6, "num_denoising": 0, "num_labels": 3},
-    "backbone_config": {
-        **{"model_type": "rt_detr_resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 16, 16], "depths": [1] * 4},
-        **{"layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]},
-    },
-}
 _EOMT = {"image_size": 32, "mlp_ratio": 2, "num_upscale_blocks": 1, "num_blocks": 1, "num_queries": 5}
 _LEVIT = {
     **{"num_channels": 3, "image_size": 32, "hidden_sizes": [8] * 3, "num_attention_heads": [1] * 3, "num_labels": 3},
@@ -181,9 +171,7 @@ FURTHER_FAMILIES: tuple[Family, ...] = (
     # a backbone gives nothing but maps
     _row("dinov2-backbone", "Dinov2", "Backbone", {**_IMAGE, "out_features": ["stage1", "stage2"]}, pixels, 2),
     # detection: one in each layer; the heads of classes and boxes have ReLU
-    _row("yolos", "Yolos", "ForObjectDetection", _DETECTOR, pixels, 2),
-    # the encoder's layer, and the convolutions of backbone and pyramids
-    _row("rt-detr", "RTDetr", "ForObjectDetection", _DETR, large_pixels, 25),
+    _row("yolos", "Yolos", "ForObjectDetection", {**_IMAGE, "image_size": [16, 16]}, pixels, 2),
     # segmentation: + one in each of two upsamplings
     _row("eomt", "Eomt", "ForUniversalSegmentation", {**_IMAGE, **_EOMT}, large_pixels, 4),
     _text("bloom", "Bloom", "ForCausalLM", {**SPECIAL, "vocab_size": 32, "hidden_size": 16, "n_layer": 2, "n_head": 2}),

@@ -101,12 +101,10 @@ def test_processor_files_are_copied_byte_for_byte_and_nothing_else(tmp_path):
     source, target = tmp_path / "a", tmp_path / "b"
     (source / "additional_chat_templates").mkdir(parents=True)
     wanted = [
-        "additional_chat_templates/tool.jinja",
-        "preprocessor_config.json",
-        "spiece.model",
-        "tokenizer.json",
-        "vocab.txt",
-    ]
+        "additional_chat_templates/tool.jinja", "bpe.codes", "dict.txt", "emoji.json", "entity_vocab.json",
+        "merges.txt", "normalizer.json", "preprocessor_config.json", "prophetnet.tokenizer", "source.spm",
+        "spiece.model", "target_vocab.json", "tokenizer.json", "vocab.txt", "word_shape.json",
+    ]  # fmt: skip
     for name in (*wanted, "config.json", "model.safetensors", "README.md", "training_args.bin"):
         (source / name).write_bytes(name.encode())
     assert copy_processor_files(source, target) == wanted

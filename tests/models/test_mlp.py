@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from family import rewrite_tensors
 from lgelu_lab.benchmarks.data import FeatureRows, collate_rows
 from transformers import AutoModel, Trainer, TrainingArguments
 
@@ -94,13 +95,26 @@ def test_layers_of_different_widths_compute_and_reload(tmp_path):
     assert torch.equal(reloaded(features).logits, logits)
 
 
-def test_bfloat16_weights_take_float32_features_and_give_a_float32_loss():
+def test_a_load_fills_missing_tensors_and_leaves_the_others(tmp_path):
+    model = small_mlp()
+    torch.nn.init.constant_(model.layers[0].linear.weight, 0.5)  # a value that initialization cannot draw
+    model.save_pretrained(tmp_path)
+    rewrite_tensors(tmp_path, lambda tensors: tensors.pop("layers.0.linear.bias"))
+    linear = MLPForClassification.from_pretrained(tmp_path).layers[0].linear
+    assert (linear.weight == 0.5).all()
+    assert 0 < linear.bias.abs().max() <= 1 / math.sqrt(5)
+
+
+def test_bfloat16_weights_take_float32_features_and_give_a_float32_loss(tmp_path):
     model, batch = small_mlp().to(torch.bfloat16), small_batch()
     output = model(**batch)
     output.loss.backward()
     assert (output.logits.dtype, output.loss.dtype) == (torch.bfloat16, torch.float32)
     assert model.layers[0].linear.weight.grad.abs().sum() > 0
     assert output.loss.item() == pytest.approx(small_mlp()(**batch).loss.item(), rel=2e-2)
+    model.save_pretrained(tmp_path)
+    reloaded = AutoModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(reloaded(batch["features"]).logits, output.logits)
 
 
 def test_accumulation_does_not_scale_the_gradient(tmp_path):

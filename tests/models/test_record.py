@@ -276,3 +276,14 @@ def test_two_gates_of_one_activation_come_back_as_two(tmp_path):
     x = torch.randn(16, 4)
     assert torch.equal(loaded(x), model(x))
     assert raw_values(loaded) == {"net.1": [pytest.approx(0.2)], "net.3": [3.0]}
+
+
+def test_gates_of_blocks_whose_weights_are_tied_come_back_each_with_its_hardness(tmp_path):
+    sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "mamba_d_state": 4}
+    sizes |= dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_mamba_heads"), 2)
+    kinds = {"layers_block_type": ["linear_attention", "hybrid"] * 2, "use_mamba_kernels": False}
+    model = transformers.ZambaForCausalLM(transformers.ZambaConfig(**sizes, **kinds))
+    replace_activations(model, include=lambda name: "shared_transf" in name)
+    learn(model).save_pretrained(tmp_path)
+    assert raw_values(from_pretrained(transformers.ZambaForCausalLM, tmp_path)) == raw_values(model)
+    assert len({str(values) for values in raw_values(model).values()}) == 2

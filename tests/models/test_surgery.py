@@ -197,6 +197,12 @@ def test_rewriting_the_config_can_be_left_out():
     assert not hasattr(other.config, "lambda_gelu")
 
 
+def test_each_model_in_a_wrapper_has_its_config_rewritten():
+    both = nn.ModuleList([BERT.build(), BY_NAME["gpt2"].build()])
+    assert len(replace_activations(both)) == 3 + 2
+    assert both[0].config.hidden_act == both[1].config.activation_function == "lambda_gelu"
+
+
 def test_a_config_that_another_model_shares_is_not_touched():
     config = BERT.build().config
     one, other = BertForMaskedLM(config), BertForMaskedLM(config)

@@ -76,17 +76,29 @@ def test_each_activation_is_converted(name):
     assert report.held_out.refitted.relative_error < report.held_out.direct.relative_error
 
 
-def test_torchs_encoder_runs_its_fused_kernel_right_after_the_conversion():
-    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, activation="gelu", batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, 1), nn.Flatten(), nn.Linear(48, 4)).eval()
-    x = torch.randn(200, 3, 16)
-    expected = model(x).detach()
+class Padded(nn.Module):
+    """torch's encoder, whose fused path makes nested tensors of padded sequences."""
+
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, activation="gelu", batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(16, 4)
+
+    def forward(self, x, attention_mask):
+        return {"logits": self.head(self.encoder(x, src_key_padding_mask=attention_mask == 0)[:, 0])}
+
+
+def test_torchs_encoder_with_padding_runs_its_fused_kernel_right_after_the_conversion():
+    mask = (torch.arange(3) < torch.arange(200)[:, None] % 3 + 1).long()
+    model, x = Padded().eval(), {"x": torch.randn(200, 3, 16), "attention_mask": mask}
+    expected = model(**x)["logits"].detach()
     converted, report = convert_to_relu(model, x)
-    held = converted[0].layers[0]
+    held, before = converted.encoder.layers[0], model.encoder.layers[0]
     assert (type(held.activation), held.activation_relu_or_gelu) == (nn.ReLU, 1)
     with torch.no_grad():
-        fused, again = converted(x), model(x)
-    torch.testing.assert_close(fused, converted(x).detach(), rtol=0, atol=1e-5)
+        fused, again = converted(**x)["logits"], model(**x)["logits"]
+    torch.testing.assert_close(fused, converted(**x)["logits"].detach(), rtol=0, atol=1e-5)
     torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
-    assert (model[0].layers[0].activation, model[0].layers[0].activation_relu_or_gelu) == (F.gelu, 2)
-    assert report.gates == {"0.layers.0.activation": "gelu"}
+    assert (before.activation, before.activation_relu_or_gelu) == (F.gelu, 2)
+    assert report.gates == {"encoder.layers.0.activation": "gelu"}
+    assert report.held_out.refitted.value < report.held_out.direct.value

@@ -61,11 +61,17 @@ def test_report_equals_a_plain_loop(tmp_path, hardened):
         assert relu_loss != pytest.approx(loss, rel=1e-2)
 
 
-@pytest.mark.parametrize("option", [{}, {"prediction_loss_only": True, "compute_metrics": accuracy}])
+SMOOTHED = {"label_smoothing_factor": 0.1}  # takes the labels out of the inputs
+
+
+@pytest.mark.parametrize("option", [{}, {"prediction_loss_only": True, "compute_metrics": accuracy}, SMOOTHED])
 def test_without_metrics_losses_and_live_units_are_reported(tmp_path, option):
     model = tiny_model(seed=3)
     metrics = tiny_trainer(tmp_path, model, eval_dataset=SAMPLES, **option).evaluate()
-    assert metrics["eval_relu_loss"] == pytest.approx(by_hand(substituted(model), SAMPLES)[2], rel=1e-6)
+    logits, _, loss = by_hand(substituted(model), SAMPLES)
+    share = 0.1 if option is SMOOTHED else 0.0
+    expected = (1 - share) * loss - share * logits.log_softmax(-1).mean().item()
+    assert metrics["eval_relu_loss"] == pytest.approx(expected, rel=1e-6)
     assert {name for name in metrics if "relu" in name} == {"eval_relu_live_units", "eval_relu_loss"}
     assert not any("accuracy" in name for name in metrics)
 
@@ -248,3 +254,15 @@ def test_nothing_is_generated_for_a_loss_alone(tmp_path, monkeypatch):
     assert args.predict_with_generate
     monkeypatch.undo()
     assert trainer.predict(samples).predictions.shape[0] == len(samples)
+
+
+def test_generated_tokens_come_in_both_passes(tmp_path):
+    (model, samples), seen = t5(), []
+    args = GenerationArguments(output_dir=str(tmp_path), predict_with_generate=True, **ARGUMENTS)
+    note = lambda prediction: seen.append(torch.from_numpy(prediction.predictions)) or {}  # noqa: E731
+    GenerationTrainer(model, args, eval_dataset=samples, compute_metrics=note).evaluate()
+    ids = torch.stack([sample["input_ids"] for sample in samples])
+    soft, relu = (each.eval().generate(input_ids=ids, max_new_tokens=6) for each in (model, substituted(model)))
+    assert not torch.equal(soft, relu)
+    for tokens, expected in zip(seen, (soft, relu), strict=True):
+        assert torch.equal(tokens[:, : expected.shape[1]], expected)
