@@ -42,7 +42,7 @@ def mask_over(mask: Tensor, axes: Sequence[int], inputs: Mapping[str, Any]) -> T
     """The mask (B, T) for positions with these axes: (B, T), or (B, frames) of a sound among the inputs; else None."""
     if mask.shape == tuple(axes):
         return mask.bool()
-    if len(axes) != 2 or not is_of_sound(mask, inputs):
+    if len(axes) != 2 or axes[0] != len(mask) or not is_of_sound(mask, inputs):
         return None
     # A frame counts if the last of its steps does. The steps are assumed to be shared evenly among frames. Convolutions
     # without padding may miss the last frame.
@@ -82,6 +82,8 @@ def frames_of_sound(model: nn.Module) -> Callable[[Tensor], Tensor] | None:
     for module in model.modules():
         count = getattr(module, "_get_feat_extract_output_lengths", None)
         if callable(count):
-            # Some give a tuple: the lengths after their convolutions, and last the lengths that remain.
-            return lambda steps: found[-1] if isinstance(found := count(steps), tuple) else found
+            # Some take a single length. Some give a tuple: the length after their convolutions, and last what remains.
+            return lambda steps: torch.tensor(
+                [int(found[-1] if isinstance(found := count(each), tuple) else found) for each in steps]
+            )
     return None

@@ -176,7 +176,7 @@ def read_samples(batches: Iterable[Batch], *, model: nn.Module | None = None) ->
             "the processes were given different data: give each of them all of it, without a sampler that shares it "
             "out. The conversion shares the work out itself"
         )
-    if not batches:
+    if not keys:
         raise nothing_given("data")
     return Samples(
         batches=batches,

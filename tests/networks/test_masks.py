@@ -58,6 +58,11 @@ def test_a_frame_has_what_the_last_of_its_steps_has(steps, frames):
     assert mask_over(mask, (len(mask), frames), {"input_values": mask}).tolist() == expected
 
 
+def test_values_of_another_number_of_sounds_have_no_mask():
+    mask = torch.ones(2, 8)  # SEW-D's layers also take relative positions, as one sequence
+    assert mask_over(mask, (1, 4), {"input_values": mask}) is None
+
+
 @pytest.mark.parametrize("samples", [4_000, 16_000, 160_000])
 def test_frames_are_those_of_wav2vec2_but_for_one_at_the_end(samples):
     lengths = torch.linspace(samples // 4, samples, 50).long()
