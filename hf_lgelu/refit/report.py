@@ -87,10 +87,13 @@ class Evaluation:
 
     @property
     def size_in_words(self) -> str:
-        """ "12,288 predictions on 96 inputs", "96 predictions" if each input has one, "96 inputs" for embeddings."""
+        """ "12,288 predictions on 96 inputs", "96 predictions" if each input has one, "96 inputs" for embeddings.
+
+        An output without classes has rows of values, and no predictions.
+        """
         if self.refitted.embedding:
             return counted(self.samples, "input")
-        rows = counted(self.rows, "prediction")
+        rows = counted(self.rows, "row" if self.refitted.kl is None else "prediction")
         return rows if self.rows == self.samples else f"{rows} on {counted(self.samples, 'input')}"
 
 
@@ -178,7 +181,8 @@ class ConversionReport:
         if self.held_out is not None and _NEAR <= self.held_out.refitted.value < math.inf:
             errors = [(layer.layers[0], layer.error_after) for layer in self.layers if layer.error_after is not None]
             lost = [*itertools.takewhile(lambda error: error[1] > _LOST, reversed(errors))]
-            if 0 < len(lost) < len(errors) and not self.can_be_wider:
+            is_lost = self.held_out.refitted.relative_error > _LOST and 0 < len(lost) < len(errors)
+            if is_lost and not self.can_be_wider:
                 (first, error), (_, last) = lost[-1], lost[0]
                 lines.append(
                     f"The signal is lost from `{first}` on (relative error {significant(error)} there, "
