@@ -60,7 +60,7 @@ class Moments:
         residuals, of_residuals = self._centred(residuals)
         _, of_targets = self._centred(targets)
         transposed, residuals = features.permute(1, 2, 0), residuals.to(features.dtype).transpose(0, 1)
-        self.gram += _gram(features.transpose(0, 1)).to(device)
+        _add_gram(self.gram, features.transpose(0, 1))
         self.cross += (transposed @ residuals).to(device)
         signed = of_features.mT * of_features.new_tensor([n, -n])
         self.gram.baddbmm_(signed, of_features)
@@ -111,18 +111,16 @@ class Moments:
         return Moments(int(summed(count)), *map(summed, self.sums))
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """XᵀX of (g, n, d): the upper half is computed block by block, the lower half copied."""
-    groups, _, width = rows.shape
-    transposed = rows.mT
-    if width <= _BLOCK:
-        return transposed @ rows
-    product = rows.new_empty(groups, width, width)
-    for start in range(0, width, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        torch.matmul(transposed[:, block], rows[..., start:], out=product[:, block, start:])
-        product[:, start + _BLOCK :, block] = product[:, block, start + _BLOCK :].mT
-    return product
+def _add_gram(total: Tensor, rows: Tensor) -> None:
+    """Add XᵀX of (g, n, d) to (g, d, d), block by block: the upper half is computed, the lower half is its mirror.
+
+    So float32 products of a block's rows stand in memory, and not those of the whole matrix, nor their float64 copy.
+    """
+    for start in range(0, total.shape[1], _BLOCK):
+        stop = start + _BLOCK
+        product = (rows.mT[:, start:stop] @ rows[..., start:]).to(total.device)
+        total[:, start:stop, start:] += product
+        total[:, stop:, start:stop] += product[..., _BLOCK:].mT
 
 
 @contextmanager
