@@ -1,21 +1,22 @@
-"""A linear map after gates: the rows of its least-squares problem, and the value that it has to reproduce.
+"""A linear map after gates, and the value that it has to reproduce: its aim.
 
 A map's output often passes a BatchNorm, a scale per channel and a residual sum before anything nonlinear. The refit
 aims at the value after these operations, and so corrects the drift on the skip path, too.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, Geometry, shape_of
+from hf_lgelu.graph.maps import COPIES, RESHAPES, AffineOperation, Geometry, read_geometry, shape_of
 from hf_lgelu.graph.recorder import operation_name
-from hf_lgelu.graph.recording import StoredValue
+from hf_lgelu.graph.recording import Recording, StoredValue
 
 _MOVES = RESHAPES | {"permute", "transpose"}
 
@@ -23,14 +24,31 @@ Sizes = Callable[[Node], Sequence[int]]
 """node → the shape of its value."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LinearMap:
-    """A linear map after gates: its operation, the geometry of its features, its aim, and the bias that can change."""
+    """A linear map, and its aim: the last node that its output reaches through only sums, scales and moves.
+
+    aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64. `bias` is the map's,
+    or that of the BatchNorm after it, where it is used as often as the weight.
+    """
 
     operation: AffineOperation
-    geometry: Geometry
-    aim: "Aim"
-    bias: "Bias | None"
+    aim: Node
+    shape: tuple[int, ...]  # of the aim's value, on the traced inputs
+    channels: int  # the axis of the map's output along which its channels lie, from the left
+    scale: Tensor  # ∂aim/∂output, per channel
+    scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
+    path: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
+    layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
+    undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
+    norm: Node | None = None  # the first BatchNorm on the path
+    bias: StoredValue | None = None  # to which a constant per channel can be added
+    bias_scale: Tensor | None = None  # ∂aim/∂bias, per channel
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The geometry of the map's features."""
+        return cast(Geometry, read_geometry(self.operation))
 
     @property
     def name(self) -> str:
@@ -42,32 +60,6 @@ class LinearMap:
         """The number of features in a row: the map's inputs, or a group's channels times the size of the kernel."""
         inputs = shape_of(self.operation.data)
         return inputs[-1] if self.geometry.kind == "linear" else self.geometry.width(inputs[1])
-
-
-@dataclass(frozen=True)
-class Bias:
-    """A bias to which a constant per channel can be added, and ∂aim/∂bias per channel."""
-
-    stored: StoredValue
-    scale: Tensor
-
-
-@dataclass(eq=False)
-class Aim:
-    """The last node that a linear map's output reaches through only sums, scales and moves.
-
-    aim = moved(scale · output + …): `scale` is one number per output channel of the map, float64.
-    """
-
-    node: Node
-    shape: tuple[int, ...]  # of its value, on the traced inputs
-    channels: int  # the axis of the map's output along which its channels lie, from the left
-    scale: Tensor  # ∂aim/∂output, per channel
-    scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
-    path: list[Node] = field(default_factory=list)  # the operations after the map, up to the aim
-    layout: tuple[Any, ...] = ()  # the moves (reshape, transposition) on the path, to compare with another map's
-    undo: list[Callable[[Tensor, Sizes], Tensor]] = field(default_factory=list)  # back to the layout of the output
-    norm: Node | None = None  # the first BatchNorm on the path
 
     def in_output_layout(self, value: Tensor, sizes: Sizes) -> Tensor:
         """A tensor like the aim, laid out as the map's output."""
@@ -92,11 +84,13 @@ class Aim:
 
 
 class AimFinder:
-    """The aims of the maps in one graph; `constant(node)` is the value of a node that does not depend on the inputs."""
+    """The linear maps of a recording with their aims. Scales and offsets are those of the recorded `model`."""
 
-    def __init__(self, varying: Collection[Node], constant: Callable[[Node], Any]) -> None:
-        self._varying, self._constant = varying, constant
-        self._found: dict[Node, Aim] = {}
+    def __init__(self, recording: Recording, model: nn.Module) -> None:
+        self._recording = recording
+        self._varying = recording.downstream(recording.inputs)  # the nodes that depend on the inputs
+        self._constant = recording.constants(model)
+        self._found: dict[Node, LinearMap] = {}
 
     def varies(self, node: Node) -> bool:
         """Whether a node depends on the inputs."""
@@ -133,60 +127,69 @@ class AimFinder:
             return None
         return (ends[1] - ends[0]).flatten(), ends[0].flatten()
 
-    def find(self, operation: AffineOperation) -> Aim:
-        """The aim of a map."""
+    def find(self, operation: AffineOperation) -> LinearMap:
+        """A map with its aim and its bias."""
         output, channel_axis = operation.node, operation.channel_axis or 0
         if output in self._found:
             return self._found[output]
         shape = shape_of(output)
         ones = torch.ones(shape[channel_axis], dtype=torch.float64)
-        aim = Aim(output, shape, len(shape) + channel_axis, ones, ones)
-        while len(following := list(aim.node.users)) == 1 and self._keeps_apart(aim, following[0]):
-            aim.node = following[0]
-            aim.path.append(aim.node)
-        self._found[output] = aim
-        return aim
+        linear = LinearMap(operation, output, shape, len(shape) + channel_axis, ones, ones)
+        while len(following := list(linear.aim.users)) == 1 and self._keeps_apart(linear, following[0]):
+            linear.aim = following[0]
+            linear.path.append(linear.aim)
+        after_norm = None if linear.norm is None else self._recording.stored_value(linear.norm.args[2])
+        uses = len(self._recording.parameter_users(operation.weight_name))
+        for stored, scale in ((after_norm, linear.scale_after_norm), (operation.bias, linear.scale)):
+            if stored is None or stored.name in self._recording.tied:
+                continue
+            if len(self._recording.parameter_users(stored.name)) == uses:
+                linear.bias, linear.bias_scale = stored, scale  # rather its own than the norm's
+        self._found[output] = linear
+        return linear
 
-    def _keeps_apart(self, aim: Aim, user: Node) -> bool:
-        """Whether `user` keeps the channels of an aim apart; if so, the aim's scale and layout now include `user`."""
+    def _keeps_apart(self, linear: LinearMap, user: Node) -> bool:
+        """Whether `user` keeps a map's channels apart; if so, the map's scale and layout now include `user`."""
         name = operation_name(user)
         if name == "batch_norm":
-            return self._normalizes(aim, user)
+            return self._normalizes(linear, user)
         if name in _MOVES:
-            aim.undo.append(_back(aim.node, user, name))
-            aim.layout += ((name, shape_of(user) if name in RESHAPES else tuple(map(str, user.args[1:]))),)
-            aim.shape = shape_of(user)
+            linear.undo.append(_back(linear.aim, user, name))
+            linear.layout += ((name, shape_of(user) if name in RESHAPES else tuple(map(str, user.args[1:]))),)
+            linear.shape = shape_of(user)
             return True
         if name in COPIES:
             return True
         if name not in ("add", "sub", "mul", "div"):
             return False
         left, right = user.args[:2]
-        if left is right or shape_of(user) != aim.shape or {*user.kwargs.values()} - {1, None}:  # alpha, rounding_mode
+        if (
+            left is right or shape_of(user) != linear.shape or {*user.kwargs.values()} - {1, None}
+        ):  # alpha, rounding_mode
             return False
-        if name == "add" or (name == "sub" and left is aim.node):
+        if name == "add" or (name == "sub" and left is linear.aim):
             return True
         if name == "sub":
-            return aim.scale_by(torch.tensor(-1.0))
-        other = right if left is aim.node else left
-        if other in self._varying or (name == "div" and left is not aim.node):
+            return linear.scale_by(torch.tensor(-1.0))
+        other = right if left is linear.aim else left
+        if other in self._varying or (name == "div" and left is not linear.aim):
             return False
         factor = torch.as_tensor(self._constant(other) if isinstance(other, Node) else other, dtype=torch.float64)
-        return aim.scale_by(1 / factor if name == "div" else factor)
+        return linear.scale_by(1 / factor if name == "div" else factor)
 
-    def _normalizes(self, aim: Aim, user: Node) -> bool:
-        if user.args[0] is not aim.node or any(node in self._varying for node in user.args[1:5] if node is not None):
+    def _normalizes(self, linear: LinearMap, user: Node) -> bool:
+        if user.args[0] is not linear.aim or any(node in self._varying for node in user.args[1:5] if node is not None):
             return False
         scale = (self._constant(user.args[4]).double() + user.args[7]).rsqrt()
         if user.args[1] is not None:
             scale = scale * self._constant(user.args[1]).double()
-        scale = scale.view([1, -1] + [1] * (len(aim.shape) - 2))
+        scale = scale.view([1, -1] + [1] * (len(linear.shape) - 2))
         # A norm over another axis, or over several channels of the map together, has no bias per channel of the map.
-        channels = aim.per_channel(torch.arange(scale.numel()).view(scale.shape))
-        if channels is None or channels.tolist() != list(range(scale.numel())) or not aim.scale_by(scale):
+        channels = linear.per_channel(torch.arange(scale.numel()).view(scale.shape))
+        if channels is None or channels.tolist() != list(range(scale.numel())) or not linear.scale_by(scale):
             return False
-        if aim.norm is None:
-            aim.norm, aim.scale_after_norm = user, torch.ones_like(aim.scale)
+        if linear.norm is None:
+            linear.norm, linear.scale_after_norm = user, torch.ones_like(linear.scale)
         return True
 
 

@@ -7,7 +7,7 @@ sum, the map on the other side of the sum is a consumer, too: its output can cor
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from hf_lgelu.graph.aims import AimFinder, Bias, LinearMap
+from hf_lgelu.graph.aims import AimFinder, LinearMap
 from hf_lgelu.graph.maps import (
     COPIES,
     RESHAPES,
     AffineOperation,
-    Geometry,
     describe,
     read_affine,
     read_geometry,
@@ -73,7 +72,6 @@ class Layer:
     is_used_in_turn: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
     path: tuple[Node, ...]  # from that gate's call to the map's input
-    is_decided: bool  # whether Python read values after a gate before, and the student may run other operations
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:
@@ -106,40 +104,32 @@ class Layers:
     fed_gates: list["FedGate"]  # the gates whose input is a map's output
 
 
-@dataclass(frozen=True)
-class _Map:
-    """A map with its uses in a forward pass, in their order, and the gates before them, by site."""
-
-    uses: list[LinearMap]
-    gates: set[int]
-
-
 def find_layers(recording: Recording, model: nn.Module, sites: Sequence[ActivationSite]) -> Layers:
     """The layers that read the outputs of `sites` in a recording of `model`. They name sites by index."""
-    finder = AimFinder(recording.downstream(recording.inputs), recording.constants(model))
+    finder = AimFinder(recording, model)
     order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))
     chosen = _rows_by_choice(recording)
     reached, uncounted = _reached_maps(recording, sites, finder, refused)
-    maps: list[_Map] = []
+    maps: list[list[LinearMap]] = []  # the uses of each in a forward pass, in their order
     for node in sorted(reached, key=order.__getitem__):
-        if any(node is use.operation.node for each in maps for use in each.uses):
+        if any(node is use.operation.node for uses in maps for use in uses):
             continue
         operation = cast(AffineOperation, read_affine(node, recording))
-        reason, weight = _why_not(recording, operation, chosen), operation.weight_name
-        uses = [] if reason else [_map_at(recording, finder, use) for use in _uses(recording, operation)]
-        is_in_one_sum = len({use.aim.node for use in uses}) < len(uses)  # each use would correct the whole error
-        if is_in_one_sum or not all(torch.equal(use.aim.scale, uses[0].aim.scale) for use in uses):
+        reason, weight = _why_not(recording, finder.find(operation), chosen), operation.weight_name
+        uses = [] if reason else [finder.find(use) for use in _uses(recording, operation)]
+        is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
+        if is_in_one_sum or not all(torch.equal(use.scale, uses[0].scale) for use in uses):
             reason = f"{weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
         if reason is not None:
             refused[weight, reason].update(reached[node])
         else:
-            maps.append(_Map(uses, set().union(*(reached.get(use.operation.node, ()) for use in uses))))
-    maps += [_Map([reader], set()) for reader in _readers(recording, finder, reached, chosen)]
+            maps.append(uses)
+    maps += [[reader] for reader in _readers(recording, finder, reached, chosen)]
 
     fed_gates = find_fed_gates(recording, finder)
-    layers = [_layer_of(recording, finder, together, fed_gates) for together in _solved_together(maps)]
-    layers.sort(key=lambda layer: max(order[use[0].aim.node] for use in layer.uses))
+    layers = [_layer_of(recording, finder, group, reached, fed_gates) for group in _solved_together(maps, reached)]
+    layers.sort(key=lambda layer: max(order[use[0].aim] for use in layer.uses))
     return Layers(layers, refused, uncounted, fed_gates)
 
 
@@ -177,39 +167,41 @@ def last_biases(recording: Recording, layers: Sequence[Layer]) -> list[str]:
         return not any(map(is_site, after)) and not any(each.mixes for each in affine if each is not None)
 
     maps = (use for layer in layers for use in layer.maps)
-    return list(dict.fromkeys(use.bias.stored.name for use in maps if use.bias is not None and is_last(use)))
+    return list(dict.fromkeys(use.bias.name for use in maps if use.bias is not None and is_last(use)))
 
 
-def _solved_together(maps: Sequence[_Map]) -> list[list[_Map]]:
+def _solved_together(
+    maps: Sequence[list[LinearMap]], reached: Mapping[Node, set[int]]
+) -> Iterable[list[list[LinearMap]]]:
     """The maps in groups of one aim and one layout, a group per layer; a grouped or shared map is a group by itself."""
-    groups: dict[Any, list[_Map]] = defaultdict(list)
-    for each in maps:
-        operation, aim = each.uses[0].operation, each.uses[0].aim
-        alone = operation.node if each.uses[0].geometry.groups > 1 or len(each.uses) > 1 else None
-        key = (aim.node, shape_of(operation.node), operation.channel_axis, aim.layout, not each.gates, alone)
-        groups[key].append(each)
-    return list(groups.values())
+    groups: dict[Any, list[list[LinearMap]]] = defaultdict(list)
+    for uses in maps:
+        first, is_alone = uses[0], uses[0].geometry.groups > 1 or len(uses) > 1
+        node, has_gates = first.operation.node, any(use.operation.node in reached for use in uses)
+        alone = node if is_alone else None
+        groups[first.aim, shape_of(node), first.operation.channel_axis, first.layout, has_gates, alone].append(uses)
+    return groups.values()
 
 
 def _layer_of(
-    recording: Recording, finder: AimFinder, together: Sequence[_Map], fed_gates: Sequence["FedGate"]
+    recording: Recording,
+    finder: AimFinder,
+    group: Sequence[list[LinearMap]],
+    reached: Mapping[Node, set[int]],
+    fed_gates: Sequence["FedGate"],
 ) -> Layer:
-    first, *further = together[0].uses  # a map with further uses is alone
-    maps = tuple(each.uses[0] for each in together)
-    written = recording.downstream(use.operation.node for use in together[0].uses) if further else ()
-    after = {recording.calls[fed.site][0]: fed for fed in fed_gates}
-    is_decided = max(use.aim.node.meta.get("place", 0) for use in together[0].uses) > recording.decided_from
-    path = () if further or is_decided else _path_from_gate(first, finder)
-    fed = after.get(path[0]) if path else None
+    first, *further = group[0]  # a map with further uses is alone
+    written = recording.downstream(use.operation.node for use in group[0]) if further else ()
+    path = () if further else _path_from_gate(first, finder)
+    fed = next((fed for fed in fed_gates if path and recording.calls[fed.site][0] is path[0]), None)
     if fed is not None and (fed.before.bias is None or fed.before.channel_axis != first.operation.channel_axis):
         fed = None
     return Layer(
-        sites=tuple(sorted(set().union(*(each.gates for each in together)))),
-        uses=(maps, *((use,) for use in further)),
+        sites=tuple(sorted(set().union(*(reached.get(use.operation.node, ()) for uses in group for use in uses)))),
+        uses=(tuple(uses[0] for uses in group), *((use,) for use in further)),
         is_used_in_turn=any(use.operation.data in written for use in further),
         fed=fed,
         path=path,
-        is_decided=is_decided,
     )
 
 
@@ -233,21 +225,6 @@ def _uses(recording: Recording, operation: AffineOperation) -> list[AffineOperat
     takers = set(recording.parameter_users(operation.weight_name))
     found = (read_affine(node, recording) for node in recording.operations if node in takers)
     return [each for each in found if each is not None]
-
-
-def _map_at(recording: Recording, finder: AimFinder, operation: AffineOperation) -> LinearMap:
-    """A map with its aim, and its bias or that of a BatchNorm after it, if the bias is used as often as the weight."""
-    aim = finder.find(operation)
-    after = None if aim.norm is None else recording.stored_value(aim.norm.args[2])
-    times = len(recording.parameter_users(operation.weight_name))
-    biases = (
-        Bias(stored, scale)
-        for stored, scale in ((operation.bias, aim.scale), (after, aim.scale_after_norm))
-        if stored is not None
-        and len(recording.parameter_users(stored.name)) == times
-        and stored.name not in recording.tied
-    )
-    return LinearMap(operation, cast(Geometry, read_geometry(operation)), aim, next(biases, None))
 
 
 def _path_from_gate(consumer: LinearMap, finder: AimFinder) -> tuple[Node, ...]:
@@ -313,11 +290,11 @@ def _readers(
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in recording.downstream(products):
         operation = read_affine(node, recording) if node not in after else None
-        if operation is None or not operation.mixes or _why_not(recording, operation, chosen):
+        if operation is None or not operation.mixes or _why_not(recording, finder.find(operation), chosen):
             continue
         is_alone = len(recording.parameter_users(operation.weight_name)) == 1
-        if is_alone and cast(Geometry, read_geometry(operation)).kind == "linear":
-            yield _map_at(recording, finder, operation)
+        if is_alone and finder.find(operation).geometry.kind == "linear":
+            yield finder.find(operation)
 
 
 def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
@@ -333,12 +310,14 @@ def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
     return any(recording.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
-def _why_not(recording: Recording, operation: AffineOperation, chosen: Collection[Node]) -> str | None:
+def _why_not(recording: Recording, linear: LinearMap, chosen: Collection[Node]) -> str | None:
+    """The reason why a map cannot be refitted, or None."""
+    operation = linear.operation
     weight, geometry = operation.weight_name, read_geometry(operation)
-    if operation.node in chosen:
+    if operation.node in chosen or linear.aim.meta.get("place", 0) > recording.decided_from:
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
-            "lengths): the student may decide otherwise"
+            "lengths, a branch): the student may decide otherwise"
         )
     if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"

@@ -89,10 +89,11 @@ class Recording:
             if node in self._parameters or (name in saved and saved[name].is_floating_point())
         }
 
-    def numbers_of(self, other: "Recording") -> dict[Node, Any] | None:
-        """The numbers of another recording by the nodes of this one; None where it has other operations.
+    def join(self, other: "Recording") -> dict[Node, Any] | None:
+        """Let this recording also stand for another of the same operations; None where it has other operations.
 
-        A size in which the two differ becomes a node of this graph, with its present value in `values`.
+        Returns the other's numbers by nodes of this graph. A size in which the two differ becomes a node here, with its
+        present value in `values`.
         """
         if len(self.operations) != len(other.operations) or self.decided_from != other.decided_from:
             return None
@@ -202,16 +203,24 @@ class Recording:
                 for operand in node.all_input_nodes:
                     constant(operand)
                 with torch.no_grad():
-                    self.run([node], values, (), lambda site, value: value)
+                    self.run([node], values, {}, {}, lambda site, value: value)
             return values[node] if node in values else self.values[node]
 
         return constant
 
     def run(
-        self, nodes: Iterable[Node], values: MutableMapping[Node, Any], known: Sequence[dict[Node, Any]], gate: Gate
+        self,
+        nodes: Iterable[Node],
+        values: MutableMapping[Node, Any],
+        numbers: dict[Node, Any],
+        weights: dict[Node, Any],
+        gate: Gate,
     ) -> None:
-        """Execute `nodes` in their order; results go into `values`, operands come from there or from `known`."""
-        value = ChainMap(values, *known, self.values).__getitem__
+        """Execute `nodes` in their order; results go into `values`, where operands come from too.
+
+        `numbers` are those of the batch (`Recordings.numbers_of`), `weights` those of a network.
+        """
+        value = ChainMap(values, weights, numbers, self.values).__getitem__
         for node in nodes:
             if is_site(node):
                 values[node] = gate(node.args[1], value(node.args[0]))
@@ -222,7 +231,7 @@ class Recording:
 class Recordings:
     """A model's recordings: one for each shape of inputs, or for each batch where Python read values of the inputs.
 
-    Recordings of the same operations are one, with the numbers in which the batches differ (`numbers_of`).
+    Recordings of the same operations are one (`Recording.join`), with numbers in which the batches differ.
     """
 
     def __init__(self, model: nn.Module, sites: Sequence[ActivationSite], outputs: OutputsOf = all_tensors) -> None:
@@ -246,7 +255,7 @@ class Recordings:
         recording, numbers = Recording(self.model, self.sites, batch.load().inputs, self.outputs), dict[Node, Any]()
         key = own if recording.belongs_to_batch else batch.shape
         for earlier in dict.fromkeys(known for known, _ in self._known.values()):
-            found = earlier.numbers_of(recording)
+            found = earlier.join(recording)
             if found is not None:
                 recording, numbers = earlier, found
                 break

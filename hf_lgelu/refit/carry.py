@@ -3,11 +3,10 @@
 Both networks stop at every layer and go on from there, so one forward pass of each serves all layers.
 """
 
-import itertools
 import math
 from collections import ChainMap
-from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +16,14 @@ from torch.fx import Node
 from hf_lgelu.graph.aims import LinearMap
 from hf_lgelu.graph.layers import Layer, Layers, find_layers, gates_before
 from hf_lgelu.graph.maps import choose_positions, shape_of
-from hf_lgelu.graph.recording import Gate, Recording, Recordings, gates_of, upstream
+from hf_lgelu.graph.recording import Recording, Recordings, gates_of, upstream
 from hf_lgelu.graph.stages import KeptValues, Stage, plan_stages
 from hf_lgelu.networks.masks import DECODER_INPUTS, MASKS, is_of_sound, mask_over
 from hf_lgelu.processes import each_has, own_part
 from hf_lgelu.refit.folds import FoldBatch, Folds
-from hf_lgelu.refit.kinks import KINKS, nearest_kinks, rows_with_kinks
+from hf_lgelu.refit.kinks import KINKS, rows_with_kinks
 from hf_lgelu.refit.moments import FitRows, Moments, widened
 from hf_lgelu.refit.ridge import held_out_once
-from hf_lgelu.refit.weights import add_constant
 
 ROWS_PER_FEATURE = 16
 """Positions of feature maps that a convolution is fitted on, per feature. A ResNet-18's layers had errors 8 % to 26 %
@@ -44,6 +42,10 @@ _HIDDEN = -1e30
 _TEXT_INPUTS = ("input_ids", "inputs_embeds")
 
 
+Run = Callable[[Iterable[Node], MutableMapping[Node, Any], dict[Node, Any]], None]
+"""(operations, values, numbers of the batch): `Recording.run` with the weights and gates of one network."""
+
+
 class RecordedPair(NamedTuple):
     """Both networks by one recording: its layers, and a stage and a mask for each layer."""
 
@@ -52,25 +54,13 @@ class RecordedPair(NamedTuple):
     stages: list[Stage]
     masks: list[Node | None]
     of_sound: bool  # whether the masks are those of sounds
-    original: "_Network"
-    converted: "_Network"
+    run_original: Run
+    run_converted: Run
 
     def index_of(self, layer: Layer) -> int | None:
         """The number of a layer of another recording in this one, or None."""
-        keys = [(each.name, each.sites) for each in self.layers.layers]
+        keys = [(known.name, known.sites) for known in self.layers.layers]
         return keys.index((layer.name, layer.sites)) if (layer.name, layer.sites) in keys else None
-
-
-class _Network(NamedTuple):
-    """The weights of a network by the nodes of a program, and its gates."""
-
-    recording: Recording
-    stored: dict[Node, Any]
-    gates: Gate
-
-    def run(self, nodes: tuple[Node, ...], values: MutableMapping[Node, Any], numbers: dict[Node, Any]) -> None:
-        """Execute `nodes`, with results and operands in `values`; `numbers` are those of the batch."""
-        self.recording.run(nodes, values, (self.stored, numbers), self.gates)
 
 
 class _Arrival(NamedTuple):
@@ -96,7 +86,7 @@ class Carrier:
     2. `moments(index)` is called for each layer in turn. For each batch, the converted network runs the maps of the
        layer before again, with their refitted weights, up to that layer's aim. Then both networks run up to the new
        layer's aim. The layer's rows are read off and summed up, and the values that later layers use are kept.
-    3. The caller writes refitted weights into the converted network.
+    3. The caller writes refitted weights, and kinks, into the converted network. A Carrier writes nothing.
     4. `close` frees all values.
     """
 
@@ -124,11 +114,11 @@ class Carrier:
         self._kept.close()
 
     @torch.no_grad()
-    def moments(self, index: int) -> list[Moments]:
+    def moments(self, index: int) -> list[list[Moments]]:
         """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
 
-        Batches pass by the layers before, which may be refitted already. For a depthwise layer, the kinks of the gate
-        before it are chosen and written, and the sums hold for the chosen kinks.
+        Batches pass by the layers before, which may be refitted already. A depthwise layer has such sums for each of
+        the KINKS of the gate before it, any other layer for kink 0 alone.
         """
         for passed in range(self._next, index):
             for fold in range(len(self._batches)):
@@ -137,28 +127,24 @@ class Carrier:
         self._next = index + 1
         layer = self.pair.layers.layers[index]
         groups = layer.maps[0].geometry.groups
-        channels = len(layer.maps[0].aim.scale) // groups
+        channels = len(layer.maps[0].scale) // groups
         kinks = KINKS if layer.fed is not None and len(self._batches) > 1 else KINKS[:1]
         sums: list[list[Moments]] = [[] for _ in kinks]
         for fold in range(len(self._batches)):
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
             for arrival in self._arrivals(index, fold):
                 for maps in arrival.layer.uses:
-                    here = _with_original(arrival, maps[0]) if layer.is_used_in_turn else arrival
-                    for total, each in zip(totals, self._rows(here, maps, kinks), strict=True):
-                        total.add(*each)
+                    at_use = _with_original(arrival, maps[0]) if layer.is_used_in_turn else arrival
+                    for total, rows in zip(totals, self._rows(at_use, maps, kinks), strict=True):
+                        total.add(*rows)
             for total, parts in zip(totals, sums, strict=True):
-                found = total.reduce_over_processes()
-                if len(parts) > 1 and held_out_once(found.gram.shape[-1], sum(part.count for part in parts)):
-                    parts[-1] += found
+                of_fold = total.reduce_over_processes()
+                if len(parts) > 1 and held_out_once(of_fold.gram.shape[-1], sum(part.count for part in parts)):
+                    parts[-1] += of_fold
                 else:
-                    parts.append(found)
+                    parts.append(of_fold)
         self._with_padding.update(*each_has(self._with_padding))
-        if layer.fed is None or len(kinks) == 1:
-            return sums[0]
-        found, chosen = nearest_kinks(sums, intercept=layer.has_intercept)
-        add_constant(self._converted, layer.fed.before, slice(None), -chosen / layer.fed.scale.to(chosen), None)
-        return found
+        return sums
 
     def note(self, index: int) -> str | None:
         """The report's note on the rows of a layer whose moments were taken, or None."""
@@ -167,63 +153,28 @@ class Carrier:
 
     def _arrivals(self, index: int, fold: int) -> Iterator[_Arrival]:
         """The batches of a fold that come to a layer, with their values up to its aim."""
-        layer = self.pair.layers.layers[index]
         for place, batch in enumerate(self._batches[fold]):
             pair = self._pair(batch)
-            own = pair.index_of(layer)
-            if own is None:  # what Python read of this batch led past the layer
+            here = pair.index_of(self.pair.layers.layers[index])  # in the batch's own recording
+            if here is None:  # what Python read of this batch led past the layer
                 continue
-            stage, numbers = pair.stages[own], self._recordings.numbers_of(batch)
-            if own == 0:
+            stage, numbers = pair.stages[here], self._recordings.numbers_of(batch)
+            if here == 0:
                 original = pair.recording.bind(batch.load().inputs, self._device)
                 converted = dict(original)
             else:
                 original, converted = self._kept.take((fold, place))
-            if own and not pair.layers.layers[own - 1].is_decided:
-                pair.converted.run(pair.stages[own - 1].after, converted, numbers)
-            pair.original.run((*stage.before, *stage.after), original, numbers)
-            layer = pair.layers.layers[own]
-            if not layer.is_decided:
-                pair.converted.run((*stage.before, *stage.after), converted, numbers)
-            there = self._own_way(batch, layer) if layer.is_decided else converted
-            if there is not None:
-                yield _Arrival(index, batch, pair, layer, pair.masks[own], original, there, numbers)
-            if own + 1 < len(pair.stages):
-                needed = ((original, stage.original), (converted, stage.converted))
-                kept = tuple({node: each[node] for node in each if node in later} for each, later in needed)
-                self._kept.put((fold, place), kept)
-
-    def _own_way(self, batch: FoldBatch, layer: Layer) -> dict[Node, Any] | None:
-        """The student's values at a layer, by the nodes of the original's recording; None if it does not come there.
-
-        Values after a gate decide which operations run before the layer. So the student is recorded itself, with the
-        weights that it has now.
-        """
-        model, sites = self._converted, self._recordings.sites
-        owners = [model.get_submodule(site.name.rpartition(".")[0]) for site in sites]
-        places = zip(sites, owners, self._new_gates, strict=True)
-        sites = [replace(site, parent=owner, function=None, module=gate) for site, owner, gate in places]
-        recording = Recording(model, sites, batch.load().inputs, self._recordings.outputs)
-        layers = find_layers(recording, model, sites).layers
-        same = next((each for each in layers if (each.name, each.sites) == (layer.name, layer.sites)), None)
-        uses = [] if same is None else list(zip(*(itertools.chain(*each.uses) for each in (layer, same)), strict=False))
-        nodes = [
-            pair
-            for use, own in uses
-            for pair in zip(
-                (use.operation.data, use.operation.node, *use.aim.path),
-                (own.operation.data, own.operation.node, *own.aim.path),
-                strict=False,
-            )
-        ]
-        if not nodes or any(shape_of(node) != shape_of(own) for node, own in nodes):
-            return None
-        values = recording.bind(batch.load().inputs, self._device)
-        needed = set().union(*(upstream(own) for _, own in nodes))
-        recording.run(
-            recording.in_order(needed), values, (recording.weights(self._converted),), gates_of(self._new_gates)
-        )
-        return {node: values[own] for node, own in nodes}
+                pair.run_converted(pair.stages[here - 1].after, converted, numbers)  # with the refitted weights
+            for run, values in ((pair.run_original, original), (pair.run_converted, converted)):
+                run((*stage.before, *stage.after), values, numbers)
+            layer, mask = pair.layers.layers[here], pair.masks[here]
+            yield _Arrival(index, batch, pair, layer, mask, original, converted, numbers)
+            if here + 1 < len(pair.stages):
+                both = ((original, stage.original), (converted, stage.converted))
+                needed = tuple({node: values[node] for node in values if node in later} for values, later in both)
+                self._kept.put((fold, place), needed)
+            original.clear()  # the caller may still hold them while the next batch runs
+            converted.clear()
 
     def _rows(self, arrival: _Arrival, maps: Sequence[LinearMap], kinks: Sequence[float]) -> list[FitRows]:
         """Rows of one use of a layer: inputs of its `maps`, and the original's values at the aim minus the converted's.
@@ -238,10 +189,10 @@ class Carrier:
             available = math.prod(arrival.converted[first.operation.node].shape[2:])
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
-        original, converted = (widened(each[first.aim.node]) for each in (arrival.original, arrival.converted))
+        original, converted = (widened(each[first.aim]) for each in (arrival.original, arrival.converted))
         hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
         residuals, targets = (
-            first.geometry.output_rows(first.aim.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
+            first.geometry.output_rows(first.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
         inputs = [
@@ -255,10 +206,10 @@ class Carrier:
 
         def features_with(kink: float) -> Tensor:
             values = ChainMap({at_gate: arrival.converted[at_gate] - kink}, arrival.converted)
-            arrival.pair.converted.run(layer.path, values, arrival.numbers)
+            arrival.pair.run_converted(layer.path, values, arrival.numbers)
             return first.geometry.feature_rows(values[layer.path[-1]], positions)
 
-        return rows_with_kinks(rows, features_with, first.operation.weight_in(self._converted), first.aim.scale)
+        return rows_with_kinks(rows, features_with, first.operation.weight_in(self._converted), first.scale)
 
     def _counted(self, arrival: _Arrival, first: LinearMap, positions: Tensor | None, rows: int) -> Tensor | None:
         """The mask (rows,) of a layer's rows that are not padding; None where all rows count."""
@@ -282,30 +233,30 @@ class Carrier:
         recording = self._recordings.of(batch)
         if recording not in self._pairs:
             model, sites = self._recordings.model, self._recordings.sites
-            found = find_layers(recording, model, sites)
+            layers, old_gates = find_layers(recording, model, sites), [site.module for site in sites]
             # A gated unit is placed after the later of its two maps, and both maps are run again.
-            halves = {}
-            for fed in found.fed_gates:
+            halves: dict[Node, Node] = {}
+            for fed in layers.fed_gates:
                 if fed.other is not None:
                     earlier, later = sorted((fed.before.node, fed.other.node), key=recording.operations.index)
                     halves[later] = earlier
-            stops = []
-            for layer in found.layers:
-                nodes = [each.operation.node for use in layer.uses for each in use]
+            stops: list[tuple[list[Node], list[Node]]] = []  # of each layer: what changes with its weights, its aims
+            for layer in layers.layers:
+                nodes = [consumer.operation.node for use in layer.uses for consumer in use]
                 nodes += [halves[node] for node in nodes if node in halves]
                 nodes += [] if layer.fed is None else [layer.fed.before.node]
                 if layer.is_used_in_turn:
                     nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
-                stops.append((nodes, [use[0].aim.node for use in layer.uses]))
-            masks = [_mask_of(recording, layer) for layer in found.layers]
+                stops.append((nodes, [use[0].aim for use in layer.uses]))
+            masks = [_mask_of(recording, layer) for layer in layers.layers]
             pair = RecordedPair(
                 recording,
-                found,
+                layers,
                 plan_stages(recording, stops, {*filter(None, masks)}),
                 masks,
                 _is_of_sound(recording),
-                _Network(recording, recording.weights(model), gates_of([site.module for site in sites])),
-                _Network(recording, recording.weights(self._converted), gates_of(self._new_gates)),
+                partial(recording.run, weights=recording.weights(model), gate=gates_of(old_gates)),
+                partial(recording.run, weights=recording.weights(self._converted), gate=gates_of(self._new_gates)),
             )
             self._pairs[recording] = pair
         return self._pairs[recording]
@@ -323,15 +274,15 @@ def _with_original(arrival: _Arrival, use: LinearMap) -> _Arrival:
     earlier uses. That drift is gone once these are refitted, too.
     """
     recording, converted = arrival.pair.recording, dict(arrival.original)
-    nodes = recording.downstream(gates_before(recording, use), upstream(use.aim.node))
-    arrival.pair.converted.run(recording.in_order(nodes), converted, arrival.numbers)
+    nodes = recording.downstream(gates_before(recording, use), upstream(use.aim))
+    arrival.pair.run_converted(recording.in_order(nodes), converted, arrival.numbers)
     return arrival._replace(converted=converted)
 
 
 def _mask_of(recording: Recording, layer: Layer) -> Node | None:
     """The input that masks a layer's tokens: the decoder's mask for layers that depend on the decoder's tokens."""
     inputs = {name: node for node, name in recording.inputs.items()}
-    sources = upstream(layer.maps[0].aim.node)
+    sources = upstream(layer.maps[0].aim)
     if any(inputs.get(name) in sources for name in DECODER_INPUTS):
         return inputs.get("decoder_attention_mask")
     text = [inputs[name] for name in _TEXT_INPUTS if name in inputs]

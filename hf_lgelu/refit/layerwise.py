@@ -1,7 +1,7 @@
 """The rung "refit", which goes through a network layer by layer; the rung "place" builds on it."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
 from torch import nn
@@ -12,13 +12,18 @@ from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import load_own
+from hf_lgelu.refit.kinks import nearest_kinks
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
 from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
-from hf_lgelu.refit.task import Student, Task, WiderOriginal
-from hf_lgelu.refit.weights import forget_quantizer, write_refit
+from hf_lgelu.refit.task import Student, Task
+from hf_lgelu.refit.weights import add_constant, forget_quantizer, write_refit
+from hf_lgelu.refit.widen import WiderOriginal
+
+Writes = Mapping[int | None, Sequence[Callable[[nn.Module], None]]]
+"""{index of a layer: functions that write into the student after the layer's refit}; with None before the first."""
 
 
 class Refit:
@@ -27,10 +32,9 @@ class Refit:
     Its life, in `make`:
 
     1. The student is a copy of the original (of a wider one, with `width`) whose gates are the target.
-    2. `prepare` computes what a rung above writes in addition; `write_after(student, None)` writes what waits for no
-       layer.
-    3. A `Carrier` brings both networks to each layer in turn. There the ridge regression is fitted and written into the
-       student, then `write_after(student, index)` writes what waited for this layer.
+    2. A rung above `plan`s what it writes in addition. What waits for no layer is written.
+    3. A `Carrier` brings both networks to each layer in turn. The gate before a depthwise map gets its kinks. The ridge
+       regression is fitted and written into the student, then what waited for this layer.
     4. The biases of a detector's last maps are fitted on its loss.
     5. The student is compared with the original on the samples that choose.
     """
@@ -45,14 +49,9 @@ class Refit:
         """The original with the student's extra units and biases; here without any."""
         return WiderOriginal(self.task.model)
 
-    def prepare(self, recordings: Recordings, recording: Recording, found: Layers) -> None:
-        """Prepare what the rung writes into the student in addition to the refits; here nothing."""
-
-    def write_after(self, student: nn.Module, index: int | None) -> None:
-        """Write the changes that waited for the refit of layer `index`; with None the changes that wait for none."""
-
-    def note(self, layer: Layer) -> str | None:
-        """A further remark on a layer for the report, or None."""
+    def plan(self, recordings: Recordings, recording: Recording, found: Layers) -> Writes:
+        """What the rung writes into the student in addition to the refits; here nothing."""
+        return {}
 
     def make(self, best: Student | None) -> Student:
         """A new student, made from the original; `best` is the nearest one so far."""
@@ -66,23 +65,32 @@ class Refit:
         with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
             recording, found = carrier.pair.recording, carrier.pair.layers
             names = [site.name for site in recordings.sites]
-            self.prepare(recordings, recording, found)
-            self.write_after(student, None)
+            writes = self.plan(recordings, recording, found)
+            for write in writes.get(None, ()):
+                write(student)
             rows = [*_without_refit(found, names)]
             begun = time.perf_counter()
             task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
             for index, layer in enumerate(found.layers):
                 # Sums over the layer's inputs and the original's values, and the ridge regression between them. Nothing
                 # else holds the sums, and they are gone before the next layer's.
-                fit = _solved(layer, carrier.moments(index))
+                folds, *with_kinks = carrier.moments(index)
+                if layer.fed is not None and with_kinks:
+                    folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
+                    add_constant(student, layer.fed.before, slice(None), -kinks / layer.fed.scale.to(kinks), None)
+                fit = _solved(layer, folds)
                 if fit is not None:
                     write_refit(student, recording, layer, fit)
-                    self.write_after(student, index)
-                rows.append(_described(layer, fit, names, carrier.note(index), self.note(layer)))
+                    for write in writes.get(index, ()):
+                        write(student)
+                is_left = any(original.extra.values()) and not any(map(original.extra.get, layer.sites))
+                note = "as many units as before" if is_left else None
+                rows.append(_described(layer, fit, names, carrier.note(index), note))
                 del fit
                 task.tell_layer(rows[-1], index + 1, len(found.layers), time.perf_counter() - begun)
 
-        if task.is_detector and (biases := last_biases(recording, found.layers)):
+        has_sigmoids = task.few.certainty() is not None and not task.few.has_classes("logits")
+        if has_sigmoids and (biases := last_biases(recording, found.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return Student(student, tuple(rows), held_out, gaps, tuple(told), original.share)

@@ -18,9 +18,8 @@ weighted by u² where the unit owns its other half.
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
@@ -45,12 +44,12 @@ from hf_lgelu.refit.kinks import (
     fit_kinks,
     share_out,
 )
-from hf_lgelu.refit.layerwise import Refit
+from hf_lgelu.refit.layerwise import Refit, Writes
 from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.refusals import ConversionRefusedError
-from hf_lgelu.refit.task import Task, WiderOriginal
+from hf_lgelu.refit.task import Task
 from hf_lgelu.refit.weights import add_constant, owner_of
-from hf_lgelu.refit.widen import Block, find_blocks, widen_original
+from hf_lgelu.refit.widen import Block, WiderOriginal, find_blocks, widen_original
 
 PLACEMENT_ROWS = 4096
 """The approximate number of rows that a placement is fitted on: three numbers per channel need no more."""
@@ -91,12 +90,11 @@ class Place(Refit):
             ) from error
         return wider
 
-    def note(self, layer: Layer) -> str | None:
-        is_narrow = any(self.original.extra.values()) and not any(map(self._wide.__contains__, layer.sites))
-        return "as many units as before" if is_narrow else None
+    def plan(self, recordings: Recordings, recording: Recording, found: Layers) -> Writes:
+        """The kinks and slopes of all gates and the added units of each block, fitted, by the layer that they wait for.
 
-    def prepare(self, recordings: Recordings, recording: Recording, found: Layers) -> None:
-        """Fit the kinks and slopes of all gates, and share out the added units of each block."""
+        Added units are made from the weights before slopes and kinks change these.
+        """
         original, sites, folds, extra = recordings.model, recordings.sites, self.task.folds, self.original.extra
         directions = find_directions(original, found.fed_gates, folds)  # which take the place of biases
         fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
@@ -110,61 +108,33 @@ class Place(Refit):
                 "no block can be widened: the maps before the gates have no bias, no key of the config gives them one, "
                 "and their inputs have no direction that is the same for all. Use `width` 1"
             )
-        self._wide = frozenset(blocks)
         sums = gather_placements(original, sites, fed_gates, folds)
         inputs = gather_inputs(original, [each.fed for each in blocks.values() if each.has_linear_part], folds.spread)
         fitted = {site for layer in found.layers for site in layer.sites}
         apart = {site for layer in found.layers if layer.maps[0].geometry.groups > 1 for site in layer.sites}
         waits_for = _waits_for(found.layers, fed_gates)
-        self._writes: dict[int | None, list[_Written]] = defaultdict(list)
+        writes: dict[int | None, list[Callable[[nn.Module], None]]] = defaultdict(list)
         for fed in fed_gates:
             direction, block = directions.get(fed.site), blocks.get(fed.site)
+            waiting = writes[waits_for.get(fed.site)]
             if block is None:
                 # A refitted map after the gate supplies a constant, and a line if it mixes channels.
                 is_plain = fed.other is None and fed.site in fitted
                 basis: Basis = "relu" if not is_plain else "constant" if fed.site in apart else "line"
-                written = _Written(fed, first_of(fit_kinks(sums[fed.site], basis, 1)), direction)
+                placement = first_of(fit_kinks(sums[fed.site], basis, 1))
             else:
                 width = block.width - extra[fed.site]
-                written = _fit_block(original, block, width, sums[fed.site], inputs.get(fed.site), direction)
-            self._writes[waits_for.get(fed.site)].append(written)
-
-    def write_after(self, student: nn.Module, index: int | None) -> None:
-        """Write the gates that waited for the refit of layer `index`, or with None the gates that wait for no layer."""
-        for written in self._writes[index]:
-            written.into(student)
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The changes of the student at one gate: first the added units of a wider block, then slopes and kinks."""
-
-    fed: FedGate
-    placement: Kinks
-    direction: Tensor | None  # in the place of a bias
-    block: Block | None = None
-    width: int = 0  # the block's, without added units
-    inputs: Moments | None = None  # of the block, where it has a linear part
-    always_on: int = 0
-    copies: Copies | None = None
-    size: float = 0.0  # of a unit that is always on
-
-    def into(self, student: nn.Module) -> None:
-        """Write all changes. Added units are made from the weights before slopes and kinks change these."""
-        if self.block is not None and self.inputs is not None:
-            write_always_on(
-                student, self.block, self.placement, self.inputs, self.width, self.always_on, self.size, self.direction
-            )
-        if self.block is not None and self.copies is not None:
-            write_copies(student, self.block, self.copies, self.width + self.always_on, self.direction)
-        write_placement(student, self.fed, self.placement, self.direction)
+                placement, units = _fit_block(original, block, width, sums[fed.site], inputs.get(fed.site), direction)
+                waiting += units
+            waiting.append(partial(write_placement, fed=fed, placement=placement, direction=direction))
+        return writes
 
 
 def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[int, int]:
     """{site of a gate: index of the last layer whose maps make its input, or the other half of its gated block}."""
     found: dict[int, int] = {}
     for index, layer in enumerate(layers):
-        nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.aim.path)}
+        nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.path)}
         for fed in fed_gates:
             if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes):
                 found[fed.site] = index
@@ -214,8 +184,8 @@ def _fit_block(
     sums: PlacementSums,
     inputs: Moments | None,
     direction: Tensor | None,
-) -> _Written:
-    """The first ReLU of each channel and the added units of a block that had `width` units."""
+) -> tuple[Kinks, list[Callable[[nn.Module], None]]]:
+    """(the first ReLU of each channel, functions that write the added units) of a block that had `width` units."""
     extra, is_gated = block.width - width, block.fed.other is not None
     # For each channel two ReLUs, and twice as many copies as an even spread would give it.
     basis: Basis = "line" if not is_gated else "relu" if inputs is None else "constant"
@@ -229,7 +199,12 @@ def _fit_block(
     # A unit that is always on, or its offset in a plain block, is as large as the largest unit: int8 has one range for
     # all units of a block.
     size = ((sums.square.max() / sums.rows).sqrt().item() or 1.0) / (1.0 if is_gated else ALWAYS_ON)
-    return _Written(block.fed, first_of(fits, counts), direction, block, width, inputs, always_on, copies, size)
+    first, common = first_of(fits, counts), {"block": block, "direction": direction}
+    units: list[Callable[[nn.Module], None]] = [partial(write_copies, copies=copies, start=width + always_on, **common)]
+    if inputs is not None:
+        linear = {"placement": first, "inputs": inputs, "width": width, "count": always_on, "size": size}
+        units.insert(0, partial(write_always_on, **linear, **common))
+    return first, units
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ from hf_lgelu.networks.sites import SMOOTH_KINDS, find_sites
 from hf_lgelu.networks.smooth_calls import find_smooth_calls
 from hf_lgelu.refit.config import RUNGS, ConversionConfig
 from hf_lgelu.refit.report import ConversionReport
-from hf_lgelu.refit.weights import why_not_writable
 
 WHERE_NOT_FINITE = (
     "look for NaN or infinities in the data and in the weights; weights in float16, which ends at 65,504, want "
@@ -53,6 +52,55 @@ def require_refittable(model: nn.Module, config: ConversionConfig) -> None:
             f"`effort` {steps!r} takes steps of Adam, and in float16 they are not finite: convert model.float() "
             "(the result may be cast back), or stop at `effort` 'place'"
         )
+
+
+def why_not_writable(model: nn.Module) -> str | None:
+    """The reason why a model cannot be refitted at all, with what to do; None for a model that can be refitted.
+
+    Its weights must be plain floating-point tensors on one device that has float64.
+    """
+    devices = {str(parameter.device) for parameter in model.parameters() if not parameter.is_meta}
+    mapped = {str(place) for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
+    devices |= mapped if len(mapped) > 1 else set()
+    if len(devices) > 1:
+        return (
+            f"it is spread over {', '.join(sorted(devices))}, and what is summed over one layer has to meet on one "
+            'device. Load it on one that holds it, such as device_map="cpu"'
+        )
+    if any(device.startswith("mps") for device in devices):
+        return "it is on mps, which has no float64, and the fit is summed in it. Convert model.cpu()"
+    for name, module in model.named_modules():
+        if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
+            return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
+        if any(value.is_inference() for value in module.parameters(False)):
+            return (
+                f"{name or 'it'} ({type(module).__name__}) holds tensors that were made under torch.inference_mode, "
+                "which cannot be changed outside of it. Load the model outside"
+            )
+        kind = _quantized(module)
+        if kind is not None:
+            return (
+                f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
+                "is quantized, or sharded. Convert the model first, then quantize the ReLU model"
+            )
+    return None
+
+
+def _quantized(module: nn.Module) -> str | None:
+    """A tensor of a module that is not plain floating point, in words; None if there is none."""
+    if hasattr(module, "_packed_params"):
+        return "packed weights"
+    for name, parameter in module.named_parameters(recurse=False):
+        if type(parameter.data) is not Tensor:
+            return f"its {name} as {type(parameter.data).__name__}"
+        # A matrix of whole numbers is quantized, but a count or an index may be a parameter, too.
+        is_number = parameter.is_floating_point() or parameter.is_complex() or parameter.ndim < 2
+        if not is_number or (parameter.dtype.itemsize < 2 and parameter.is_floating_point()):
+            return f"its {name} as {parameter.dtype}"
+    for name, buffer in module.named_buffers(recurse=False):
+        if "weight" in name and not buffer.is_floating_point():
+            return f"its {name} as {buffer.dtype}"
+    return None
 
 
 def require_gates(model: nn.Module, inputs: Inputs, config: ConversionConfig) -> None:

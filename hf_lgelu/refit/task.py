@@ -4,8 +4,8 @@ import logging
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -121,16 +121,6 @@ class Student:
 
 
 @dataclass(frozen=True)
-class WiderOriginal:
-    """A network with idle units that computes the same as the original."""
-
-    model: nn.Module
-    extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}
-    share: float = 1.0  # the width as a share of the original's
-    config_changes: tuple[ConfigChange, ...] = ()  # the changes of its config
-
-
-@dataclass(frozen=True)
 class Task:
     """The common inputs of all rungs: the original that `read` reads, the samples, the gates, the options."""
 
@@ -162,11 +152,6 @@ class Task:
     def few(self) -> Outputs:
         """The original's outputs for a few samples."""
         return self.read(self.folds.samples.few.inputs)
-
-    @property
-    def is_detector(self) -> bool:
-        """Whether the original gives boxes, and class scores that a sigmoid reads."""
-        return self.few.certainty() is not None and not self.few.has_classes("logits")
 
     def tell_layer(self, row: LayerRefit, done: int, layers: int, seconds: float) -> None:
         """Tell that `done` of the `layers` are refitted, the last one as in `row`, and took `seconds` together."""

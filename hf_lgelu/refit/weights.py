@@ -19,55 +19,6 @@ from hf_lgelu.refit.ridge import RidgeFit
 _DEAD = 1e-3
 
 
-def why_not_writable(model: nn.Module) -> str | None:
-    """The reason why a model cannot be refitted at all, with what to do; None for a model that can be refitted.
-
-    Its weights must be plain floating-point tensors on one device that has float64.
-    """
-    devices = {str(parameter.device) for parameter in model.parameters() if not parameter.is_meta}
-    mapped = {str(place) for module in model.modules() for place in getattr(module, "hf_device_map", {}).values()}
-    devices |= mapped if len(mapped) > 1 else set()
-    if len(devices) > 1:
-        return (
-            f"it is spread over {', '.join(sorted(devices))}, and what is summed over one layer has to meet on one "
-            'device. Load it on one that holds it, such as device_map="cpu"'
-        )
-    if any(device.startswith("mps") for device in devices):
-        return "it is on mps, which has no float64, and the fit is summed in it. Convert model.cpu()"
-    for name, module in model.named_modules():
-        if any(value.is_meta for value in (*module.parameters(False), *module.buffers(False))):
-            return f"{name or 'it'} ({type(module).__name__}) has no weights, it is on the meta device. Load them first"
-        if any(value.is_inference() for value in module.parameters(False)):
-            return (
-                f"{name or 'it'} ({type(module).__name__}) holds tensors that were made under torch.inference_mode, "
-                "which cannot be changed outside of it. Load the model outside"
-            )
-        kind = _quantized(module)
-        if kind is not None:
-            return (
-                f"{name or 'it'} ({type(module).__name__}) holds {kind}, which are no plain floating-point numbers: it "
-                "is quantized, or sharded. Convert the model first, then quantize the ReLU model"
-            )
-    return None
-
-
-def _quantized(module: nn.Module) -> str | None:
-    """A tensor of a module that is not plain floating point, in words; None if there is none."""
-    if hasattr(module, "_packed_params"):
-        return "packed weights"
-    for name, parameter in module.named_parameters(recurse=False):
-        if type(parameter.data) is not Tensor:
-            return f"its {name} as {type(parameter.data).__name__}"
-        # A matrix of whole numbers is quantized, but a count or an index may be a parameter, too.
-        is_number = parameter.is_floating_point() or parameter.is_complex() or parameter.ndim < 2
-        if not is_number or (parameter.dtype.itemsize < 2 and parameter.is_floating_point()):
-            return f"its {name} as {parameter.dtype}"
-    for name, buffer in module.named_buffers(recurse=False):
-        if "weight" in name and not buffer.is_floating_point():
-            return f"its {name} as {buffer.dtype}"
-    return None
-
-
 def forget_quantizer(model: nn.Module) -> Iterator[str]:
     """The changes of a model's configs, so that weights from a quantized file (GGUF) are saved as floats.
 
@@ -99,17 +50,16 @@ def write_refit(student: nn.Module, recording: Recording, layer: Layer, fit: Rid
         start = features.stop
         places.append((consumer, features))
         change = fit.weight_change[..., features].cpu()
-        flat = change.reshape(len(consumer.aim.scale), -1) * _inverse(consumer.aim.scale)[:, None]
+        flat = change.reshape(len(consumer.scale), -1) * _inverse(consumer.scale)[:, None]
         weight = consumer.operation.weight_in(student).double()
         consumer.operation.write_weight(student, weight + flat.reshape(weight.shape).to(weight.device))
         if layer.has_intercept:  # the fit assumes the whole change, but unreachable channels are not written
             offset = torch.einsum("gmd,gd->gm", change, means[:, features].cpu()).flatten()
-            constant = torch.where(_reachable(consumer.aim.scale), constant, constant + offset)
+            constant = torch.where(_reachable(consumer.scale), constant, constant + offset)
     for consumer in layer.maps:
         if consumer.bias is not None:  # each channel's constant goes to the first map that reaches it
-            scale = consumer.bias.scale
-            _add(student, consumer.bias.stored, slice(None), constant * _inverse(scale))
-            constant = torch.where(_reachable(scale), 0.0, constant)
+            _add(student, consumer.bias, slice(None), constant * _inverse(consumer.bias_scale))
+            constant = torch.where(_reachable(consumer.bias_scale), 0.0, constant)
     for consumer, features in places:
         _recentre(student, recording, consumer, fit.moments, features)
 
@@ -131,8 +81,8 @@ def _add(model: nn.Module, stored: StoredValue, outputs: slice, change: Tensor) 
 
 def _recentre(student: nn.Module, recording: Recording, consumer: LinearMap, moments: Moments, features: slice) -> None:
     """Give the BatchNorm after a map the mean and variance of the map's new outputs; its function stays the same."""
-    norm = consumer.aim.norm
-    if norm is None or norm is not consumer.aim.path[0] or any(operand is None for operand in norm.args[1:5]):
+    norm = consumer.norm
+    if norm is None or norm is not consumer.path[0] or any(operand is None for operand in norm.args[1:5]):
         return
     weight, bias, mean, variance = (attrgetter(recording.name_of(each))(student) for each in norm.args[1:5])
 

@@ -5,7 +5,7 @@ The added weights are zero, so the copy computes the same function.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -22,7 +22,6 @@ from hf_lgelu.models.config_keys import ConfigChange, UnsupportedConfigError, co
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.models.surgery import plan_configs, write_configs
 from hf_lgelu.refit.kinks import MOST_KINKS
-from hf_lgelu.refit.task import WiderOriginal
 from hf_lgelu.refit.weights import owner_of
 
 _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
@@ -32,6 +31,16 @@ _SIZES: dict[type[nn.Module], tuple[str, ...]] = {
     _BatchNorm: ("num_features",),
 }
 """The layers that can be widened, and the names of their sizes."""
+
+
+@dataclass(frozen=True)
+class WiderOriginal:
+    """A network with idle units that computes the same as the original."""
+
+    model: nn.Module
+    extra: Mapping[int, int] = field(default_factory=dict)  # {site: idle units in its block}
+    share: float = 1.0  # the width as a share of the original's
+    config_changes: tuple[ConfigChange, ...] = ()  # the changes of its config
 
 
 @dataclass(frozen=True)

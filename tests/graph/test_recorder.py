@@ -125,11 +125,11 @@ WRITING = [
 
 def replay(recording, model, x, gates=None):
     """The outputs for other inputs of the recorded shape, with the weights and gates of `model`."""
-    values = recording.bind(x, torch.device("cpu")) | recording.weights(model)
+    values = recording.bind(x, torch.device("cpu"))
     gates = [site.module for site in find_sites(model)] if gates is None else gates
-    recording.run(recording.operations, values, (), gates_of(gates))
+    recording.run(recording.operations, values, {}, recording.weights(model), gates_of(gates))
     (output,) = recording.graph.find_nodes(op="output")
-    return [ChainMap(values, recording.values)[node] for node in output.args[0]]
+    return [ChainMap(values, recording.weights(model), recording.values)[node] for node in output.args[0]]
 
 
 @pytest.mark.parametrize("code", WRITING)
@@ -313,12 +313,8 @@ def test_batches_that_differ_in_sizes_alone_share_one_recording():
     for batch in batches:
         values = recording.bind(batch.inputs, torch.device("cpu"))
         with torch.no_grad():
-            recording.run(
-                recording.operations,
-                values,
-                (recordings.numbers_of(batch), recording.weights(model)),
-                gates_of([model.act]),
-            )
+            numbers, weights = recordings.numbers_of(batch), recording.weights(model)
+            recording.run(recording.operations, values, numbers, weights, gates_of([model.act]))
             (output,) = recording.graph.find_nodes(op="output")
             torch.testing.assert_close(values[output.args[0][0]], model(batch.inputs))
 

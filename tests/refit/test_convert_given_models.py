@@ -18,8 +18,9 @@ from transformers import LlamaForCausalLM
 from hf_lgelu import ConversionRefusedError, compare_networks, convert_to_relu
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader
+from hf_lgelu.refit.refusals import why_not_writable
 from hf_lgelu.refit.task import evaluate_conversion
-from hf_lgelu.refit.weights import forget_quantizer, why_not_writable
+from hf_lgelu.refit.weights import forget_quantizer
 
 
 def llama():
