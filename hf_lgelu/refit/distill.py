@@ -28,9 +28,9 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import OutputReader, Outputs
 from hf_lgelu.networks.run import forward_pre_hooks, run_example
 from hf_lgelu.processes import sum_gradients, summed
-from hf_lgelu.refit.folds import Folds, evenly, load_own
+from hf_lgelu.refit.folds import FoldBatch, Folds, evenly, load_own
 from hf_lgelu.refit.moments import widened
-from hf_lgelu.refit.output_loss import Share, column_variances, learning, output_loss
+from hf_lgelu.refit.output_loss import column_variances, learning, output_loss
 from hf_lgelu.refit.task import Student, Task, progress_log
 
 _STEPS = 200
@@ -137,20 +137,17 @@ class _Descent:
         autocast = partial(torch.autocast, next(iter(parameters.values())).device.type, torch.bfloat16)
         self._stepping, self._judging = (partial(autocast, enabled=each) for each in (bf16 or is_narrow, is_narrow))
         most = samples_at_once(self._original, folds.fitted[-1].load())
-        self._batches = [Share.of(piece) for batch in folds.fitted for piece in batch.pieces(most)]
+        self._batches = [piece for batch in folds.fitted for piece in batch.pieces(most)]
         # A part with few rows may not show whether an output holds probabilities.
         first = next(folds.first.pieces(most)).load()
         self._kinds = self._original(first.inputs).kinds
         self._known: dict[int, Outputs] = {}
         self._room = _KEPT_VALUES
         choosing = [piece for batch in folds.choosing for piece in batch.pieces(most)]
-        self._watched = [Share.of(piece) for piece in evenly(choosing, _MOST_WATCHED)]
+        self._watched = evenly(choosing, _MOST_WATCHED)
         self._parameters = list(parameters.values())
         with self._judging():
-            loads = ((batch, batch.part.load()) for batch in self._watched)
-            self._variances = column_variances(
-                (self._reference(batch, loaded), loaded, batch.weight) for batch, loaded in loads
-            )
+            self._variances = column_variances(map(self._shared, self._watched))
             self._centred = centred_maps(converted.model, parameters.keys(), first)
         self.start = self._seen()
 
@@ -192,26 +189,26 @@ class _Descent:
     def _seen(self) -> _Seen:
         """The present state."""
         with self._judging():
-            losses = [self._loss(batch) * batch.samples for batch in self._watched]
-        loss = float(summed(torch.stack(losses).sum())) / sum(batch.samples for batch in self._watched)
+            losses = [self._loss(batch) * len(batch) for batch in self._watched]
+        loss = float(summed(torch.stack(losses).sum())) / sum(map(len, self._watched))
         return _Seen(loss, [parameter.detach().clone() for parameter in self._parameters])
 
-    def _loss(self, batch: Share) -> Tensor:
-        loaded = batch.part.load()
-        reference = self._reference(batch, loaded)
-        return output_loss(reference, self._converted, loaded, batch.weight, self._variances)
+    def _loss(self, batch: FoldBatch) -> Tensor:
+        reference, loaded, weight = self._shared(batch)
+        return output_loss(reference, self._converted, loaded, weight, self._variances)
 
     @torch.no_grad()
-    def _reference(self, batch: Share, loaded: Batch) -> Outputs:
-        """The outputs of the original for a batch; they are kept while the room lasts."""
-        reference = self._known.get(id(batch))
+    def _shared(self, batch: FoldBatch) -> tuple[Outputs, Batch, float]:
+        """(the original's outputs, this process's part, its weight); the outputs are kept while the room lasts."""
+        part, weight = batch.share()
+        loaded, reference = part.load(), self._known.get(id(batch))
         if reference is None:
             reference = self._original(loaded.inputs)
             reference = reference._replace(kinds=self._kinds)
             self._room -= sum(value.numel() for value in reference.tensors.values())
             if self._room >= 0:
                 self._known[id(batch)] = reference
-        return reference
+        return reference, loaded, weight
 
 
 def _order(count: int) -> Iterator[int]:

@@ -174,6 +174,14 @@ class FoldBatch:
         for start in range(0, len(self), size):
             yield FoldBatch(self.samples, self.numbers[start : start + size], self.lengths)
 
+    def share(self) -> "tuple[FoldBatch, float]":
+        """(this process's part of the samples, its weight), where all processes run the batch together.
+
+        A process without a sample of its own runs one with weight 0, because every process must take part in the sums.
+        """
+        own = own_part(self.numbers)
+        return replace(self, numbers=tuple(own) or self.numbers[:1]), float(bool(own))
+
     def not_square(self) -> "list[FoldBatch]":
         """The samples in the fewest batches whose number of samples differs from their number of tokens.
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,29 +11,12 @@ from hf_lgelu.comparing.comparison import kl_terms
 from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.outputs import QUERIES, SIDES, OutputReader, Outputs, as_of_softmax, in_order_of
 from hf_lgelu.networks.run import call_alike
-from hf_lgelu.processes import own_part, summed
-from hf_lgelu.refit.folds import FoldBatch, Folds, evenly
+from hf_lgelu.processes import summed
+from hf_lgelu.refit.folds import Folds, evenly
 
 _NO_SPREAD = 1e-12  # of the largest column's square: rounding, not information
 _CALIBRATED, _CALIBRATIONS = 64, 3  # samples, and how often they pass
 _MOST_TAKEN = 0.9  # of a class's chance
-
-
-class Share(NamedTuple):
-    """This process's part of a batch with `samples` samples that all processes run.
-
-    A process without a sample of its own runs one with weight 0, because every process must take part in the sums.
-    """
-
-    part: FoldBatch
-    weight: float
-    samples: int
-
-    @classmethod
-    def of(cls, batch: FoldBatch) -> "Share":
-        own = own_part(batch.numbers)
-        part = replace(batch, numbers=tuple(own) or batch.numbers[:1])
-        return cls(part, float(bool(own)), len(batch))
 
 
 @contextmanager
@@ -131,13 +112,14 @@ def fit_last_biases(original: OutputReader, converted: OutputReader, folds: Fold
     for the exponent: a rare class gets its whole correction at once.
     """
     batches = evenly(folds.fitted, -(-_CALIBRATED // len(folds.first)))
-    seen = [(share, batch := share.part.load(), original(batch.inputs)) for share in map(Share.of, batches)]
+    parts = ((part.load(), weight) for part, weight in (batch.share() for batch in batches))
+    seen = [(batch, weight, original(batch.inputs)) for batch, weight in parts]
     with learning(converted.model, names) as parameters, torch.enable_grad():
         biases = [*parameters.values()]
         for _ in range(_CALIBRATIONS):
             found = [torch.zeros_like(bias) for bias in 2 * biases]  # first and second derivatives
-            for share, batch, reference in seen:
-                loss = output_loss(reference, converted, batch, share.weight)
+            for batch, weight, reference in seen:
+                loss = output_loss(reference, converted, batch, weight)
                 slopes = torch.autograd.grad(loss, biases, create_graph=True, materialize_grads=True)
                 total = torch.cat([slope.flatten() for slope in slopes]).sum()
                 bends = torch.autograd.grad(total, biases, materialize_grads=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.batches import Batch, read_batches
 from hf_lgelu.refit.folds import Folds, deal_folds
-from hf_lgelu.refit.output_loss import Share
 from hf_lgelu.refit.samples import read_samples
 
 # Plans
@@ -120,8 +119,7 @@ def refused() -> str:
 
 def shares() -> list[tuple[int, ...]]:
     """Which samples of each batch a process runs."""
-    parts = [Share.of(batch) for batch in planned().fitted]
-    return [part.part.numbers if part.weight else () for part in parts]
+    return [part.numbers if weight else () for part, weight in (batch.share() for batch in planned().fitted)]
 
 
 def planned() -> Folds:
