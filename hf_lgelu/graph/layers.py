@@ -208,16 +208,16 @@ def _layer_of(
 def gates_before(recording: Recording, consumer: LinearMap) -> list[Node]:
     """The gates from which a map takes its input, with no other map in between."""
     data = consumer.operation.data
-    found, waiting, seen = [], [data], {data}
+    gates, waiting, seen = list[Node](), [data], {data}
     while waiting:
         node = waiting.pop()
         operation = None if is_site(node) else read_affine(node, recording)
         if is_site(node):
-            found.append(node)
+            gates.append(node)
         elif operation is None or not operation.mixes:
             waiting += set(node.all_input_nodes) - seen
             seen.update(node.all_input_nodes)
-    return found
+    return gates
 
 
 def _uses(recording: Recording, operation: AffineOperation) -> list[AffineOperation]:
@@ -382,7 +382,7 @@ class FedGate:
 
 def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
     """The gates whose input is the output of an affine map with parameters of its own, by site."""
-    found, used_once = [], recording.are_used_once
+    fed_gates, used_once = list[FedGate](), recording.are_used_once
     for site, calls in sorted(recording.calls.items()):
         before, between = _source_of(recording, finder, calls[0]) if len(calls) == 1 else (None, [])
         if before is None or not used_once(*before.parameters):
@@ -395,8 +395,8 @@ def find_fed_gates(recording: Recording, finder: AimFinder) -> list[FedGate]:
         # multiplies by parameters of its own does not call them "weight".
         if not all(each is None or each.weight_name.rpartition(".")[2] == "weight" for each in (before, other)):
             continue
-        found.append(FedGate(site, before, other, other is not None and used_once(*other.parameters), *moved))
-    return found
+        fed_gates.append(FedGate(site, before, other, other is not None and used_once(*other.parameters), *moved))
+    return fed_gates
 
 
 def _source_of(recording: Recording, finder: AimFinder, call: Node) -> tuple[AffineOperation | None, list[Node]]:

@@ -310,19 +310,8 @@ class Recorder(TorchDispatchMode):
     def _unknown(self, tensor: Tensor) -> Node:
         """The node of a tensor that no operation made: a parameter in another object (`weight.data`), or a number."""
         node = self._stored_at.get(_place(tensor))
-        if node is None:
-            # accelerate's hooks bring the weights of a module when it runs.
-            node = self._brought(tensor)
         self._learn(tensor, self._number(tensor) if node is None else node)
         return self._known[id(tensor)].node
-
-    def _brought(self, tensor: Tensor) -> Node | None:
-        for name, module in reversed(self._modules):
-            for attribute, held in (*module._parameters.items(), *module._buffers.items()):
-                if held is tensor:
-                    wanted = f"{name}.{attribute}".removeprefix(".")
-                    return next((node for node, stored in self.stored.items() if stored == wanted), None)
-        return None
 
     def _number(self, tensor: Tensor) -> Node:
         node = self._placeholder("number")

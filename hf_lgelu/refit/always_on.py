@@ -99,7 +99,7 @@ def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moment
     gated = block.fed.other is not None
     factor = placement.constant if gated else placement.line
     down = block.down.operation.weight_in(model)[:, :width].double().flatten(1)
-    matrix = (down * factor[:width].to(down.device)) @ block.carrier.weight_in(model)[:width].double().flatten(1)
+    matrix = (down * factor[:width].to(down.device)) @ block.up.weight_in(model)[:width].double().flatten(1)
     mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
     return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
 
@@ -120,15 +120,15 @@ def write_always_on(
     `size` is the root mean square of the varying part of a unit that is always on. It does not change the block's
     function. A size near that of the other units keeps the range small that int8 spreads over all units.
     """
-    fed, down, carrier = block.fed, block.down.operation, block.carrier
+    fed, down, up = block.fed, block.down.operation, block.up
     linear = linear_part(converted, block, placement, inputs, width)
     down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
-    rows, columns = carrier.weight_in(converted), down.weight_in(converted)
+    rows, columns = up.weight_in(converted), down.weight_in(converted)
     rows[new] = up_rows.view_as(rows[new]).to(rows)
     columns[:, new] = down_columns.reshape(columns[:, new].shape).to(columns)
-    carrier.write_weight(converted, rows)
+    up.write_weight(converted, rows)
     down.write_weight(converted, columns)
     is_gated = fed.other is not None
     offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean

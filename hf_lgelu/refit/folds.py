@@ -84,11 +84,11 @@ def deal_folds(
 
 def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
     """The number of rows of each sample (nodes, edges, pixels) at the gate with the most rows."""
-    axes, found = ChannelAxes(model), []
+    axes, counts = ChannelAxes(model), list[int]()
 
     def see(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         channels = axes.of(args[0])
-        found.append(output.numel() // output.shape[-1 if channels is None else channels])
+        counts.append(output.numel() // output.shape[-1 if channels is None else channels])
 
     numbers = range(len(samples.keys))
     rows: dict[int, int] = {}
@@ -97,9 +97,9 @@ def _rows_of_maps(model: nn.Module, samples: Samples) -> list[int]:
     sites = find_sites(model) or find_sites(model, KINDS)
     with forward_hooks({site.module for site in sites}, see), axes.watching():
         for part in parts:
-            found.clear()
+            counts.clear()
             run_example(model, samples.take(part, samples.longest(part)).inputs)
-            rows |= dict.fromkeys(part, max(1, max(found, default=1) // len(part)))
+            rows |= dict.fromkeys(part, max(1, max(counts, default=1) // len(part)))
     return [rows.get(number, min(rows.values())) for number in numbers]
 
 
@@ -237,11 +237,11 @@ class Folds:
 
         Each fold gives as many samples as a batch has by default, whatever the `batch_size`.
         """
-        found: list[FoldBatch] = []
+        batches: list[FoldBatch] = []
         for number, fold in enumerate(self.folds):
             begin = (2 * number + 1) / (2 * len(self.folds))  # so that the folds do not look at the same lengths
-            found += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin)
-        return tuple(found)
+            batches += evenly(fold, math.ceil(self.samples.at_once / len(fold[0])), begin)
+        return tuple(batches)
 
 
 class SecondSet:

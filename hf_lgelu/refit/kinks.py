@@ -82,7 +82,7 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
 
     Each further kink is the best addition to the kinks found before. Then each kink in turn is chosen anew, four times.
     """
-    found: list[list[Kinks]] = [[] for _ in range(most)]
+    fits: list[list[Kinks]] = [[] for _ in range(most)]
     for part in zip(sums.sums.split(_AT_ONCE, 1), sums.square.split(_AT_ONCE), strict=True):
         above = _Above(*part)
         chosen = torch.zeros(len(above.square), 0, dtype=torch.long, device=above.square.device)
@@ -91,8 +91,8 @@ def fit_kinks(sums: PlacementSums, basis: Basis, most: int) -> list[Kinks]:
             for _ in range(_SWEEPS if count > 1 else 0):
                 for _ in range(count):  # the oldest kink is chosen anew, and goes to the front
                     chosen = torch.cat([above.best_with(chosen[:, :-1], basis), chosen[:, :-1]], 1)
-            found[count - 1].append(above.fit(chosen, basis))
-    return [Kinks(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))) for parts in found]
+            fits[count - 1].append(above.fit(chosen, basis))
+    return [Kinks(*map(torch.cat, zip(*(vars(part).values() for part in parts), strict=True))) for parts in fits]
 
 
 class _Above:
@@ -200,13 +200,13 @@ def share_out(fits: Sequence[Kinks], energies: Tensor, linear: Tensor, units: in
     taken = every.argsort(descending=True, stable=True)[: min(units, int((every >= 0).sum()))]
     copied = taken[taken >= len(linear)] - len(linear)
     counts = 1 + torch.bincount(copied % gains.shape[1], minlength=gains.shape[1])
-    found = [
+    added = [
         (at, fit.slopes[at, place], fit.kinks[at, place])
         for number, fit in enumerate(fits[1:], 2)
         for at in [(counts == number).nonzero()[:, 0]]
         for place in range(1, number)
     ]
-    copies = Copies(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+    copies = Copies(*(torch.cat(parts) for parts in zip(*added, strict=True)))
     return len(taken) - len(copied), counts, copies
 
 
@@ -223,12 +223,12 @@ def rows_with_kinks(
     """
     weight = weight.reshape(*rows.residuals.shape[1:], -1)
     weight = weight * scale.to(weight).view(weight.shape[0], -1, 1)
-    found = [rows]
+    by_kink = [rows]
     for kink in KINKS[1:]:
         features = features_with(kink)
         lost = torch.einsum("ngd,gmd->ngm", widened(rows.features - features), widened(weight))
-        found.append(rows._replace(features=features, residuals=rows.residuals + lost))
-    return found
+        by_kink.append(rows._replace(features=features, residuals=rows.residuals + lost))
+    return by_kink
 
 
 @torch.no_grad()
@@ -237,11 +237,11 @@ def nearest_kinks(sums: Sequence[Sequence[Moments]], *, intercept: bool) -> tupl
 
     `sums` are the folds for each of the KINKS. The ridge has the weakest strength.
     """
-    errors = torch.stack([held_out_error(folds, STRENGTHS[0], intercept=intercept) for folds in sums])
+    errors = torch.stack([held_out_error(every, STRENGTHS[0], intercept=intercept) for every in sums])
     nearest = errors.argmin(0)
     groups = torch.arange(len(nearest), device=nearest.device)
-    found = []
+    folds: list[Moments] = []
     for fold in zip(*sums, strict=True):
         alike = zip(*(choice.sums for choice in fold), strict=True)
-        found.append(Moments(fold[0].count, *(torch.stack(choices)[nearest, groups] for choices in alike)))
-    return found, torch.tensor(KINKS, dtype=torch.float64, device=nearest.device)[nearest]
+        folds.append(Moments(fold[0].count, *(torch.stack(choices)[nearest, groups] for choices in alike)))
+    return folds, torch.tensor(KINKS, dtype=torch.float64, device=nearest.device)[nearest]

@@ -73,8 +73,8 @@ def further_ways(task: Task, steps: Sequence[StepTaken]) -> tuple[str | None, bo
     if "place" not in possible or task.config.width > 1:
         return following, False
     recording = task.recordings.of(task.folds.first)
-    found = find_layers(recording, task.model, task.recordings.sites)
-    return following, bool(blocks_to_widen(task.model, recording, found))
+    layers = find_layers(recording, task.model, task.recordings.sites)
+    return following, bool(blocks_to_widen(task.model, recording, layers))
 
 
 def is_nearer(gaps: Sequence[float], than: Sequence[float], standard_errors: float = 0.0) -> bool:

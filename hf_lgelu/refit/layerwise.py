@@ -49,7 +49,7 @@ class Refit:
         """The original with the student's extra units and biases; here without any."""
         return WiderOriginal(self.task.model)
 
-    def plan(self, recordings: Recordings, recording: Recording, found: Layers) -> Writes:
+    def plan(self, recordings: Recordings, recording: Recording, layers: Layers) -> Writes:
         """What the rung writes into the student in addition to the refits; here nothing."""
         return {}
 
@@ -63,21 +63,22 @@ class Refit:
         is_wider = original.model is not task.model
         recordings = task.exchange.recordings(task.read.of(original.model)) if is_wider else task.recordings
         with closing(Carrier(recordings, student, task.folds)) as carrier:  # runs both networks side by side
-            recording, found = carrier.pair.recording, carrier.pair.layers
+            recording, layers = carrier.pair.recording, carrier.pair.layers
             names = [site.name for site in recordings.sites]
-            writes = self.plan(recordings, recording, found)
+            writes = self.plan(recordings, recording, layers)
             for write in writes.get(None, ()):
                 write(student)
-            rows = [*_without_refit(found, names)]
+            rows = [*_without_refit(layers, names)]
             begun = time.perf_counter()
-            task.tell(f"{self.effort}: {counted(len(found.layers), 'layer')}")
-            for index, layer in enumerate(found.layers):
-                # Sums over the layer's inputs and the original's values, and the ridge regression between them. Nothing
-                # else holds the sums, and they are gone before the next layer's.
+            task.tell(f"{self.effort}: {counted(len(layers.layers), 'layer')}")
+            for index, layer in enumerate(layers.layers):
+                # Moments: sums over the layer's inputs and the original's values, folds for each kink. Nothing else
+                # holds them, and they are gone before the next layer's.
                 folds, *with_kinks = carrier.moments(index)
                 if layer.fed is not None and with_kinks:
                     folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
                     add_constant(student, layer.fed.before, slice(None), -kinks / layer.fed.scale.to(kinks), None)
+                # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
                 fit = _solved(layer, folds)
                 if fit is not None:
                     write_refit(student, recording, layer, fit)
@@ -87,21 +88,21 @@ class Refit:
                 note = "as many units as before" if is_left else None
                 rows.append(_described(layer, fit, names, carrier.note(index), note))
                 del fit
-                task.tell_layer(rows[-1], index + 1, len(found.layers), time.perf_counter() - begun)
+                task.tell_layer(rows[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
 
         has_sigmoids = task.few.certainty() is not None and not task.few.has_classes("logits")
-        if has_sigmoids and (biases := last_biases(recording, found.layers)):
+        if has_sigmoids and (biases := last_biases(recording, layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
         return Student(student, tuple(rows), held_out, gaps, tuple(told), original.share)
 
 
-def _without_refit(found: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
+def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
     """The entries of gates that are exchanged without a refit of the maps after them."""
-    for (name, reason), before in found.unfit.items():
+    for (name, reason), before in layers.unfit.items():
         gates = tuple(names[index] for index in sorted(before))
         yield LayerRefit((name,), gates, "kept", note=f"not refitted: {reason}", is_unfit=True)
-    for gate in (names[index] for index in found.uncounted):
+    for gate in (names[index] for index in layers.uncounted):
         note = "no output that counts depends on it"
         yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 

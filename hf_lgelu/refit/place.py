@@ -73,9 +73,9 @@ class Place(Refit):
     def original(self) -> WiderOriginal:
         task, width = self.task, self.task.config.width
         recording = task.recordings.of(task.folds.first)
-        found = find_layers(recording, task.model, task.recordings.sites)
+        layers = find_layers(recording, task.model, task.recordings.sites)
         try:
-            wider = widen_original(task.model, recording, found, width)
+            wider = widen_original(task.model, recording, layers, width)
         except UnsupportedConfigError as error:
             keep = task.exchange.keep
             kept = "".join(f" {name} is kept, so its block stays as wide as it was." for name in keep)
@@ -90,17 +90,17 @@ class Place(Refit):
             ) from error
         return wider
 
-    def plan(self, recordings: Recordings, recording: Recording, found: Layers) -> Writes:
+    def plan(self, recordings: Recordings, recording: Recording, layers: Layers) -> Writes:
         """The kinks and slopes of all gates and the added units of each block, fitted, by the layer that they wait for.
 
         Added units are made from the weights before slopes and kinks change these.
         """
         original, sites, folds, extra = recordings.model, recordings.sites, self.task.folds, self.original.extra
-        directions = find_directions(original, found.fed_gates, folds)  # which take the place of biases
-        fed_gates = [fed for fed in found.fed_gates if fed.before.bias is not None or fed.site in directions]
+        directions = find_directions(original, layers.fed_gates, folds)  # which take the place of biases
+        fed_gates = [fed for fed in layers.fed_gates if fed.before.bias is not None or fed.site in directions]
         blocks = {
             block.fed.site: block
-            for block in find_blocks(recording, found.layers, fed_gates)
+            for block in find_blocks(recording, layers.layers, fed_gates)
             if extra.get(block.fed.site)
         }
         if any(extra.values()) and not blocks:
@@ -110,9 +110,9 @@ class Place(Refit):
             )
         sums = gather_placements(original, sites, fed_gates, folds)
         inputs = gather_inputs(original, [each.fed for each in blocks.values() if each.has_linear_part], folds.spread)
-        fitted = {site for layer in found.layers for site in layer.sites}
-        apart = {site for layer in found.layers if layer.maps[0].geometry.groups > 1 for site in layer.sites}
-        waits_for = _waits_for(found.layers, fed_gates)
+        fitted = {site for layer in layers.layers for site in layer.sites}
+        apart = {site for layer in layers.layers if layer.maps[0].geometry.groups > 1 for site in layer.sites}
+        waits_for = _waits_for(layers.layers, fed_gates)
         writes: dict[int | None, list[Callable[[nn.Module], None]]] = defaultdict(list)
         for fed in fed_gates:
             direction, block = directions.get(fed.site), blocks.get(fed.site)
@@ -132,13 +132,13 @@ class Place(Refit):
 
 def _waits_for(layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> dict[int, int]:
     """{site of a gate: index of the last layer whose maps make its input, or the other half of its gated block}."""
-    found: dict[int, int] = {}
+    last: dict[int, int] = {}
     for index, layer in enumerate(layers):
         nodes = {node for consumer in layer.maps for node in (consumer.operation.node, *consumer.path)}
         for fed in fed_gates:
             if fed.before.node in nodes or (fed.other is not None and fed.other.node in nodes):
-                found[fed.site] = index
-    return found
+                last[fed.site] = index
+    return last
 
 
 @torch.no_grad()

@@ -57,15 +57,15 @@ class Samples:
     @cached_property
     def lengths(self) -> list[dict[str, int]]:
         """{name: length} of each sample's sequences as `take` pads them at least."""
-        found = []
+        by_batch: list[dict[str, list[int]]] = []
         for batch in self.batches:
             spans, given = batch.spans, batch.with_labels
             lengths = {
                 name: (ends - begins).tolist() if self.is_cropped else [given[name].shape[1]] * len(batch)
                 for name, (begins, ends) in spans.items()
             }
-            found.append(lengths)
-        return [{name: length[row] for name, length in found[batch].items()} for batch, row in self.places]
+            by_batch.append(lengths)
+        return [{name: length[row] for name, length in by_batch[batch].items()} for batch, row in self.places]
 
     @cached_property
     def at_once(self) -> int:
@@ -78,11 +78,11 @@ class Samples:
 
     def longest(self, numbers: Iterable[int]) -> dict[str, int]:
         """{name: length}, the longest sequences of the samples `numbers`."""
-        found: dict[str, int] = {}
+        longest: dict[str, int] = {}
         for number in numbers:
             for name, length in self.lengths[number].items():
-                found[name] = max(found.get(name, 0), length)
-        return found
+                longest[name] = max(longest.get(name, 0), length)
+        return longest
 
     def take(self, numbers: Sequence[int], lengths: Mapping[str, int]) -> Batch:
         """The samples `numbers` as one batch, sequences padded to `lengths`."""

@@ -68,8 +68,8 @@ class Block:
         return self.before is self.fed.before and all(each and math.prod(each.kernel) == 1 for each in geometries)
 
     @property
-    def carrier(self) -> AffineOperation:
-        """The map that computes the linear function of a unit that is always on."""
+    def up(self) -> AffineOperation:
+        """The map that computes the linear function of a unit that is always on: W_up of a gated unit, else W_gate."""
         return self.fed.other or self.fed.before
 
     @property
@@ -81,7 +81,7 @@ class Block:
 def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequence[FedGate]) -> list[Block]:
     """The gates with a map of their own right after them, or right after the product of a gated unit."""
     by_site = {fed.site: fed for fed in fed_gates}
-    found = []
+    blocks: list[Block] = []
     for layer in layers:
         fed = by_site.get(layer.sites[0]) if len(layer.sites) == len(layer.maps) == 1 else None
         if fed is None or not fed.is_next:
@@ -107,20 +107,20 @@ def find_blocks(recording: Recording, layers: Sequence[Layer], fed_gates: Sequen
         own &= all(each.is_direct for each in (before, fed.other, down) if each is not None)
         own &= recording.are_used_once(*before.parameters, *down.parameters)
         if whole and alone and plain and own and (fed.other is not None or product_behind(call) is None):
-            found.append(Block(fed, before, layer.maps[0]))
-    return found
+            blocks.append(Block(fed, before, layer.maps[0]))
+    return blocks
 
 
-def widen_original(model: nn.Module, recording: Recording, found: Layers, budget: float) -> WiderOriginal:
+def widen_original(model: nn.Module, recording: Recording, layers: Layers, budget: float) -> WiderOriginal:
     """A copy with at most `budget` times the units and a bias before the gates; `model` itself if nothing is added.
 
-    `recording` is one of the model, and `found` are its layers. All parts but the blocks (`find_blocks`) keep their
+    `recording` is one of the model, and `layers` are its layers. All parts but the blocks (`find_blocks`) keep their
     width. Where no key of the config adds biases, the copy has no new biases (see always_on.py). Then it gets wider
     only if all blocks are gated units.
 
     Raises UnsupportedConfigError where the budget cannot be used.
     """
-    blocks = blocks_to_widen(model, recording, found)
+    blocks = blocks_to_widen(model, recording, layers)
     extra: dict[int, int] = {}
     for width in {block.width for block in blocks}:
         alike = [block for block in blocks if block.width == width]
@@ -146,9 +146,9 @@ def widen_original(model: nn.Module, recording: Recording, found: Layers, budget
     return WiderOriginal(wide, extra, 1 + sum(extra.values()) / sum(block.width for block in blocks), changes)
 
 
-def blocks_to_widen(model: nn.Module, recording: Recording, found: Layers) -> list[Block]:
+def blocks_to_widen(model: nn.Module, recording: Recording, layers: Layers) -> list[Block]:
     """The blocks that can have more units. Only shapes decide this: a config may have no key of the width."""
-    blocks = find_blocks(recording, found.layers, found.fed_gates)
+    blocks = find_blocks(recording, layers.layers, layers.fed_gates)
     return [block for block in blocks if all(_sizes(owner_of(model, operation)) for operation in block.maps)]
 
 
