@@ -22,12 +22,12 @@ PACKAGE = ROOT / "hf_lgelu"
 
 AIR = 1.02  # so that a mend is no negotiation
 LIMITS = {  # limit, goal
-    "package: lines": (20_520, 19_000),
+    "package: lines": (20_480, 19_000),
     "package: modules": (110, 100),
-    "package: classes": (137, 120),
-    "refit: lines": (4_325, 4_800),
-    "refit: modules": (22, 20),
-    "package: raise statements": (272, 290),
+    "package: classes": (130, 120),
+    "refit: lines": (4_120, 4_800),
+    "refit: modules": (21, 20),
+    "package: raise statements": (269, 290),
     "package: public names": (34, 32),
     "convert_to_relu: parameters": (9, 10),
     "scripts: lines": (8_800, 9_000),

@@ -116,7 +116,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
         if any(node is use.operation.node for uses in maps for use in uses):
             continue
         operation = cast(AffineOperation, read_affine(node, recording))
-        reason, weight = _why_not(recording, finder.find(operation), chosen), operation.weight_name
+        reason, weight = _why_not(recording, finder, operation, chosen), operation.weight_name
         uses = [] if reason else [finder.find(use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.scale, uses[0].scale) for use in uses):
@@ -290,7 +290,7 @@ def _readers(
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in recording.downstream(products):
         operation = read_affine(node, recording) if node not in after else None
-        if operation is None or not operation.mixes or _why_not(recording, finder.find(operation), chosen):
+        if operation is None or not operation.mixes or _why_not(recording, finder, operation, chosen):
             continue
         is_alone = len(recording.parameter_users(operation.weight_name)) == 1
         if is_alone and finder.find(operation).geometry.kind == "linear":
@@ -310,23 +310,22 @@ def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
     return any(recording.parameter(source) is not None for operand in fixed for source in upstream(operand))
 
 
-def _why_not(recording: Recording, linear: LinearMap, chosen: Collection[Node]) -> str | None:
+def _why_not(
+    recording: Recording, finder: AimFinder, operation: AffineOperation, chosen: Collection[Node]
+) -> str | None:
     """The reason why a map cannot be refitted, or None."""
-    operation = linear.operation
-    weight, geometry = operation.weight_name, read_geometry(operation)
-    if operation.node in chosen or linear.aim.meta.get("place", 0) > recording.decided_from:
+    weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(recording, operation)
+    aims = [finder.find(use).aim for use in uses if use.mixes]
+    if operation.node in chosen or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims):
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
-            "lengths, a branch): the student may decide otherwise"
+            "lengths, in float16 a look for infinities): the student may decide otherwise"
         )
     if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
     takers = recording.parameter_users(weight)
     own = (_made_of(operation.weight), _made_of(operation.bias), operation.output_axis, geometry)
-    alike = [
-        (_made_of(use.weight), _made_of(use.bias), use.output_axis, read_geometry(use)) == own
-        for use in _uses(recording, operation)
-    ]
+    alike = [(_made_of(use.weight), _made_of(use.bias), use.output_axis, read_geometry(use)) == own for use in uses]
     if sum(alike) < len(takers):
         return f"{weight} is used {len(takers)} times in a forward pass, and not as a plain map each time"
     if geometry is None:

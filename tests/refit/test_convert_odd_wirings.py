@@ -458,3 +458,28 @@ def test_a_branch_without_a_row_in_some_folds_is_refitted_on_the_others(count):
     rows = {layer.layers: layer.rows for layer in report.layers}
     assert rows == {("down",): 348, ("rare_down",): count}
     assert report.held_out.refitted.kl < 0.2 * report.held_out.direct.kl
+
+
+class Guarded(nn.Module):
+    """Python reads values after a gate, as the code of BART does in float16."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.act, self.down = nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 6)
+        self.next_up, self.next_act, self.next_down = nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = self.down(self.act(self.up(x)))
+        if hidden.abs().max() > 1e6:
+            hidden = hidden.clamp(-1e6, 1e6)
+        return self.head(hidden + 0.1 * self.next_down(self.next_act(self.next_up(hidden))))
+
+
+def test_a_map_after_a_branch_that_values_after_a_gate_decide_is_left_in_words():
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(0))
+    report = convert_to_relu(Guarded(), x).report
+    (left,), (refitted,) = ([layer for layer in report.layers if layer.is_unfit is unfit] for unfit in (True, False))
+    assert (left.layers, refitted.layers) == (("next_down.weight",), ("down",))
+    assert "the student may decide otherwise" in left.note
