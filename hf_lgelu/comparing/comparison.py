@@ -446,11 +446,6 @@ class LiveUnits:
             yield
 
     @property
-    def share(self) -> float | None:
-        """The live share of all outputs together; None if no gate ran."""
-        return self.live.total() / self.outputs.total() if self.outputs.total() else None
-
-    @property
     def shares(self) -> dict[str, float]:
         """{gate: the share of its outputs that are not zero}, of the gates that ran."""
         return {name: self.live[name] / count for name, count in self.outputs.items() if count}

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hf_lgelu.comparing.comparison import LiveUnits, compare_outputs
+from hf_lgelu.comparing.comparison import compare_outputs
 from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx_export import export_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
 from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, operators_by_precision, quantize_onnx
-from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, quoted, score, significant, text_table
+from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
 from hf_lgelu.networks.outputs import OutputReader
 from hf_lgelu.networks.run import call_with, evaluation_mode, in_dtype, require_taken, run_example
-from hf_lgelu.networks.sites import find_sites, uncompiled
+from hf_lgelu.networks.sites import uncompiled
 
 ORIGINAL, CONVERTED, ALONE = "original", "converted", "network"
 FLOAT32, INT8 = "float32", "int8"
@@ -50,9 +50,9 @@ class ComparedNetwork:
     `metrics` has the accuracy, or the perplexity of a causal language model; it is empty without labels. `distance` is
     that from the original in float32, None for the original itself. `milliseconds` are the quartiles of the processor
     time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the weights.
-    `live_units` is the share of the gates' outputs that are not exactly zero; None for the original, and in int8. In
-    int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), `operators` are {"int8" and
-    "float32": {operation: how many}} of the file, and `from_float32` is the distance from the same network in float32.
+    In int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), `operators` are {"int8"
+    and "float32": {operation: how many}} of the file, and `from_float32` is the distance from the same network in
+    float32.
     """
 
     network: str
@@ -61,7 +61,6 @@ class ComparedNetwork:
     distance: Distance | None
     milliseconds: tuple[float, float, float]
     megabytes: float
-    live_units: float | None = None
     operations: str | None = None
     operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     from_float32: Distance | None = None
@@ -76,7 +75,6 @@ class ComparedNetwork:
             **{metric: score(metric, value) for metric, value in self.metrics.items()},
             **({} if self.distance is None else self.distance.main_measures),
             **({} if self.from_float32 is None else {"lost in int8": significant(lost(self.from_float32)[1])}),
-            **({} if self.live_units is None else {"live units": percent(self.live_units)}),
             "ms (quartiles)": f"{median} ({first} to {third})",
             "megabytes": significant(self.megabytes),
         }
@@ -270,10 +268,7 @@ def compare_networks(
             ]
             forms.sort(key=lambda form: form.precision)  # float32 first
         else:
-            modules = dict(networks[CONVERTED].named_modules())
-            names = [site.name for site in find_sites(networks[ORIGINAL]) if site.name in modules]
             forms = [_Form(name, FLOAT32, network, _bytes_of(network)) for name, network in networks.items()]
-            forms[1] = replace(forms[1], live=LiveUnits({name: modules[name] for name in names}))
         runs = {
             f"{form.name} {form.precision}": partial(reader(networks[form.name]), call=form.outputs)
             for form in forms[1:]
@@ -298,7 +293,6 @@ def compare_networks(
             distance,
             milliseconds,
             form.bytes / 1e6,
-            form.live.share,
             form.operations,
             form.operators,
             from_float32.get(name),
@@ -342,7 +336,6 @@ class _Form:
     output_names: tuple[str, ...] = ()
     operations: str | None = None
     operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    live: LiveUnits = field(default_factory=lambda: LiveUnits({}))
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
         """The output of the form; nothing else here costs time."""
@@ -354,8 +347,7 @@ class _Form:
     def outputs(self, network: nn.Module, inputs: Tensor | dict[str, Any]) -> Any:
         """The outputs of the form by torch's names."""
         if isinstance(self.runner, nn.Module):
-            with self.live.counting(inputs):
-                return run_example(network, inputs)
+            return run_example(network, inputs)
         return dict(zip(self.output_names, map(torch.from_numpy, self.run(inputs)), strict=True))
 
 
