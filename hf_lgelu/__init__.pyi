@@ -5,7 +5,6 @@ from .activation.functional import lambda_silu as lambda_silu
 from .activation.module import LambdaGELU as LambdaGELU
 from .activation.module import LambdaSiLU as LambdaSiLU
 from .export.comparison import compare_networks as compare_networks
-from .export.int8 import Int8RefusedError as Int8RefusedError
 from .export.int8 import export_int8 as export_int8
 from .export.onnx_export import export_onnx as export_onnx
 from .export.onnx_network import OnnxNetwork as OnnxNetwork
@@ -13,7 +12,6 @@ from .export.plain import export_gelu as export_gelu
 from .export.plain import export_relu as export_relu
 from .export.push import push_to_hub as push_to_hub
 from .export.quantize import quantize_onnx as quantize_onnx
-from .models.config_keys import UnsupportedConfigError as UnsupportedConfigError
 from .models.hardening import anneal_hardness as anneal_hardness
 from .models.hardening import freeze_hardness as freeze_hardness
 from .models.hardening import hardness_profile as hardness_profile

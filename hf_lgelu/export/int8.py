@@ -22,7 +22,7 @@ class Int8RefusedError(RuntimeError):
     """An int8 file is not good, and was not kept. `report` has all that was measured, `advice` says what to do.
 
     >>> import tempfile, torch
-    >>> from hf_lgelu import Int8RefusedError, export_int8
+    >>> from hf_lgelu.export.int8 import Int8RefusedError, export_int8
     >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     >>> with torch.no_grad():  # one unit sets the range of all
     ...     net[0].weight[0], net[0].bias[0], net[2].weight[:, 0] = 1e4, 1e4, 1e-4

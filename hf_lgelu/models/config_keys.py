@@ -55,12 +55,13 @@ class ConfigChange:
 class UnsupportedConfigError(RuntimeError):
     """No key of the config puts the wanted activation at exactly the wanted sites.
 
-    >>> import hf_lgelu
+    >>> from hf_lgelu import substitute_relu
+    >>> from hf_lgelu.models.config_keys import UnsupportedConfigError
     >>> from transformers import MptConfig, MptForCausalLM
     >>> model = MptForCausalLM(MptConfig(d_model=8, n_heads=2, n_layers=1, vocab_size=9, max_seq_len=4))
     >>> try:  # MPT's config has no key for its activation
-    ...     hf_lgelu.substitute_relu(model, kinds=("gelu",))
-    ... except hf_lgelu.UnsupportedConfigError as error:
+    ...     substitute_relu(model, kinds=("gelu",))
+    ... except UnsupportedConfigError as error:
     ...     print(str(error).partition(" and ")[0])
     no activation key of MptConfig puts 'relu' at transformer.blocks.0.ffn.act
     """
