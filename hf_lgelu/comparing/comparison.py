@@ -416,10 +416,15 @@ def same_classes(output: Tensor, other: Tensor) -> Tensor:
 
 
 def kl_terms(reference: Tensor, output: Tensor) -> Tensor:
-    """p·log(p/q) of every class, (..., classes), from logits; an impossible class (p = 0) adds nothing."""
+    """p·log(p/q) + q - p of every class, (..., classes), from logits: the sum over all classes is Σ p·log(p/q).
+
+    No term is negative. The terms p·log(p/q) cancel: of two networks close to the reference, the nearer one could look
+    farther.
+    """
     expected, given = F.log_softmax(reference, dim=-1), F.log_softmax(output, dim=-1)
-    terms = F.kl_div(given, expected, reduction="none", log_target=True)
-    return terms.masked_fill(expected == -math.inf, 0.0)
+    p, q, ratio = expected.exp(), given.exp(), expected - given
+    rise = torch.where(ratio.abs() < 1, p * torch.expm1(-ratio.clamp(-1, 1)), q - p)
+    return p * ratio.masked_fill(expected == -math.inf, 0.0) + rise
 
 
 class LiveUnits:

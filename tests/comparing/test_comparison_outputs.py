@@ -43,6 +43,15 @@ def test_classes_that_cannot_be_add_nothing_to_the_kl():
     assert math.isnan(found[3])
 
 
+def test_a_kl_far_below_rounding_is_half_the_variance_of_the_change():
+    draws = torch.Generator().manual_seed(0)
+    reference, change = torch.randn(2, 5, 7, generator=draws, dtype=torch.float64)
+    p = reference.softmax(-1)
+    variance = (p * change.square()).sum(-1) - (p * change).sum(-1).square()
+    found = kl_terms(reference, reference + 1e-9 * change).sum(-1)
+    torch.testing.assert_close(found, 0.5e-18 * variance, rtol=1e-4, atol=0)
+
+
 def test_the_relative_error_is_a_share_of_squares_around_the_mean_of_each_column():
     draws = torch.Generator().manual_seed(0)
     original = torch.randn(9, 4, 3, generator=draws, dtype=torch.float64) + torch.tensor([0.0, 50.0, -7.0])
