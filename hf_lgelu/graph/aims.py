@@ -139,9 +139,11 @@ class AimFinder:
             linear.aim = following[0]
             linear.path.append(linear.aim)
         after_norm = None if linear.norm is None else self._recording.stored_value(linear.norm.args[2])
-        uses = len(self._recording.parameter_users(operation.weight_name))
+        is_tied = operation.weight_name in self._recording.tied  # an embedding may use it, too
+        uses = 1 if is_tied else len(self._recording.parameter_users(operation.weight_name))
         for stored, scale in ((after_norm, linear.scale_after_norm), (operation.bias, linear.scale)):
-            if stored is None or stored.name in self._recording.tied:
+            # A bias may have two names, as a language model's head has. In shared memory it is part of other tensors.
+            if stored is None or stored.name in self._recording.in_shared_memory:
                 continue
             if len(self._recording.parameter_users(stored.name)) == uses:
                 linear.bias, linear.bias_scale = stored, scale  # rather its own than the norm's

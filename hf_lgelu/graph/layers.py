@@ -67,11 +67,12 @@ class Layer:
     its weights.
     """
 
-    sites: tuple[int, ...]  # the gates; a layer without gates reads the outputs of gated units (`_readers`)
+    sites: tuple[int, ...]  # the gates; none: the maps read gated units (`_readers`), or are tied
     uses: tuple[tuple[LinearMap, ...], ...]
     is_used_in_turn: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
     path: tuple[Node, ...]  # from that gate's call to the map's input
+    is_tied: bool  # whether other modules hold the weight: only the bias is refitted
 
     @property
     def maps(self) -> tuple[LinearMap, ...]:
@@ -112,6 +113,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     chosen = _rows_by_choice(recording)
     reached, uncounted = _reached_maps(recording, sites, finder, refused)
     maps: list[list[LinearMap]] = []  # the uses of each in a forward pass, in their order
+    biases: list[LinearMap] = []  # the maps whose weights are tied
     for node in sorted(reached, key=order.__getitem__):
         if any(node is use.operation.node for uses in maps for use in uses):
             continue
@@ -121,11 +123,17 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
         is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.scale, uses[0].scale) for use in uses):
             reason = f"{weight} is used {len(uses)} times in a forward pass, in one sum or at several scales"
-        if reason is not None:
-            refused[weight, reason].update(reached[node])
-        else:
+        if reason is None:
             maps.append(uses)
+            continue
+        refused[weight, reason].update(reached[node])
+        if weight in recording.tied and not _is_decided(recording, finder, operation, chosen):
+            biases += [finder.find(operation)]
     maps += [[reader] for reader in _readers(recording, finder, reached, chosen)]
+    for linear in biases:
+        if linear.bias is not None:
+            del reached[linear.operation.node]  # nothing makes up for the gates before: only the bias is refitted
+            maps.append([linear])
 
     fed_gates = find_fed_gates(recording, finder)
     layers = [_layer_of(recording, finder, group, reached, fed_gates) for group in _solved_together(maps, reached)]
@@ -202,6 +210,7 @@ def _layer_of(
         is_used_in_turn=any(use.operation.data in written for use in further),
         fed=fed,
         path=path,
+        is_tied=first.operation.weight_name in recording.tied,
     )
 
 
@@ -315,8 +324,7 @@ def _why_not(
 ) -> str | None:
     """The reason why a map cannot be refitted, or None."""
     weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(recording, operation)
-    aims = [finder.find(use).aim for use in uses if use.mixes]
-    if operation.node in chosen or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims):
+    if _is_decided(recording, finder, operation, chosen):
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
             "lengths, in float16 a look for infinities): the student may decide otherwise"
@@ -331,6 +339,12 @@ def _why_not(
     if geometry is None:
         return f"{describe(operation.node)} is no linear layer or convolution that is refitted here"
     return None
+
+
+def _is_decided(recording: Recording, finder: AimFinder, operation: AffineOperation, chosen: Collection[Node]) -> bool:
+    """Whether values after a gate decide what a map is given."""
+    aims = [finder.find(use).aim for use in _uses(recording, operation) if use.mixes]
+    return operation.node in chosen or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims)
 
 
 def _made_of(stored: StoredValue | None) -> Any:

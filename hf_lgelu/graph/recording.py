@@ -80,7 +80,8 @@ class Recording:
             ):
                 name = first.setdefault(id(tensor), f"{module_name}.{attribute}" if module_name else attribute)
                 holders.setdefault(name, set()).add(id(module))
-        self.tied = {name for name, modules in holders.items() if len(modules) > 1} | names_in_shared_memory(model)
+        self.in_shared_memory = names_in_shared_memory(model)
+        self.tied = {name for name, modules in holders.items() if len(modules) > 1} | self.in_shared_memory
         parameters, saved = dict(model.named_parameters()), model.state_dict(keep_vars=True)
         self._parameters = {node for node, name in self._names.items() if name in parameters}
         self.stored = {

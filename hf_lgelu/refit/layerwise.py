@@ -17,7 +17,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
-from hf_lgelu.refit.ridge import WEAKER, NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.ridge import STRENGTHS, WEAKER, NotFiniteError, RidgeFit, fit_ridge
 from hf_lgelu.refit.task import Student, Task
 from hf_lgelu.refit.weights import add_constant, forget_quantizer, write_refit
 from hf_lgelu.refit.widen import WiderOriginal
@@ -112,7 +112,8 @@ def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
     if not folds:
         return None
     try:
-        return fit_ridge(folds, intercept=layer.has_intercept, weaker=() if layer.sites else WEAKER)
+        strengths = () if layer.is_tied else STRENGTHS if layer.sites else (*WEAKER, *STRENGTHS)
+        return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths)
     except NotFiniteError as error:
         raise ConversionRefusedError(
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "

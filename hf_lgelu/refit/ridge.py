@@ -137,20 +137,19 @@ def held_out_once(width: int, rows: int) -> bool:
 
 
 @torch.no_grad()
-def fit_ridge(folds: list[Moments], *, intercept: bool, weaker: Sequence[float] = ()) -> RidgeFit:
+def fit_ridge(folds: list[Moments], *, intercept: bool, strengths: Sequence[float] = STRENGTHS) -> RidgeFit:
     """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
     Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
-    wins. A single fold gets the weakest strength, without errors. `weaker` strengths are tried in addition to
-    STRENGTHS. With them, a single fold gets no change. The list is emptied, and its sums are used up: they take most of
-    the memory.
+    wins. A single fold gets the weakest strength, without errors; with other strengths than STRENGTHS it gets no
+    change. The list is emptied, and its sums are used up: they take most of the memory.
     """
     _check(folds)
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
-    best: tuple[Choice, float | None] = ("kept", None) if weaker else ("refit", STRENGTHS[0])
+    best: tuple[Choice, float | None] = ("refit", STRENGTHS[0]) if strengths == STRENGTHS else ("kept", None)
     before = after = None
     if len(folds) > 1:
-        best, before, after = _choose(folds, total, intercept, (*weaker, *STRENGTHS))
+        best, before, after = _choose(folds, total, intercept, strengths)
     folds.clear()
     everything = _Deviations.of(total.copy(), intercept)
     change, bias_change = everything.change(*best)
@@ -189,7 +188,7 @@ def _choose(
         # Of equal errors the stronger wins, which changes less.
         is_higher = error_of("refit", strengths[middle + 1]) <= error_of("refit", strengths[middle])
         low, high = (middle + 1, high) if is_higher else (low, middle)
-    candidates: list[tuple[Choice, float | None]] = [("kept", None), ("refit", strengths[low])]
+    candidates: list[tuple[Choice, float | None]] = [("kept", None), *(("refit", each) for each in strengths[low:][:1])]
     if intercept:
         candidates.insert(1, ("bias only", None))
     best = min(candidates, key=lambda candidate: error_of(*candidate))  # the first of equal errors

@@ -27,6 +27,12 @@ def test_a_tied_decoder_leaves_its_gate_without_a_refit_and_its_block_as_wide(tm
     unfit = [layer for layer in report.layers if layer.is_unfit]
     assert [layer.sites for layer in unfit] == [("cls.predictions.transform.transform_act_fn",)]
     assert any("transform_act_fn: only the gate was exchanged" in warning for warning in report.warnings)
+    (head,) = (layer for layer in report.layers if layer.choice == "bias only")  # the bias is the decoder's own
+    assert (head.layers, head.sites) == (("bert.embeddings.word_embeddings",), ())
+    assert head.error_after < head.error_before
+    embeddings = [each.get_input_embeddings().weight for each in (model, converted)]
+    assert torch.equal(*embeddings)
+    assert converted.cls.predictions.decoder.weight is embeddings[1]
     assert report.held_out.refitted.kl < report.held_out.direct.kl
     assert report.width_share == 1.5
     assert converted.config.intermediate_size == 36
