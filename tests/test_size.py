@@ -31,7 +31,7 @@ LIMITS = {  # limit, goal
     "package: public names": (32, 32),
     "convert_to_relu: parameters": (8, 10),
     "scripts: lines": (8_800, 9_000),
-    "tests: lines": (28_210, 28_000),
+    "tests: lines": (28_500, 28_000),
     "pages without api and changelog: words": (11_900, 12_000),
     "README: words": (1_190, 1_200),
 }

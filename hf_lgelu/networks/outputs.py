@@ -128,7 +128,7 @@ class Outputs(NamedTuple):
 
         A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each.
         """
-        if next(iter(self.tensors)) != "logits" or not {*QUERIES} <= self.tensors.keys():
+        if not {*QUERIES} <= self.tensors.keys():
             return None
         scores = self.tensors["logits"].float()
         return 1 - scores.softmax(-1)[..., -1] if self.has_classes("logits") else scores.sigmoid().amax(-1)

@@ -32,30 +32,32 @@ def require_good(report: ConversionReport, model: nn.Module, config: ConversionC
     The error gives the first reason of: outputs not finite, no nearer than the plain swap, beyond `max_kl`.
     """
     reason = None
-    distances = [evaluation.refitted.value for _, evaluation in evaluations(report)]
     advice = "give more inputs, from where the model is used"
     if alone := [site for layer in report.layers if layer.is_unfit for site in layer.sites]:
         advice += f", or leave gates smooth (`keep`) that no map after them makes up for: {', '.join(alone[:4])}"
-    if report.held_out is not None and (failed := _why_not_nearer(report, report.held_out, advice)) is not None:
+    if report.held_out is not None and (failed := _why_not_nearer(report.held_out, advice)) is not None:
         reason = f"on {report.held_out.rows:,} rows that were held out, {failed}"
-    elif config.strict and not (distances and (config.max_kl is None or max(distances) <= config.max_kl)):
-        far = "nothing was held out, no second set was given, and no distance was measured"
-        for title, evaluation in evaluations(report):
-            far = f"on the {title} the network is {evaluation.refitted.in_words} away from the original"
-        bound = "" if config.max_kl is None else f" of at most max_kl = {config.max_kl:g}"
-        reason = (
-            f"{far}: `strict` wants a measured distance{bound}; give more inputs, or train the model with hardening"
-        )
+    elif config.strict:
+        measured = [(evaluation.refitted, title) for title, evaluation in evaluations(report)]
+        farthest, title = max(measured, key=lambda each: each[0].value, default=(None, ""))
+        bound, advice = config.max_kl, "give more inputs, or train the model with hardening"
+        if farthest is None:
+            far = "nothing was held out, no second set was given, and no distance was measured"
+            reason = f"{far}: `strict` wants a measured distance; {advice}"
+        elif bound is not None and farthest.value > bound:
+            far = f"on the {title} the network is {farthest.in_words} away from the original"
+            reason = f"{far}: `strict` wants a distance of at most max_kl = {bound:g}; {advice}"
     if reason is not None:
         raise ConversionRefusedError(f"{reason}. The model is as it was", report, model)
 
 
-def _why_not_nearer(report: ConversionReport, evaluation: Evaluation, advice: str) -> str | None:
+def _why_not_nearer(evaluation: Evaluation, advice: str) -> str | None:
     """The reason, with `advice`, why outputs are refused: not finite, or no nearer than the plain swap's; else None."""
     direct, refitted = evaluation.direct, evaluation.refitted
     if not math.isfinite(refitted.value):
         return f"the outputs are not finite: {WHERE_NOT_FINITE}"
-    # An output that no map comes before is as far as the swap's: then the next farthest decides.
+    # Lists compare by their first difference. An output that no map comes before is as far as the swap's: then the next
+    # farthest decides.
     if refitted.by_output < direct.by_output or refitted.value == 0:
         return None
     return (
@@ -100,7 +102,7 @@ def conversion_warnings(report: ConversionReport, max_kl: float | None) -> Itera
             "well: for these, the result says nothing about unseen inputs"
         )
     advice = "the data that was fitted on is probably not from where that set is"
-    if (failed := _why_not_nearer(report, report.evaluation, advice)) is not None:
+    if (failed := _why_not_nearer(report.evaluation, advice)) is not None:
         yield f"on the second set {failed}"
 
 

@@ -255,6 +255,9 @@ def test_other_outputs_on_request():
     model = drawn(Detector())
     report = convert_with(model, images(), outputs=["pred_boxes"]).report
     assert (report.outputs, report.held_out.refitted.kl) == (("pred_boxes",), None)
+    turned = convert_with(model, images(), outputs=["pred_boxes", "logits"]).report
+    expected = convert_with(model, images()).report.held_out.refitted.detection
+    assert turned.held_out.refitted.detection == pytest.approx(expected, rel=1e-9)
     alone = convert_with(model, images(), outputs=["logits", "feature_maps"]).report
     assert any("its output is the model's" in (layer.note or "") for layer in alone.layers)
     with pytest.raises(ValueError, match=r"encoder_hidden_states\.0, .*\['masks'\]"):

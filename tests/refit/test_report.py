@@ -31,6 +31,15 @@ def test_maps_are_counted_and_no_gates():
     assert "last: only the gate was exchanged" in str(report)
 
 
+def test_calls_are_no_modules_to_put_gates_at():
+    def said(*gates):
+        return str(replace(REPORT, gates=dict.fromkeys(gates, "gelu"), config_changes=()))
+
+    assert "at each name in `report.gates` (`network" in said("act", "recalled")
+    assert "at each name in `report.gates` but those of calls (`called`)" in said("act", "up.called.0")
+    assert "`report.gates`" not in said("called.0")
+
+
 def test_the_map_from_which_on_the_signal_is_lost_is_named():
     def said(errors, of_network=0.7, **changes):
         layers = [replace(LAYERS[0], layers=(f"map {number}",), error_after=each) for number, each in enumerate(errors)]

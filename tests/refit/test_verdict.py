@@ -1,16 +1,19 @@
 """What a conversion says of outputs, labels and parts of a model that are not what they look like."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 from loud_nets import bert, gpt2
+from report_by_hand import HELD_OUT, REPORT, SECOND
 from small_networks import convert_with
 from torch import nn
 
 from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.networks.outputs import OutputReader
-from hf_lgelu.refit.verdict import config_warnings
+from hf_lgelu.refit.config import ConversionConfig
+from hf_lgelu.refit.verdict import config_warnings, require_good
 
 
 def loud(*layers, seed=2, by=1.5):
@@ -34,6 +37,18 @@ def test_classes_have_a_kl_by_their_scores_or_by_their_probabilities(last, is_kl
     assert (report.held_out.refitted.kl is not None) == is_kl
     assert report.held_out.refitted.value > 0
     assert ("KL" in report.held_out.refitted.in_words) == is_kl
+
+
+def test_strict_names_the_set_that_is_farthest():
+    strict = ConversionConfig(strict=True, max_kl=0.002)
+    require_good(replace(REPORT, evaluation=None), nn.Identity(), strict)  # held out: 0.00125
+    with pytest.raises(ConversionRefusedError, match=r"the second set the network is KL 0.0025 nat .* max_kl = 0.002"):
+        require_good(REPORT, nn.Identity(), strict)
+    far, near = replace(HELD_OUT, refitted=SECOND.refitted), replace(SECOND, refitted=HELD_OUT.refitted)
+    with pytest.raises(ConversionRefusedError, match=r"held out of the data the network is KL 0.0025 nat"):
+        require_good(replace(REPORT, held_out=far, evaluation=near), nn.Identity(), strict)
+    with pytest.raises(ConversionRefusedError, match="`strict` wants a measured distance"):
+        require_good(replace(REPORT, held_out=None, evaluation=None), nn.Identity(), strict)
 
 
 class Maps(nn.Module):
