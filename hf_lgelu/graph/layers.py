@@ -131,7 +131,7 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
             biases += [finder.find(operation)]
     maps += [[reader] for reader in _readers(recording, finder, reached, chosen)]
     for linear in biases:
-        if linear.bias is not None:
+        if linear.bias is not None and read_geometry(linear.operation) is not None:
             del reached[linear.operation.node]  # nothing makes up for the gates before: only the bias is refitted
             maps.append([linear])
 
