@@ -34,7 +34,7 @@ class LinearMap:
 
     operation: AffineOperation
     aim: Node
-    shape: tuple[int, ...]  # of the aim's value, on the traced inputs
+    aim_shape: tuple[int, ...]  # of its value, on the traced inputs
     channels: int  # the axis of the map's output along which its channels lie, from the left
     scale: Tensor  # ∂aim/∂output, per channel
     scale_after_norm: Tensor  # ∂aim/∂(the output of `norm`); without a norm the scale
@@ -69,7 +69,7 @@ class LinearMap:
 
     def per_channel(self, factor: Tensor) -> Tensor | None:
         """A factor, broadcast to the aim's shape, as one number per channel of the map; None for any other factor."""
-        factor = self.in_output_layout(factor.double().cpu().expand(self.shape), shape_of)
+        factor = self.in_output_layout(factor.double().cpu().expand(self.aim_shape), shape_of)
         rows = factor.movedim(self.channels, -1).flatten(0, -2)
         return rows[0] if torch.equal(rows, rows[:1].expand_as(rows)) else None
 
@@ -158,7 +158,7 @@ class AimFinder:
         if name in _MOVES:
             linear.undo.append(_back(linear.aim, user, name))
             linear.layout += ((name, shape_of(user) if name in RESHAPES else tuple(map(str, user.args[1:]))),)
-            linear.shape = shape_of(user)
+            linear.aim_shape = shape_of(user)
             return True
         if name in COPIES:
             return True
@@ -166,7 +166,7 @@ class AimFinder:
             return False
         left, right = user.args[:2]
         if (
-            left is right or shape_of(user) != linear.shape or {*user.kwargs.values()} - {1, None}
+            left is right or shape_of(user) != linear.aim_shape or {*user.kwargs.values()} - {1, None}
         ):  # alpha, rounding_mode
             return False
         if name == "add" or (name == "sub" and left is linear.aim):
@@ -185,7 +185,7 @@ class AimFinder:
         scale = (self._constant(user.args[4]).double() + user.args[7]).rsqrt()
         if user.args[1] is not None:
             scale = scale * self._constant(user.args[1]).double()
-        scale = scale.view([1, -1] + [1] * (len(linear.shape) - 2))
+        scale = scale.view([1, -1] + [1] * (len(linear.aim_shape) - 2))
         # A norm over another axis, or over several channels of the map together, has no bias per channel of the map.
         channels = linear.per_channel(torch.arange(scale.numel()).view(scale.shape))
         if channels is None or channels.tolist() != list(range(scale.numel())) or not linear.scale_by(scale):
