@@ -16,6 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+import psutil
 import torch
 from lgelu_lab.benchmarks.cifar_resnet import ARCHITECTURE
 from lgelu_lab.rows_file import RowsFile
@@ -92,7 +93,9 @@ TIME_COLUMNS = (
     "case", "units", "rows", "width", "threads", "seconds", "processor_seconds", "forward_seconds", "loaded_gib",
     "peak_gib", "outcome", "cpu", "torch", "hf_lgelu",
 )  # fmt: skip
-"""Of the rows of `measure_here`; in older rows some are empty."""
+"""Of the rows of `measure_here`; in older rows some are empty.
+
+`loaded_gib` is the memory with model and inputs, before any pass; in older rows the largest until the conversion."""
 
 
 def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
@@ -103,10 +106,11 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
     warm, inputs = _mlp(2048, 128)
     _convert(warm.eval(), inputs)
     model, inputs = case.build()
+    loaded = round(psutil.Process().memory_info().rss / 2**30, 3)
     model, before = model.eval(), time.process_time()
     for batch in cut_batches([Batch(inputs)]):
         run_example(model, batch.inputs)
-    forward, loaded = time.process_time() - before, _peak_gib()
+    forward = time.process_time() - before
     started, before = time.perf_counter(), time.process_time()
     outcome = _convert(model, inputs)
     seconds, processor = time.perf_counter() - started, time.process_time() - before
@@ -120,17 +124,12 @@ def measure_here(name: str, threads: int) -> dict[str, str | float | int]:
         "processor_seconds": round(processor, 3),
         "forward_seconds": round(forward, 3),
         "loaded_gib": loaded,
-        "peak_gib": _peak_gib(),
+        "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES / 2**30, 3),
         "outcome": outcome,
         "cpu": hardware(1)["cpu"],
         "torch": torch.__version__,
         "hf_lgelu": package_versions()["hf-lgelu"],
     }
-
-
-def _peak_gib() -> float:
-    """The largest memory of this process so far."""
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES / 2**30, 3)
 
 
 def _convert(model: torch.nn.Module, inputs: object) -> str:
