@@ -183,7 +183,7 @@ def scheduled_hardness(schedule: str, start: Any, target: float, progress: float
     require_known("schedule", schedule, SCHEDULES)
     _require("progress", progress, 0 <= progress <= 1, "[0, 1]")
     if progress == 1:
-        return start * 0 + target
+        return start * 0 + target  # in the shape and dtype of `start`
     return SCHEDULES[schedule](start, target, float(progress))
 
 

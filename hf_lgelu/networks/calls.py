@@ -9,7 +9,7 @@ import inspect
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType, FunctionType
@@ -29,7 +29,7 @@ from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
-called. "other" is none: clamp(x, min=0.01) bends, too."""
+called. "other" is none: clamp(x, min=0.01) would be one, too."""
 
 
 @contextmanager
@@ -95,12 +95,12 @@ class _Search(TorchFunctionMode):
         super().__init__()
         self.found: dict[nn.Module, dict[Call, nn.Module]] = defaultdict(dict)
         self.refused: list[str] = []
-        self._model, self._modules, self._kinds = model, ids_of(model.modules()), kinds
+        self._model, self._modules, self._kinds = model, set(map(id, model.modules())), kinds
 
     def run(self, inputs: Inputs) -> list[Tensor]:
         """`outputs_of` the model. A language model that calls activations also writes two tokens.
 
-        With a cache, it may call functions that no forward of a text calls.
+        With a cache, it may call functions that a plain forward does not reach.
         """
         with self:
             found, model = outputs_of(self._model, inputs), self._model
@@ -117,7 +117,7 @@ class _Search(TorchFunctionMode):
         module, frames = frames_inside(self._modules)
         # A module that computes an activation is a gate already.
         if not isinstance(module, LambdaGate) and values_at(module) is None:
-            self._look(_call_of(func, args, kwargs or {}), output, frames[1:])
+            self._look(_call_of(func, args, kwargs or {}), output, frames[1:])  # without this method's own frame
         return output
 
     def _look(self, seen: tuple[Any, nn.Module], output: Any, frames: list[FrameType]) -> None:
@@ -129,40 +129,40 @@ class _Search(TorchFunctionMode):
         computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
         """
         is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
-        own = next(itertools.compress(itertools.count(), is_theirs), len(frames) - 1)
-        where = line_of(frames[own])
-        # The call of a library's module that is built for this call computes a gate as a whole, with any formula.
-        built = [frame.f_locals for frame in frames[:own] if frame.f_code is _CALL]
+        user_frame = next(itertools.compress(itertools.count(), is_theirs), len(frames) - 1)
+        where = line_of(frames[user_frame])
+        # 1. The gate that the call of torch computes, or a library's module that was built for this call alone.
+        built = [frame.f_locals for frame in frames[:user_frame] if frame.f_code is _CALL]
         whole = [(_call_of(None, run["args"], run["kwargs"])[0], run["self"]) for run in built]
         shape = getattr(output, "shape", None)
         gates = (gate for x, gate in (seen, *whole) if getattr(x, "shape", ()) == shape and self._takes(x, gate))
-        taken = next(gates, None)
-        is_gate = taken is not None
+        torch_gate = next(gates, None)
+        # 2. The method around it.
         place = self._place(frames)
         if place is None:
-            self.refused += [where] * is_gate
+            self.refused += [where] * (torch_gate is not None)
             return
-        at, owner, name, method = place
+        number, owner, name, method = place
+        # 3. Down from the text of the method, frame by frame, to the text that calls an activation.
         way, numbers, gate = [method], list[int](), None
         try:
-            while gate is None:  # down, from the text of the method to the text that calls an activation
-                stands = frames[at]
-                is_inside = any(is_theirs[:at])
-                if not (is_inside or is_gate):
-                    return
-                number, node = call_at(way[-1], stands)
-                numbers.append(number)
-                if is_inside:
+            while gate is None:
+                frame, calls_function = frames[number], any(is_theirs[:number])
+                if not calls_function and torch_gate is None:
+                    return  # a call of torch that is no gate, and no part of one
+                call_number, node = call_at(way[-1], frame)
+                numbers.append(call_number)
+                if calls_function:
                     held = called_by(way[-1], node, type(owner))
-                    at, function = _running(held, frames[:at])
-                    x, function_gate = _call_in_progress(held, frames[at])
+                    number, function = _running(held, frames[:number])
+                    x, function_gate = _call_in_progress(held, frames[number])
                     gate = function_gate if self._takes(x, function_gate) else None
                     way += [] if gate else [function]
                 else:
-                    gate = taken
-            call = Call(name, tuple(numbers), digest_of(way, numbers), line_of(stands), gate._get_name())
+                    gate = torch_gate
+            call = Call(name, tuple(numbers), digest_of(way, numbers), line_of(frame), gate._get_name())
         except ValueError as error:
-            self.refused += [f"{where}: {error}"] * (is_gate or gate is not None)
+            self.refused += [f"{where}: {error}"] * (torch_gate is not None or gate is not None)
             return
         self.found[owner].setdefault(call, gate)
 
@@ -174,7 +174,7 @@ class _Search(TorchFunctionMode):
         for frame in frames:
             first = frame.f_code.co_varnames[:1] if frame.f_code.co_argcount else ()
             owner = frame.f_locals.get(*first) if first else None
-            if isinstance(owner, nn.Module) and id(vars(owner)) in self._modules:
+            if isinstance(owner, nn.Module) and id(owner) in self._modules:
                 method = method_in(owner, frame)
                 if method is not None:
                     codes = set(codes_in(frame.f_code))
@@ -226,20 +226,15 @@ def line_of(frame: FrameType) -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} ({frame.f_code.co_qualname})"
 
 
-def ids_of(modules: Iterable[nn.Module]) -> set[int]:
-    """The ids of the modules' attributes: a module may run as another object with the same ones."""
-    return {id(vars(module)) for module in modules}
-
-
 def frames_inside(modules: Collection[int] | None = None) -> tuple[nn.Module | None, list[FrameType]]:
-    """(the innermost module that runs now, if given one of `modules` (`ids_of`); its frames, innermost first).
+    """(the innermost module that runs now, if given one of the modules with these ids; its frames, innermost first).
 
     Outside of all modules, as in a `__call__` of a network's own, it is None and every frame.
     """
     frame: FrameType | None = sys._getframe(1)
     frames: list[FrameType] = []
     while frame is not None:
-        if frame.f_code is _CALL and (modules is None or id(vars(frame.f_locals["self"])) in modules):
+        if frame.f_code is _CALL and (modules is None or id(frame.f_locals["self"]) in modules):
             return frame.f_locals["self"], frames
         frames.append(frame)
         frame = frame.f_back

@@ -20,7 +20,8 @@ torch.export. So the text is changed, and not what a call does while it runs.
 3. `_add_copy` adds each method with these calls to this class. It edits the text of the whole file, compiles it, and
    takes the code of the method. A function on the way to an activation becomes a method in the same way.
 4. `_with_code` puts this code in the place of the old code, below the method's decorators.
-5. A saved `Call` is found again by `way_of`, which tells by the digest whether the text has changed.
+5. Copies of the object have the same class (`_new`). A conversion then puts ReLU at `called.K`, as at any other gate.
+6. A saved `Call` is found again by `way_of`, which tells by the digest whether the text has changed.
 """
 
 import abc

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.networks.calls import LIBRARIES, frames_inside, ids_of, line_of
+from hf_lgelu.networks.calls import LIBRARIES, frames_inside, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
 from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
@@ -92,7 +92,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
 
     def note_formula(module: nn.Module, args: Any) -> None:
         # The hook is called in the whole process.
-        if get_ident() == own and id(vars(module)) in watch.registered:
+        if get_ident() == own and id(module) in watch.registered:
             values = values_at(module)
             if values is not None and not is_piecewise_linear(values):
                 watch.note(module, _OWN_FORMULA)
@@ -149,7 +149,7 @@ class _Watch(TorchDispatchMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.registered = ids_of(module for module in model.modules() if not isinstance(module, FunctionModule))
+        self.registered = {id(module) for module in model.modules() if not isinstance(module, FunctionModule)}
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
         self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
 
@@ -168,7 +168,7 @@ class _Watch(TorchDispatchMode):
             if not (operation == "softplus" and isinstance(inner, LambdaGate)):
                 is_called = isinstance(inner, FunctionModule)
                 module = known or self.model if is_called or inner is None else inner
-                is_gate = id(vars(module)) in self.registered and is_activation(module)
+                is_gate = id(module) in self.registered and is_activation(module)
                 # Frames of torch and of activations count where they are the module's own code.
                 own = {cls.__module__ for cls in type(known).__mro__} - {nn.Module.__module__}
                 names = ((str(frame.f_globals.get("__name__")), frame) for frame in frames)

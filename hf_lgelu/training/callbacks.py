@@ -158,6 +158,7 @@ class HardeningCallback(TrainerCallback):
     def progress(self, state: TrainerState) -> float | None:
         """The progress of hardening at the trainer's position, in [0, 1]; None while λ is learned."""
         if self.config.hardening_strategy == "epoch":
+            # Before the first epoch begins, none has been counted.
             position, total = self._epoch or _epoch_in(state), int(state.num_train_epochs)
         else:
             position, total = state.global_step + 1, state.max_steps

@@ -64,7 +64,7 @@ def refuse_to_harden(
             "hardening does not work with DeepSpeed: its engine makes the optimizer step inside backward, before s can "
             "be frozen, and momentum would move s. Use FSDP2 or DistributedDataParallel"
         )
-    target_of_each(model, config.targets)  # raises ValueError for a name of no gate, or a target of another shape
+    target_of_each(model, config.targets)  # raises ValueError for a name of no gate
     check_hardness_learns(model, optimizer)
     if config.hardening_strategy == "epoch" and state.num_train_epochs >= sys.maxsize:
         raise ValueError(

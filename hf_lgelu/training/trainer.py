@@ -40,7 +40,7 @@ class LambdaGELUTrainer(Trainer):
     - `args.harden` hardens (`HardeningCallback`). The best checkpoint is then one of the hardened epochs.
     - Every gate's λ is in the training log (`HardnessLogCallback`).
     - Every evaluation reports the loss and each metric twice: for the model as it is and, as `eval_relu_<metric>`, with
-      ReLU instead of every λ-gate, or without λ-gates instead of every smooth gate. A second loop over the data, from
+      ReLU instead of every λ-gate (in a model without λ-gates, of every smooth gate). A second loop over the data, from
       the random state of the first, measures this. `report_substitution=False` leaves this loop out.
       `eval_relu_live_units` is the share of the ReLUs' outputs that are not zero.
     - A checkpoint whose tensors have other names than the model's, as in many families of transformers, is resumed
@@ -97,12 +97,12 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(model, args, *others, **options)
         self._live: LiveUnits | None = None  # while ReLU is substituted
         self._told_soft = False
-        self._of_arguments = HardeningCallback()  # used if args.harden is on and no other was passed
+        self._own_hardening = HardeningCallback()  # used if args.harden is on and no other was passed
         if args.require_lambda_gelu:
             require_lambda_gelu(self.model)
         if args.log_hardness and lambda_gelu_modules(self.model):
             HardnessLogCallback.add_to(self)
-        self._prepare_training()
+        self._prepare_training()  # each `train` does it again (`_hp_search_setup`); here errors come early
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *others: Any, **options: Any) -> Any:
         """Trainer's training, which also resumes from a run's folder.
@@ -232,7 +232,7 @@ class LambdaGELUTrainer(Trainer):
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
-        callbacks, own = self.callback_handler.callbacks, self._of_arguments
+        callbacks, own = self.callback_handler.callbacks, self._own_hardening
         if any(isinstance(callback, HardnessLogCallback) for callback in callbacks):
             HardnessLogCallback.add_to(self)
         passed = [each for each in callbacks if isinstance(each, HardeningCallback) and each is not own]
