@@ -17,8 +17,9 @@ from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import (
+    BOXES,
     IGNORED_LABEL,
-    QUERIES,
+    SCORES,
     SIDES,
     Kind,
     OutputReader,
@@ -97,15 +98,16 @@ class NetComparison:
 
         Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes
 
-    An empty place has nearly equal scores in both networks, so it adds little to the first sum, and nothing to the
-    second.
+    The variance is the sum of those of a box's four numbers, so 4 / variance makes each of them count alike. The sum of
+    certainties is at least 1. An empty place has nearly equal scores in both networks, so it adds little to the first
+    sum, and nothing to the second.
     """
 
     def __init__(self) -> None:
         self.scores = Counter[str]()  # the sums of `scores_of`
         self._outputs: dict[str, OutputComparison] = {}
         self._certainty = 0.0  # the number of a detector's boxes, each counted with the original's certainty
-        self._places = {name: OutputComparison() for name in QUERIES}
+        self._places = {name: OutputComparison() for name in (SCORES, BOXES)}
 
     def add(self, batch: Batch, reference: Outputs, other: Outputs, is_causal: bool = False) -> None:
         """Add the outputs of the original and the network for one batch.
@@ -129,21 +131,21 @@ class NetComparison:
             wanted, converted, counted, sure = (
                 part[None] if batch.is_sample and part is not None else part for part in parts
             )
-            if sure is not None and name in QUERIES:
-                self._add_places(name, wanted, converted, sure, reference.has_classes("logits"))
+            if sure is not None and name in (SCORES, BOXES):
+                self._add_places(name, wanted, converted, sure, reference.has_classes(SCORES))
             self._outputs.setdefault(name, OutputComparison()).add(
                 wanted, converted, counted, kind=reference.kinds[name]
             )
         self.scores.update(scores_of(other, batch, is_causal))
 
     def _add_places(self, name: str, value: Tensor, other: Tensor, certainty: Tensor, have_classes: bool) -> None:
-        if name == QUERIES[0]:
+        if name == SCORES:
             self._certainty += certainty.sum(dtype=torch.float64).item()
             if not have_classes:
                 value, other = map(as_of_softmax, (value, other))
-        else:  # the square of a difference counts with the certainty
+        else:  # the square of a difference counts with the certainty, the variance of the boxes without it
             other = value + certainty.sqrt()[..., None] * (other - value)
-        self._places[name].add(value, other, kind="scores" if name == QUERIES[0] else "values")
+        self._places[name].add(value, other, kind="scores" if name == SCORES else "values")
 
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
@@ -180,10 +182,9 @@ class NetComparison:
         """The numbers that are reported about the network, of the output that is farthest from the original."""
         distances = {name: comparison.distance(name) for name, comparison in self._outputs.items()}
         decide = dict(distances)
-        if self._places[QUERIES[1]].rows:
-            scores, _ = QUERIES
-            decide = {name: distance for name, distance in distances.items() if name not in QUERIES}
-            decide[scores] = distances[scores] = replace(distances[scores], detection=sum(self._gaps_of_places()))
+        if self._places[BOXES].rows:
+            decide = {name: distance for name, distance in distances.items() if name not in (SCORES, BOXES)}
+            decide[SCORES] = distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_places()))
         farthest = max(decide.values(), key=lambda distance: distance.value)
         return replace(farthest, metrics=metrics_of(self.scores), outputs=distances if len(distances) > 1 else {})
 

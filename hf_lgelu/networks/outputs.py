@@ -35,7 +35,7 @@ _EMBEDDINGS = frozenset(
     ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
 SIDES = 4  # of a box
-QUERIES = ("logits", "pred_boxes")  # outputs of a detector: the scores and the box of each place
+SCORES, BOXES = "logits", "pred_boxes"  # outputs of a detector: of each place
 _OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
 _LEAST_CHANCE = 1e-6  # probabilities nearer to 0 or 1 are read as this near
 _TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by chance
@@ -128,10 +128,10 @@ class Outputs(NamedTuple):
 
         A softmax's last score stands for an empty place. Scores without this last score are read by a sigmoid each.
         """
-        if not {*QUERIES} <= self.tensors.keys():
+        if not {SCORES, BOXES} <= self.tensors.keys():
             return None
-        scores = self.tensors["logits"].float()
-        return 1 - scores.softmax(-1)[..., -1] if self.has_classes("logits") else scores.sigmoid().amax(-1)
+        scores = self.tensors[SCORES].float()
+        return 1 - scores.softmax(-1)[..., -1] if self.has_classes(SCORES) else scores.sigmoid().amax(-1)
 
 
 class OutputReader:
@@ -189,7 +189,7 @@ class OutputReader:
         kinds = {
             name: "values" if name in unknown else self._kind(name, value, given) for name, value in tensors.items()
         }
-        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {*QUERIES} <= given.keys()
+        chosen = isinstance(whole, Mapping) and "enc_topk_logits" in whole and {SCORES, BOXES} <= given.keys()
         return Outputs(tensors, kinds, chosen, uncounted)
 
     def _kind(self, name: str, tensor: Tensor, given: Mapping[str, Tensor]) -> Kind:
@@ -225,16 +225,16 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
             "that whole number; name the raw maps (outputs=)"
         )
     cells = torch.cat(joined, 1)
-    sides = SIDES if box_channels == SIDES + 1 else box_channels
-    boxes, scores = cells[..., :sides], cells[..., sides:]
+    box_columns = SIDES if box_channels == SIDES + 1 else box_channels
+    boxes, scores = cells[..., :box_columns], cells[..., box_columns:]
     least, most = scores.detach().aminmax()
     if least >= 0 and most <= 1:
         scores = scores.float().logit(_LEAST_CHANCE)
-    if sides < box_channels:  # the chance of an object, times that of the class
+    if box_columns < box_channels:  # the chance of an object, times that of the class
         log_chance = F.logsigmoid(scores.float())
         log_chance = (log_chance[..., :1] + log_chance[..., 1:]).clamp(max=-_LEAST_CHANCE)
         scores = log_chance - (-log_chance.expm1()).log()
-    return {"logits": scores, "pred_boxes": boxes}
+    return {SCORES: scores, BOXES: boxes}
 
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
@@ -242,7 +242,7 @@ def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> 
     if config is None or name != "logits":
         return name in ("", *_CLASS_SCORES)
     labels = getattr(config, "num_labels", None)
-    if {*QUERIES} <= found.keys() and labels is not None:
+    if {SCORES, BOXES} <= found.keys() and labels is not None:
         return found[name].shape[-1] == labels + 1  # a softmax has one more score, for an empty place
     one_each = getattr(config, "problem_type", None) in ("regression", "multi_label_classification")
     return not one_each and labels != 1
@@ -261,12 +261,12 @@ def in_order_of(reference: Outputs, other: Outputs) -> Outputs:
     if not reference.queries_are_chosen:
         return other
     places = [
-        torch.cat([network.tensors["logits"].sigmoid(), network.tensors["pred_boxes"]], -1).detach()
+        torch.cat([network.tensors[SCORES].sigmoid(), network.tensors[BOXES]], -1).detach()
         for network in (reference, other)
     ]
     nearest = torch.cdist(*places, p=1).argmin(-1)[..., None]
     tensors = {
-        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in QUERIES else value
+        name: value.gather(1, nearest.expand(-1, -1, value.shape[-1])) if name in (SCORES, BOXES) else value
         for name, value in other.tensors.items()
     }
     return other._replace(tensors=tensors)

@@ -64,8 +64,8 @@ class ConversionConfig:
             outputs farthest when each alone is exchanged. Most configs have one key for all gates: a saved config
             then names the kept gates, `hf_lgelu.from_pretrained` rebuilds them, and any other load is refused.
             Default: none.
-        max_kl: The mean KL to the original in nats (else relative error) above which the report warns that the result
-            is far from the original. Default: 0.1.
+        max_kl: The distance to the original above which the report warns that the result is far: the mean KL in nats,
+            of a detector its distance in scores and boxes, else the relative error. Default: 0.1.
         strict: Refuse a result beyond max_kl, and a result that could not be measured. Default: warn in report and
             card.
         kinds: Which gates are exchanged, rows of `hf_lgelu.networks.sites.KINDS`. Default: `SMOOTH_KINDS`.
