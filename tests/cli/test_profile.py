@@ -35,14 +35,14 @@ def largest_swap_errors(model):
 
 def test_each_hardness_is_told_with_its_bound(tmp_path, call):
     soft, hard = largest_swap_errors(of_two_hardnesses(tmp_path / "soft")).values()
-    assert (soft, hard) == (pytest.approx(0.16997, abs=1e-5), pytest.approx(0.0016997, abs=1e-6))
+    assert (soft, hard) == (pytest.approx(0.27846, abs=1e-5), pytest.approx(0.0027846, abs=1e-6))
     _, said, _ = call("profile", tmp_path / "soft")
     title, *lines = said.splitlines()[:3]
     assert title.split() == ["gate", "λ", "κ/λ", "learned", "λ"]
-    assert [line.split()[1:3] for line in lines] == [["1", "0.17"], ["100", "0.0017"]]
+    assert [line.split()[1:3] for line in lines] == [["1", "0.28"], ["100", "0.0028"]]
     write_card(load_checkpoint(tmp_path / "soft"), tmp_path / "soft")
     words = ("export", tmp_path / "soft", "--output_dir", tmp_path / "relu", "--allow_soft", "--disable_tqdm")
-    assert "softest gate layers.0.activation: λ = 1, at most 0.17 a unit" in call(*words)[1]
+    assert "softest gate layers.0.activation: λ = 1, at most 0.278 a unit" in call(*words)[1]
     for folder in ("soft", "relu"):
         text = (tmp_path / folder / "README.md").read_text()
         assert "ended at λ from 1 to 100" in text
@@ -72,9 +72,9 @@ def test_a_plot_is_a_picture_of_every_gate_over_the_epochs(tmp_path, call, monke
 
 
 def of_two_hardnesses(folder):
-    """Two gates, at λ = 1 and 100."""
+    """Two gates of λ-SiLU, at λ = 1 and 100."""
     torch.manual_seed(0)
-    model = MLPForClassification(MLPConfig(num_features=4, hidden_size=4, num_hidden_layers=2))
+    model = MLPForClassification(MLPConfig(num_features=4, num_hidden_layers=2, hidden_act="lambda_silu"))
     for layer, value in zip(model.layers, (1.0, 100.0), strict=True):
         layer.activation.hardness_override.fill_(value)
     model.save_pretrained(folder)
