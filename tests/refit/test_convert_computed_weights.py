@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import utils
 
-from hf_lgelu import convert_to_relu
+from hf_lgelu import LambdaGELU, convert_to_relu
 
 NORMS = {
     "weight norm, hook": utils.weight_norm,
@@ -134,3 +134,24 @@ def test_a_norm_that_does_not_fit_a_wider_layer_is_removed_and_said():
     converted, report = convert_to_relu(model, rows(), width=1.5)
     assert not utils.parametrize.is_parametrized(converted[0])
     assert any(warning.startswith("0.weight: the norm") for warning in report.warnings)
+
+
+class Named(nn.Module):
+    """Two parameters whose names end as those of a weight norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale_g, self.scale_v = nn.Parameter(torch.ones(32)), nn.Parameter(torch.ones(32))
+
+    def forward(self, x):
+        return x * self.scale_g + self.scale_v
+
+
+def test_names_of_a_norm_and_a_gate_with_a_parametrization_are_no_norms_of_maps():
+    torch.manual_seed(0)
+    gate = utils.parametrize.register_parametrization(LambdaGELU(), "raw_hardness", nn.Identity())
+    model = nn.Sequential(nn.Linear(8, 32), Named(), gate, nn.Linear(32, 4)).eval()
+    converted, report = convert_to_relu(model, rows())
+    assert report.held_out.refitted.kl < 0.5 * report.held_out.direct.kl
+    assert isinstance(converted[2], nn.ReLU)
+    assert report.warnings == ()

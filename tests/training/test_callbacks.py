@@ -1,5 +1,7 @@
 """HardeningCallback in real runs: λ of every forward pass against Algorithm 1 by hand."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -94,3 +96,13 @@ def test_a_plain_trainer_without_a_group_for_s_is_told(tmp_path, caplog, grouped
     )
     run(tmp_path, plain=True, model=model, optimizers=optimizers, num_train_epochs=4)
     assert ("The optimizer has no hardness group" in caplog.text) is not grouped
+
+
+def test_callbacks_do_not_keep_a_model_alive(tmp_path):
+    callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
+    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer.train()
+    alive = weakref.ref(model)
+    del trainer, model
+    gc.collect()
+    assert alive() is None
