@@ -327,7 +327,8 @@ def _why_not(
     if _is_decided(recording, finder, operation, chosen):
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
-            "lengths, in float16 a look for infinities): the student may decide otherwise"
+            "lengths; in float16 a look for infinities, so convert model.float() and save its half()): the student may "
+            "decide otherwise"
         )
     if weight in recording.tied:
         return f"{weight} is tied: several modules hold it or its memory, here {describe(operation.node)} uses it"
