@@ -1,6 +1,7 @@
 """The record of gates in a config, for gates that no activation name says, and the gates rebuilt from a record.
 
-No name says λ-gates at some sites only, gates of two kinds, or gates that a conversion kept.
+λ-gates at some sites only, gates of two kinds, and gates that a conversion kept cannot be said by one activation name.
+Nor can gates in the place of calls: no network that a config builds has a module `called.K`.
 Surgery writes every λ-gate's site into the config, under "lambda_gelu". A conversion
 writes the sites of the gates that stayed.
 
@@ -292,7 +293,7 @@ def _is_entry(entry: Any) -> bool:
 def restore_calls(
     model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
 ) -> None:
-    """Put gates, for now ReLU, in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
+    """Put ReLU, which `rebuild_gates` replaces, in the place of the calls in `recorded`, from `recorded_calls`. In place.
 
     `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
     skipped. Raises ValueError for a call that the code does not have.
@@ -303,7 +304,7 @@ def restore_calls(
         try:
             number, call = int(place), Call(**said)
             call = call._replace(numbers=tuple(call.numbers))
-            kinds = {name: type(each) for name, each in call._asdict().items()}
+            kinds = {part: type(each) for part, each in call._asdict().items()}
             if kinds != Call.__annotations__ | {"numbers": tuple} or not all(
                 type(each) is int for each in call.numbers
             ):
