@@ -1,9 +1,8 @@
 """The record of gates in a config, for gates that no activation name says, and the gates rebuilt from a record.
 
-λ-gates at some sites only, gates of two kinds, and gates that a conversion kept cannot be said by one activation name.
-Nor can gates in the place of calls: no network that a config builds has a module `called.K`.
-Surgery writes every λ-gate's site into the config, under "lambda_gelu". A conversion
-writes the sites of the gates that stayed.
+One activation name cannot say λ-gates at some sites only, gates of two kinds, or gates that a conversion kept. Nor can
+it say gates in the place of calls: no network that a config builds has a module `called.K`. Surgery writes every λ-gate's
+site into the config, under "lambda_gelu". A conversion writes the sites of the gates that stayed.
 
 A load by another function than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that
 decide about these activations get a guard: a value that names this function, and is no activation. The config keeps
@@ -293,9 +292,9 @@ def _is_entry(entry: Any) -> bool:
 def restore_calls(
     model: nn.Module, recorded: Mapping[str, Mapping[str, Any]], names_of: Callable[[str], Sequence[str]]
 ) -> None:
-    """Put ReLU, which `rebuild_gates` replaces, in the place of the calls in `recorded`, from `recorded_calls`. In place.
+    """Put ReLU in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
-    `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
+    `rebuild_gates` then replaces each ReLU by its gate. `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
     skipped. Raises ValueError for a call that the code does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
