@@ -1,8 +1,8 @@
 """The record of gates in a config, for gates that no activation name says, and the gates rebuilt from a record.
 
 One activation name cannot say λ-gates at some sites only, gates of two kinds, or gates that a conversion kept. Nor can
-it say gates in the place of calls: no network that a config builds has a module `called.K`. Surgery writes every λ-gate's
-site into the config, under "lambda_gelu". A conversion writes the sites of the gates that stayed.
+it say gates in the place of calls: no network that a config builds has a module `called.K`. Surgery writes the site of
+every λ-gate into the config, under "lambda_gelu". A conversion writes the sites of the gates that stayed.
 
 A load by another function than `hf_lgelu.from_pretrained` would give a network of plain activations. So the keys that
 decide about these activations get a guard: a value that names this function, and is no activation. The config keeps
@@ -294,8 +294,8 @@ def restore_calls(
 ) -> None:
     """Put ReLU in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
-    `rebuild_gates` then replaces each ReLU by its gate. `names_of` gives the names that a recorded module may have in this model. A module without any of these names is
-    skipped. Raises ValueError for a call that the code does not have.
+    `rebuild_gates` then replaces each ReLU by its gate. `names_of` gives the names that a recorded module may have in
+    this model. A module without any of these names is skipped. Raises ValueError for a call that the code does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
