@@ -295,7 +295,8 @@ def restore_calls(
     """Put ReLU in the place of the calls in `recorded`, which `recorded_calls` gave. In place.
 
     `rebuild_gates` then replaces each ReLU by its gate. `names_of` gives the names that a recorded module may have in
-    this model. A module without any of these names is skipped. Raises ValueError for a call that the code does not have.
+    this model. A module without any of these names is skipped. Raises ValueError for a call that the code
+    does not have.
     """
     found: dict[nn.Module, dict[int, Call]] = defaultdict(dict)
     for name, said in recorded.items():
