@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_lgelu.cli.arguments import RowArguments
+from hf_lgelu.cli.arguments import OutputArguments
 from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.command import say
 from hf_lgelu.cli.rows import InputSet, TensorRows, sample_numbers
@@ -64,7 +64,7 @@ def _require_options(arguments: Any) -> None:
         raise ValueError("an ONNX file needs --data: a folder of pictures, or arrays in an .npz or .npy file")
 
 
-def read_arrays(name: str, arguments: RowArguments, wanted: int | None) -> InputSet:
+def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> InputSet:
     """The rows of an .npz file (arrays by the names of the inputs), an .npy file (one input) or a folder of pictures.
 
     Raises ValueError for other data, and for arrays that do not fit the inputs of the file.
@@ -83,7 +83,9 @@ def read_arrays(name: str, arguments: RowArguments, wanted: int | None) -> Input
         arrays = dict(found) if path.suffix == ".npz" else dict.fromkeys(list(shapes)[:1], found)
         if {*arrays} != {*shapes} or len({len(array) for array in arrays.values()}) > 1:
             held = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
-            raise ValueError(f"{path} must hold {', '.join(shapes)}, with one entry a row in each; it holds {held}")
+            raise ValueError(
+                f"{path} must hold {', '.join(shapes)}, and nothing else, with one entry a row in each; it holds {held}"
+            )
         available = len(next(iter(arrays.values())))
         chosen = sample_numbers(available, wanted or _ROWS, arguments.seed)
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array[chosen])) for name, array in arrays.items()}
@@ -92,8 +94,22 @@ def read_arrays(name: str, arguments: RowArguments, wanted: int | None) -> Input
             f"{path} cannot be read as rows of {arguments.model}, which takes {', '.join(shapes)}: give an .npz file "
             "with an array for each input, an .npy file for the only input, or a folder of pictures for an image"
         )
-    rows = TensorRows(tensors, is_cropped=False)
-    return InputSet(rows, path.resolve().name, whole=len(chosen) == available)
+    rows, read = TensorRows(tensors, is_cropped=False), path.resolve().name
+    if path.is_dir():  # nothing tells a wrong mean: both networks are wrong alike
+        read += f" (pixels from 0 to 1, mean {arguments.mean}, std {arguments.std})"
+        if (arguments.mean, arguments.std) == ("0", "1"):
+            say("The pictures have pixels from 0 to 1. If the network was trained otherwise, give --mean and --std.")
+    return InputSet(rows, read, whole=len(chosen) == available)
+
+
+def _of_channels(arguments: Any, name: str, channels: int) -> Tensor:
+    """The numbers of --mean or --std: one for each channel, or one for all."""
+    numbers = [float(part) for part in getattr(arguments, name).split(",")]
+    if len(numbers) not in (1, channels):
+        raise ValueError(
+            f"--{name} has {len(numbers)} numbers for {channels} channels; give one for each, or one for all"
+        )
+    return torch.tensor(numbers)
 
 
 def _picture(file: Path, shape: list[Any], arguments: Any) -> Tensor:
@@ -109,8 +125,6 @@ def _picture(file: Path, shape: list[Any], arguments: Any) -> Tensor:
     with image_module.open(file) as opened:
         pixels = np.asarray(opened.convert(mode).resize(sides[::-1], image_module.Resampling.BILINEAR), np.float32)
     channels = torch.from_numpy(pixels).reshape(*sides, -1) / 255
-    mean, deviation = (
-        torch.tensor([float(part) for part in text.split(",")]) for text in (arguments.mean, arguments.std)
-    )
+    mean, deviation = (_of_channels(arguments, name, channels.shape[-1]) for name in ("mean", "std"))
     channels = (channels - mean) / deviation
     return channels if is_last else channels.permute(2, 0, 1).contiguous()

@@ -52,6 +52,7 @@ MAX_RELATIVE_ERROR = 0.25
 """The largest relative error of an int8 file that is kept. Networks that still do their task stay below 0.04. At 1,
 the outputs say no more of an input than their mean does."""
 
+_SCALE_A_CHANNEL = 13  # the version of ONNX's operations from which on weights have a scale for each channel
 LARGE = 1e4  # larger than any trained scale; masks are −1e4 (for float16), −1e9 or the lowest float32
 
 _ENDS = frozenset({"Softmax", "LogSoftmax"})
@@ -274,7 +275,7 @@ def _quantize(
 ) -> int:  # fmt: skip
     """Write the int8 file. Returns the number of operations that stay in float because of large numbers."""
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
-    chosen = QUANTIZED_OPERATIONS[operations]
+    onnx, given, chosen = require("onnx", "onnx"), read_onnx(path), QUANTIZED_OPERATIONS[operations]
     # The quantizer has no error class of its own, and looks up operations and tensors in dictionaries.
     known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     known += runtime_errors()
@@ -285,6 +286,10 @@ def _quantize(
             return next(left, None)
 
     try:
+        opset = max(each.version for each in given.opset_import if each.domain in ("", "ai.onnx"))
+        if opset < _SCALE_A_CHANNEL:
+            onnx.save(onnx.version_converter.convert_version(given, _SCALE_A_CHANNEL), os.fspath(raw))
+            path = raw
         with silence_python():  # of advice that the quantizer logs on the root logger
             # Symbolic shapes need one more package and stop at operations of transformers; ONNX's shapes suffice.
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
@@ -310,9 +315,10 @@ def _quantize(
             )
     except known as error:
         raise RuntimeError(f"onnxruntime cannot quantize {path}: {type(error).__name__}: {error}") from error
-    onnx = require("onnx", "onnx")
     proto = read_onnx(raw)
     strip_metadata(proto)
+    proto.doc_string = given.doc_string
+    proto.metadata_props.extend(given.metadata_props)  # runtimes read the names of classes there
     onnx.save(proto, os.fspath(file))
     return len(large)
 

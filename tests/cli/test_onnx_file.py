@@ -74,6 +74,7 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
     assert main(["convert", str(file), "--data", str(folder), "--output_dir", f"{tmp_path}/out", *options]) == 0
     said = capsys.readouterr().out
     assert "2 gates (SiLUActivation) became ReLU" in said
+    assert "give --mean and --std" not in said
     after, direct = nearness(file, tmp_path / "out", rows)
     assert after < 0.2 * direct
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -84,7 +85,9 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: onnx" in card
     assert 'InferenceSession("FOLDER/model.onnx")' in card
-    assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["data"] == "pictures"
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["provenance"]["data"] == (
+        "pictures (pixels from 0 to 1, mean 0.5,0.4,0.3, std 0.2,0.25,0.3)"
+    )
 
     np.savez(tmp_path / "rows.npz", images=rows)
     np.save(tmp_path / "rows.npy", rows)
@@ -109,9 +112,13 @@ def test_pictures_and_arrays_convert_a_file(file, pictures, tmp_path, capsys):
     ("options", "words"),
     [
         ([], "an ONNX file needs --data"),
-        (["--data", "rows.npz"], r"must hold images, with one entry a row in each; it holds other \(20, 3, 16, 16\)"),
+        (
+            ["--data", "rows.npz"],
+            r"must hold images, and nothing else, with one entry a row in each; it holds other \(20, 3, 16, 16\)",
+        ),
         (["--data", "rows.csv"], r"cannot be read as rows of .*net.onnx, which takes images"),
         (["--data", "empty"], "holds no picture"),
+        (["--data", "one", "--mean", "0.5,0.5"], "--mean has 2 numbers for 3 channels"),
         (["--data", "rows.npz", "--column", "text"], "--column: a conversion of an ONNX file does not take that"),
         (["--data", "missing.npz"], "there is no folder or file missing.npz"),
     ],
@@ -124,6 +131,8 @@ def test_what_does_not_fit_a_file_is_refused(file, tmp_path, monkeypatch, capsys
     np.savez("rows.npz", other=np.zeros((20, 3, 16, 16), np.float32))
     (tmp_path / "rows.csv").write_text("a\n1\n")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (16, 16)).save("one/picture.png")
     assert main(["convert", str(file), *options, "--output_dir", "out"]) != 0
     assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "out").exists()

@@ -51,6 +51,19 @@ def files(tmp_path_factory):
     return made
 
 
+@pytest.mark.parametrize("opset", [11, 12])
+def test_a_file_of_an_older_opset_keeps_its_metadata_in_int8(tmp_path, opset):
+    model = onnx.load(write_network(tmp_path / "old.onnx", "Relu"))
+    model.opset_import[0].version = opset
+    helper.set_model_props(model, {"classes": "cat,dog"})
+    onnx.save(model, tmp_path / "old.onnx")
+    report = quantize_onnx(tmp_path / "old.onnx", tmp_path / "int8.onnx", [{"x": INPUTS}])
+    assert report.change.relative_error < 0.01
+    int8 = onnx.load(tmp_path / "int8.onnx")
+    assert {entry.key: entry.value for entry in int8.metadata_props} == {"classes": "cat,dog"}
+    assert onnx.load(tmp_path / "old.onnx").opset_import[0].version == opset  # the float file stays
+
+
 def unsigned(values):
     """(integers, scale, zero point) of u8 quantization by the values' range, which always holds 0."""
     low, high = min(0.0, values.min()), max(0.0, values.max())
