@@ -29,7 +29,7 @@ _OF_CHECKPOINTS = (
 
 def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | None]:
     """(the file, the rows of --data, the rows of --evaluation). Raises ValueError for what does not fit the file."""
-    _require_options(arguments)
+    _check_options(arguments)
     inputs = read_arrays(arguments.data, arguments, arguments.max_samples)
     second = None
     if arguments.evaluation not in (None, "none"):
@@ -39,7 +39,7 @@ def read_onnx_file(arguments: Any) -> tuple[Checkpoint, InputSet, InputSet | Non
 
 def quantize_file(arguments: Any) -> Any:
     """Write an int8 version of a file into a folder, judged against it on the rows of --data. Returns the report."""
-    _require_options(arguments)
+    _check_options(arguments)
     if arguments.to != "int8":
         raise ValueError(f"--to {arguments.to}: an ONNX file can only be converted to int8")
     rows = read_arrays(arguments.data, arguments, arguments.max_samples)
@@ -56,12 +56,14 @@ def _batch_of(path: str) -> int | None:
     return next((size for size in sizes if isinstance(size, int)), None)
 
 
-def _require_options(arguments: Any) -> None:
+def _check_options(arguments: Any) -> None:
     given = [f"--{name}" for name in _OF_CHECKPOINTS if getattr(arguments, name, None)]
     if given:
         raise ValueError(f"{' and '.join(given)}: a conversion of an ONNX file does not take that; leave it out")
     if arguments.data is None:
         raise ValueError("an ONNX file needs --data: a folder of pictures, or arrays in an .npz or .npy file")
+    if Path(arguments.data).expanduser().is_dir() and (arguments.mean, arguments.std) == ("0", "1"):
+        say("The pictures have pixels from 0 to 1. If the network was trained otherwise, give --mean and --std.")
 
 
 def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> InputSet:
@@ -97,8 +99,6 @@ def read_arrays(name: str, arguments: OutputArguments, wanted: int | None) -> In
     rows, read = TensorRows(tensors, is_cropped=False), path.resolve().name
     if path.is_dir():  # nothing tells a wrong mean: both networks are wrong alike
         read += f" (pixels from 0 to 1, mean {arguments.mean}, std {arguments.std})"
-        if (arguments.mean, arguments.std) == ("0", "1"):
-            say("The pictures have pixels from 0 to 1. If the network was trained otherwise, give --mean and --std.")
     return InputSet(rows, read, whole=len(chosen) == available)
 
 

@@ -161,7 +161,7 @@ def quantize_onnx(
     batches = _read_arrays(data, float_model.input_names, data_collator)
     with whole_file(output_path, overwrite=overwrite) as file:
         reduce_range = products_saturate() if reduce_range is None else reduce_range
-        large = _quantize(quantization, path, file, batches, operations, reduce_range)
+        large = _quantize(quantization, path, float_graph, file, batches, operations, reduce_range)
         change = _compare(float_model, OnnxModel(file), batches)
         error = change.relative_error
         if not error <= max_relative_error:
@@ -270,12 +270,15 @@ def products_saturate() -> bool:
 
 
 def _quantize(
-    quantization: Any, path: str | os.PathLike, file: Path, batches: list[dict[str, np.ndarray]], operations: str,
-    reduce_range: bool,
+    quantization: Any, path: str | os.PathLike, model: Any, file: Path, batches: list[dict[str, np.ndarray]],
+    operations: str, reduce_range: bool,
 ) -> int:  # fmt: skip
-    """Write the int8 file. Returns the number of operations that stay in float because of large numbers."""
+    """Write the int8 file of `model`, which `path` holds.
+
+    Returns the number of operations that stay in float because of large numbers.
+    """
     prepared, raw = file.with_name("prepared.onnx"), file.with_name("quantized.onnx")
-    onnx, given, chosen = require("onnx", "onnx"), read_onnx(path), QUANTIZED_OPERATIONS[operations]
+    onnx, source, chosen = require("onnx", "onnx"), path, QUANTIZED_OPERATIONS[operations]
     # The quantizer has no error class of its own, and looks up operations and tensors in dictionaries.
     known: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
     known += runtime_errors()
@@ -286,14 +289,14 @@ def _quantize(
             return next(left, None)
 
     try:
-        opset = max(each.version for each in given.opset_import if each.domain in ("", "ai.onnx"))
+        opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
         if opset < _SCALE_A_CHANNEL:
-            onnx.save(onnx.version_converter.convert_version(given, _SCALE_A_CHANNEL), os.fspath(raw))
-            path = raw
+            onnx.save(onnx.version_converter.convert_version(model, _SCALE_A_CHANNEL), os.fspath(raw))
+            source = raw
         with silence_python():  # of advice that the quantizer logs on the root logger
             # Symbolic shapes need one more package and stop at operations of transformers; ONNX's shapes suffice.
             require("onnxruntime.quantization.shape_inference", "onnx").quant_pre_process(
-                os.fspath(path), os.fspath(prepared), skip_symbolic_shape=True
+                os.fspath(source), os.fspath(prepared), skip_symbolic_shape=True
             )
             large = _large_number_operations(prepared, batches)
             graph = read_onnx(prepared).graph
@@ -317,8 +320,8 @@ def _quantize(
         raise RuntimeError(f"onnxruntime cannot quantize {path}: {type(error).__name__}: {error}") from error
     proto = read_onnx(raw)
     strip_metadata(proto)
-    proto.doc_string = given.doc_string
-    proto.metadata_props.extend(given.metadata_props)  # runtimes read the names of classes there
+    proto.doc_string = model.doc_string
+    proto.metadata_props.extend(model.metadata_props)  # runtimes read the names of classes there
     onnx.save(proto, os.fspath(file))
     return len(large)
 

@@ -165,9 +165,8 @@ class AimFinder:
         if name not in ("add", "sub", "mul", "div"):
             return False
         left, right = user.args[:2]
-        if (
-            left is right or shape_of(user) != linear.aim_shape or {*user.kwargs.values()} - {1, None}
-        ):  # alpha, rounding_mode
+        has_options = bool({*user.kwargs.values()} - {1, None})  # alpha, rounding_mode
+        if left is right or shape_of(user) != linear.aim_shape or has_options:
             return False
         if name == "add" or (name == "sub" and left is linear.aim):
             return True

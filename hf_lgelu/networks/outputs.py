@@ -35,7 +35,7 @@ _EMBEDDINGS = frozenset(
     ("sentence_embedding", "embeddings", "text_embeds", "image_embeds", "pooler_output", "last_hidden_state")
 )
 SIDES = 4  # of a box
-SCORES, BOXES = "logits", "pred_boxes"  # outputs of a detector: of each place
+SCORES, BOXES = "logits", "pred_boxes"  # outputs of a detector: the scores and the box of each place
 _OFF_ONE = 0.01  # the sum of probabilities may miss 1 by this much: they may be rounded to bfloat16
 _LEAST_CHANCE = 1e-6  # probabilities nearer to 0 or 1 are read as this near
 _TOO_MANY_BY_CHANCE = 32  # so many scores do not all lie between 0 and 1 by chance

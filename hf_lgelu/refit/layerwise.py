@@ -10,6 +10,7 @@ from hf_lgelu.formats import counted
 from hf_lgelu.graph.layers import Layer, Layers, last_biases
 from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.copies import independent_copy
+from hf_lgelu.networks.outputs import SCORES
 from hf_lgelu.refit.carry import Carrier
 from hf_lgelu.refit.folds import load_own
 from hf_lgelu.refit.kinks import nearest_kinks
@@ -31,7 +32,7 @@ class Refit:
 
     Its life, in `make`:
 
-    1. The student is a copy of the original (of a wider one, with `width`) whose gates are the target.
+    1. The student is a copy of the original (of a wider one, with `width`) whose gates are ReLU.
     2. A rung above `plan`s what it writes in addition. What waits for no layer is written.
     3. A `Carrier` brings both networks to each layer in turn. The gate before a depthwise map gets its kinks. The ridge
        regression is fitted and written into the student, then what waited for this layer.
@@ -90,7 +91,7 @@ class Refit:
                 del fit
                 task.tell_layer(rows[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
 
-        has_sigmoids = task.few.certainty() is not None and not task.few.has_classes("logits")
+        has_sigmoids = task.few.certainty() is not None and not task.few.has_classes(SCORES)
         if has_sigmoids and (biases := last_biases(recording, layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
