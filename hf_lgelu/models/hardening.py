@@ -326,16 +326,16 @@ def target_hardnesses(
             f"give target_hardness or tolerance, not both (got {target_hardness} and {tolerance}): "
             "the tolerance ε stands for a target, 2/(ε√(2π)) for λ-GELU"
         )
-    given = target_hardness if isinstance(target_hardness, Mapping) else dict.fromkeys(GATES, target_hardness)
-    targets: dict[str, float] = {}
-    for name, end in {**dict.fromkeys(GATES), **given}.items():
-        if end is None:
-            targets[name] = hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, name)
-            continue
+    given: Mapping[str, float] = {}
+    if target_hardness is not None:
+        given = target_hardness if isinstance(target_hardness, Mapping) else dict.fromkeys(GATES, target_hardness)
+    for end in given.values():
         if not 1 < end <= LARGEST_HARDNESS:
             raise ValueError(
                 f"target_hardness must be a finite number > 1 within float32's range, got {end!r}; "
                 "hardness_for_tolerance(tolerance) gives it"
             )
-        targets[name] = float(end)
-    return targets
+    by_tolerance = {
+        name: hardness_for_tolerance(DEFAULT_TOLERANCE if tolerance is None else tolerance, name) for name in GATES
+    }
+    return by_tolerance | {name: float(end) for name, end in given.items()}

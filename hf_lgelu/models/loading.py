@@ -13,13 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME
 
 import hf_lgelu.models.mlp  # noqa: F401 which the Auto classes then know
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.config_keys import gate_names, without_guard, write_changes
+from hf_lgelu.models.config_keys import without_guard, write_changes
 from hf_lgelu.models.record import VARIANT, has_record, rebuild_gates, recorded_models
 
 _OPEN = threading.RLock()  # the methods are those of the whole process
@@ -47,13 +45,7 @@ def from_pretrained(model_class: Any, pretrained_model_name_or_path: str | os.Pa
     """
     with _OPEN, _gates_put_in():
         load = getattr(model_class, "from_pretrained", model_class)  # a SentenceTransformer loads in its constructor
-        try:
-            return load(pretrained_model_name_or_path, **kwargs)
-        except RecursionError as error:  # raised by transformers' reader of configs, or by our walk through one
-            raise ValueError(
-                f"loading {pretrained_model_name_or_path} went deeper than Python's recursion limit; a config that is "
-                "nested hundreds of levels deep is damaged"
-            ) from error
+        return load(pretrained_model_name_or_path, **kwargs)
 
 
 @contextmanager
@@ -145,15 +137,3 @@ def _keep_gates_untied(original: Any, model: PreTrainedModel, /, *args: Any, **k
     }
     tied = original(model, *args, **kwargs)
     return {target: source for target, source in tied.items() if target not in of_gates}
-
-
-def written_gates(model: PreTrainedModel) -> set[str]:
-    """The names of λ-gates in the config file of a model's checkpoint; none if the file is not found again."""
-    source = model.name_or_path
-    file: Any = os.path.join(source, CONFIG_NAME)
-    if not os.path.exists(source):
-        file = try_to_load_from_cache(source, CONFIG_NAME, revision=getattr(model.config, "_commit_hash", None))
-    if not isinstance(file, str) or not os.path.isfile(file):
-        return set()
-    with open(file, encoding="utf-8") as text:
-        return gate_names(text.read())

@@ -4,19 +4,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.trainer_pt_utils import get_parameter_names
-from transformers.utils import logging
 
 from hf_lgelu.activation.hardness import is_number
 from hf_lgelu.activation.module import LambdaGate
-from hf_lgelu.models.config_keys import forget_checkpoint, gate_names
+from hf_lgelu.models.config_keys import forget_checkpoint
 from hf_lgelu.models.copies import require_unflattened
-from hf_lgelu.models.loading import written_gates
-from hf_lgelu.models.record import has_record
 from hf_lgelu.networks.sites import LEARNED_KINDS, find_sites, lambda_gelu_modules, require_lambda_gelu
-
-logger = logging.get_logger(__name__)
 
 DEFAULT_LR_MULTIPLIER = 9.0
 """The paper's c."""
@@ -122,23 +116,6 @@ def hardness_group(optimizer: Any) -> dict[str, Any] | None:
     return next((group for group in optimizer.param_groups if group.get("group_name") == HARDNESS_GROUP), None)
 
 
-def hardness_learning_rate(optimizer: Any) -> float | torch.Tensor | None:
-    """The current learning rate of s, or None if the optimizer has no hardness group.
-
-    If the rate is a tensor, the result is a copy on the same device: a number would wait for the device.
-    """
-    if not hasattr(optimizer, "param_groups"):
-        raise RuntimeError(
-            f"{type(optimizer).__name__} has no parameter groups, so s has no learning rate that is known. With "
-            'DeepSpeed, remove "optimizer" from its config: Trainer then makes one, with a group for s'
-        )
-    group = hardness_group(optimizer)
-    if group is None:
-        return None
-    rate = group["lr"]
-    return rate.clone() if isinstance(rate, torch.Tensor) else float(rate)
-
-
 def hold_averaged_hardness(optimizer: Any, model: nn.Module) -> None:
     """Keep a schedule-free optimizer from moving the frozen s of `model`. Other optimizers are left alone.
 
@@ -185,9 +162,9 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
     them trains with the adapter, is saved with it and comes back with it. It stays after `merge_and_unload`, and
     `substitute_relu` can follow. docs/families.md says which of PEFT's methods can merge.
 
-    If the config of the model's checkpoint does not name these gates (the activation string was given to
-    `from_pretrained`), the model forgets the checkpoint, with a warning. Otherwise PEFT would name the checkpoint as
-    the adapter's base, and load the base without any λ.
+    The model forgets the checkpoint that it comes from. Otherwise PEFT would name this checkpoint as the adapter's
+    base, and load the base without λ where the activation string was given to `from_pretrained`. So load the base
+    yourself, and then the adapter: `PeftModel.from_pretrained(base, adapter)`.
 
     Raises ValueError for a model without λ-GELU, and if one λ-gate stands at several places: PEFT would make copies.
 
@@ -206,13 +183,5 @@ def hardness_modules_to_save(model: nn.Module) -> list[str]:
             f"the λ-gate at {', '.join(several[:4])} stands at another place too, and PEFT saves a gate at one place "
             "alone: the others get the λ of the base. Give each place a gate of its own, or train without an adapter"
         )
-    if isinstance(model, PreTrainedModel) and model.name_or_path and not has_record(model.config):
-        built, written = gate_names(model.config.to_json_string()), written_gates(model)
-        if not built or not built <= written:
-            logger.warning(
-                f"the config in {model.name_or_path} is not known to say {', '.join(sorted(built)) or 'λ-gates'}, so "
-                "an adapter of this model names no base. Load the base with the activation string again, and the "
-                "adapter with PeftModel.from_pretrained(base, adapter)"
-            )
-            forget_checkpoint(model)
+    forget_checkpoint(model)
     return names

@@ -61,6 +61,7 @@ class LambdaGELUTrainingArguments(TrainingArguments):
     harden: bool = _option(
         False, "Harden the gates: learn λ, then freeze s and move every λ to the target (Algorithm 1)."
     )
+    # The parser of a command line takes a number. In Python, a mapping as in HardeningConfig is accepted, too.
     target_hardness: float | None = _option(None, "λ at the end of hardening. Default: from the tolerance, 159.577.")
     tolerance: float | None = _option(
         None, "ε of the target 2/(ε√(2π)); 5e-3 if neither this nor target_hardness is given."

@@ -12,7 +12,6 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
-from hf_lgelu.models.copies import require_unflattened
 from hf_lgelu.models.hardening import (
     HARDENED_FRACTION,
     anneal_hardness,
@@ -24,10 +23,10 @@ from hf_lgelu.models.hardening import (
     smallest_soft_hardness,
     switch_position,
 )
-from hf_lgelu.models.optimizer_groups import hardness_learning_rate, hold_averaged_hardness
-from hf_lgelu.networks.sites import lambda_gelu_modules, require_lambda_gelu
+from hf_lgelu.models.optimizer_groups import hardness_group, hold_averaged_hardness
+from hf_lgelu.networks.sites import lambda_gelu_modules
 from hf_lgelu.training.arguments import HardeningConfig
-from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped, warn_unreached
+from hf_lgelu.training.refusals import refuse_to_harden, require_gradient, warn_released, warn_ungrouped
 
 logger = logging.get_logger(__name__)
 
@@ -77,7 +76,7 @@ class HardeningCallback(TrainerCallback):
     """
 
     selects_hardened_checkpoints = False
-    """LambdaGELUTrainer sets it before each training."""
+    """True for the callback that LambdaGELUTrainer makes."""
 
     def __init__(self, config: HardeningConfig | None = None) -> None:
         self.config = HardeningConfig() if config is None else config
@@ -147,7 +146,6 @@ class HardeningCallback(TrainerCallback):
         state.log_history.append({**_named_hardness(model), "epoch": state.epoch, "step": state.global_step})
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
-        self._epoch, self.selects_hardened_checkpoints = None, False  # another trainer may use the callback later
         soft = smallest_soft_hardness(model, self.config.targets) if lambda_gelu_modules(model) else None
         if soft is not None:
             logger.warning(
@@ -188,8 +186,7 @@ class HardnessLogCallback(TrainerCallback):
     """Adds to every training log each gate's λ, their mean and the learning rate of s.
 
     The keys are `hardness/<module name>` as in `hardness_profile`, `hardness/mean` and `hardness_learning_rate`. The
-    trainer's `state.log_history` has them for evaluations too. A warning names gates without a gradient in the first
-    step.
+    trainer's `state.log_history` has them for evaluations too.
 
     LambdaGELUTrainer has the callback by default. It must run before the reporters (tensorboard, trackio, wandb). A
     callback that is passed to a plain Trainer runs after them: call `HardnessLogCallback.add_to(trainer)` instead.
@@ -198,7 +195,6 @@ class HardnessLogCallback(TrainerCallback):
     def __init__(self) -> None:
         self._learning_rate: float | torch.Tensor | None = None
         self._runs_first = False
-        self._has_looked = False  # whether gates without a gradient were looked for
 
     @classmethod
     def add_to(cls, trainer: Trainer) -> "HardnessLogCallback":
@@ -208,27 +204,19 @@ class HardnessLogCallback(TrainerCallback):
         callback._runs_first = True
         return callback
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any) -> None:
-        if not lambda_gelu_modules(model) and not getattr(args, "require_lambda_gelu", True):
-            return  # ReLU was substituted after the trainer was made, and the ReLU model is trained
-        require_unflattened(require_lambda_gelu(model))
-        self._has_looked = False
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **others: Any) -> None:
         if not self._runs_first:
             raise RuntimeError(
                 "this HardnessLogCallback runs after the reporters, which would never see λ: call "
                 "HardnessLogCallback.add_to(trainer) instead of passing the callback to a plain Trainer"
             )
 
-    def on_pre_optimizer_step(
-        self, args: Any, state: TrainerState, control: Any, model: nn.Module, **others: Any
-    ) -> None:
-        if not self._has_looked:  # before the other callback removes gradients
-            warn_unreached(model)
-        self._has_looked = True
-
     def on_optimizer_step(self, args: Any, state: TrainerState, control: Any, optimizer: Any, **others: Any) -> None:
         # Trainer logs the learning rate of this step, but the scheduler moves on before the log.
-        self._learning_rate = hardness_learning_rate(optimizer)
+        group = hardness_group(optimizer)
+        rate = None if group is None else group["lr"]
+        # A copy on the same device: a number would wait for the device.
+        self._learning_rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
 
     def on_log(
         self, args: Any, state: TrainerState, control: Any, model: nn.Module, logs: Any = None, **others: Any

@@ -28,12 +28,10 @@ _OF_PEFT = (
 
 def refuse_with_gates(args: TrainingArguments, accelerator: Accelerator) -> None:
     """Raise ValueError for options of Trainer with which no model with λ-gates can be trained."""
-    floor = args.lr_scheduler_type == "reduce_lr_on_plateau" and (args.lr_scheduler_kwargs or {}).get("min_lr")
-    if args.lr_scheduler_type == "greedy" or floor:
-        named = "min_lr of reduce_lr_on_plateau" if floor else "lr_scheduler_type 'greedy'"
+    if args.lr_scheduler_type == "greedy":
         raise ValueError(
-            f"{named} sets the learning rate of s independently of that of the weights, and loses the ratio "
-            f"hardness_lr_multiplier; {'leave min_lr at 0' if floor else 'choose another scheduler'}"
+            "lr_scheduler_type 'greedy' sets the learning rate of s independently of that of the weights, and loses "
+            "the ratio hardness_lr_multiplier; choose another scheduler"
         )
     chosen = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(chosen.get(name, True) for name in ("swiglu", "geglu")):
@@ -109,20 +107,6 @@ def require_gradient(model: nn.Module) -> None:
         raise RuntimeError(
             f"after the first backward pass none of the {len(modules)} raw hardnesses has a gradient, so no λ-gate "
             "ran: another activation is computed in their place, for example by Liger's SwiGLU. Leave it out"
-        )
-
-
-def warn_unreached(model: nn.Module) -> None:
-    """Warn of gates that should learn but have no gradient after a backward pass."""
-    if all(parameter.grad is None for parameter in model.parameters()):  # an optimizer that steps inside backward
-        return
-    learning = [(name, module) for name, module in lambda_gelu_modules(model) if module.raw_hardness.requires_grad]
-    unreached = [name for name, module in learning if module.raw_hardness.grad is None]
-    if unreached:
-        logger.warning(
-            f"The first step has no gradient for λ of {len(unreached)} of {len(learning)} gates "
-            f"({', '.join(unreached[:4])}{', ...' if len(unreached) > 4 else ''}). Experts and dropped layers may run "
-            "later. A gate that never runs keeps its λ, and stops DistributedDataParallel"
         )
 
 

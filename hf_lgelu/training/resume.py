@@ -102,12 +102,7 @@ def _records(config: Any) -> list[dict[str, Any]]:
     if not isinstance(config, dict):
         return []
     inner = [entry for key, value in config.items() if key != RECORD_KEY for entry in _records(value)]
-    own = [{**entry} for entry in config.get(RECORD_KEY) or []]
-    for entry in own:  # hf_lgelu 0.2.0 also wrote how many λ a gate has
-        entry.pop("granularity", None)
-        if entry.get("raw_shape") == [1]:
-            del entry["raw_shape"]
-    return [*own, *inner]
+    return [*(config.get(RECORD_KEY) or []), *inner]
 
 
 def load_renamed(folder: str, model: nn.Module) -> bool:

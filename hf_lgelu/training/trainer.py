@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from hf_lgelu.comparing.comparison import LiveUnits
 from hf_lgelu.models.hardening import HARDENED_FRACTION, is_hardened
-from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, hardness_learning_rate, separate_hardness_group
+from hf_lgelu.models.optimizer_groups import check_rate, hardness_group, separate_hardness_group
 from hf_lgelu.models.surgery import TemporaryRelu
 from hf_lgelu.networks.outputs import IGNORED_LABEL, labels_of_predictions
 from hf_lgelu.networks.run import buffers_kept
@@ -97,7 +97,8 @@ class LambdaGELUTrainer(Trainer):
         super().__init__(model, args, *others, **options)
         self._live: LiveUnits | None = None  # while ReLU is substituted
         self._told_soft = False
-        self._own_hardening = HardeningCallback()  # used if args.harden is on and no other was passed
+        self._hardening = HardeningCallback()  # among the callbacks if args.harden is on
+        self._hardening.selects_hardened_checkpoints = True
         if args.require_lambda_gelu:
             require_lambda_gelu(self.model)
         if args.log_hardness and lambda_gelu_modules(self.model):
@@ -149,8 +150,11 @@ class LambdaGELUTrainer(Trainer):
             super().create_optimizer(model)
             if learns:
                 separate_hardness_group(self.optimizer, optimized, self.args.hardness_lr_multiplier)
-        elif learns:
-            hardness_learning_rate(self.optimizer)  # raises an error if it has no groups
+        elif learns and not hasattr(self.optimizer, "param_groups"):
+            raise RuntimeError(
+                f"{type(self.optimizer).__name__} has no parameter groups, so s has no learning rate that is known. "
+                'With DeepSpeed, remove "optimizer" from its config: Trainer then makes one, with a group for s'
+            )
         return self.optimizer
 
     def create_scheduler(
@@ -159,7 +163,7 @@ class LambdaGELUTrainer(Trainer):
         """Trainer's scheduler. A scheduler that was passed stays as it is."""
         # Each training calls this method, after its model, checkpoint and optimizer are there.
         warn_ungrouped(self.optimizer, self.model)  # an optimizer that was passed, or made by a subclass
-        if self._hardening_callback() is None:
+        if not self.args.harden:
             warn_not_learning(self.model)
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         group = None if self.optimizer is None else hardness_group(self.optimizer)
@@ -211,8 +215,7 @@ class LambdaGELUTrainer(Trainer):
             return super().prediction_step(model, inputs, *others, **options)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        hardening = self._hardening_callback()
-        if hardening is None or is_hardened(self.model, hardening.config.targets):
+        if not self.args.harden or is_hardened(self.model, self._hardening.config.targets):
             return super()._determine_best_metric(metrics, trial)
         selects = self.args.load_best_model_at_end or self.args.save_strategy == "best"
         if selects and not self._told_soft:
@@ -228,36 +231,28 @@ class LambdaGELUTrainer(Trainer):
         self._prepare_training()  # each training calls this, with the model of model_init and the search's arguments
 
     def _prepare_training(self) -> None:
-        """Refuse options that cannot work or do nothing, and add the callbacks that the arguments ask for."""
+        """Refuse options that cannot work or do nothing, and harden if the arguments ask for it."""
         check_rate("hardness_lr_multiplier", self.args.hardness_lr_multiplier)
         if lambda_gelu_modules(self.model):
             refuse_with_gates(self.args, self.accelerator)
-        callbacks, own = self.callback_handler.callbacks, self._own_hardening
+        callbacks, own = self.callback_handler.callbacks, self._hardening
         if any(isinstance(callback, HardnessLogCallback) for callback in callbacks):
             HardnessLogCallback.add_to(self)
-        passed = [each for each in callbacks if isinstance(each, HardeningCallback) and each is not own]
-        if len(passed) > 1:
+        if any(isinstance(callback, HardeningCallback) and callback is not own for callback in callbacks):
             raise ValueError(
-                f"{len(passed)} HardeningCallbacks would harden one model: the last would set λ, and the first decide "
-                "when the model is hardened. Give one in callbacks=[...], instead of harden=True"
+                "LambdaGELUTrainer has a HardeningCallback of its own, so another cannot be passed. Give harden=True "
+                "and the options of hardening in `args`; target_hardness may be a mapping there, too"
             )
-        if (passed or not self.args.harden) and (given := self.args.given_hardening_options()):
-            why = "harden is off: give harden=True, or leave them out"
-            if passed:
-                why = "the HardeningCallback that was passed has its own options: give them there, or leave it out"
-            raise ValueError(f"{', '.join(given)} would do nothing, because {why}")
-        hardens = self.args.harden and not passed
-        if own in callbacks and not hardens:
-            callbacks.remove(own)
-        elif own not in callbacks and hardens:
-            callbacks.append(own)
-        if hardens:
+        if self.args.harden:
             own.config = self.args.hardening_config()
-        for hardening in (*passed, own):
-            hardening.selects_hardened_checkpoints = True
-
-    def _hardening_callback(self) -> HardeningCallback | None:
-        return next((each for each in self.callback_handler.callbacks if isinstance(each, HardeningCallback)), None)
+        elif given := self.args.given_hardening_options():
+            raise ValueError(
+                f"{', '.join(given)} would do nothing, because harden is off: give harden=True, or leave them out"
+            )
+        if self.args.harden and own not in callbacks:
+            callbacks.append(own)
+        elif own in callbacks and not self.args.harden:
+            callbacks.remove(own)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         own = self.model if model is None else model
@@ -267,7 +262,7 @@ class LambdaGELUTrainer(Trainer):
             check_checkpoint_activations(resume_from_checkpoint, own)
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
-        if self.is_fsdp_enabled and self._hardening_callback() is None:  # otherwise create_scheduler warns
+        if self.is_fsdp_enabled and not self.args.harden:  # otherwise create_scheduler warns
             warn_not_learning(own)
 
     def _load_best_model(self) -> None:

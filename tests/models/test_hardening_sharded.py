@@ -10,7 +10,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hf_lgelu import (
-    HardnessLogCallback,
     anneal_hardness,
     freeze_hardness,
     hardness_profile,
@@ -48,19 +47,12 @@ def test_a_sharded_s_is_annealed_frozen_and_released(process_group):
     assert list(hardness_profile(model).values()) == pytest.approx(start, rel=1e-6)
 
 
-def logged(model):
-    callback = HardnessLogCallback()
-    callback._runs_first = True
-    callback.on_train_begin(None, None, None, model=model)
-
-
 OF_HARDNESS = {
     "hardness_profile": hardness_profile,
     "is_hardened": is_hardened,
     "anneal_hardness": lambda model: anneal_hardness(model, 0.5),
     "initialize_hardness": initialize_hardness,
     "HardeningCallback": lambda model: check_hardness_learns(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-    "HardnessLogCallback": logged,
 }
 
 

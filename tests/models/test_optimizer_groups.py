@@ -9,7 +9,6 @@ from transformers import Trainer
 from hf_lgelu import hardness_parameter_groups, hardness_profile, replace_activations
 from hf_lgelu.models.optimizer_groups import (
     HARDNESS_GROUP,
-    hardness_learning_rate,
     hold_averaged_hardness,
     separate_hardness_group,
 )
@@ -82,7 +81,6 @@ def test_separated_group_has_the_multiple_of_its_groups_rate_and_no_decay():
     ]
     assert [group.get("group_name") for group in optimizer.param_groups] == [None, None, HARDNESS_GROUP, HARDNESS_GROUP]
     assert names_in(model, optimizer.param_groups[2]) == ["activations.0.raw_hardness"]
-    assert hardness_learning_rate(optimizer) == 0.5
 
 
 # Schedule-free optimizers

@@ -133,10 +133,9 @@ def test_a_family_without_a_key_is_warned_of(caplog):
             r"bert\.encoder\.layer\.0\.output\.dense",
         ),
         (lambda record: record[1].pop("site"), "no record"),
-        (lambda record: record[0].update(raw_shape=[24]), r"0\.2\.0"),
+        (lambda record: record[0].update(raw_shape=[24]), "says raw_shape of the gate"),
         (lambda record: record[0].update(gate="no gate"), "no gate"),
         (lambda record: record[0].update(call=-1), "no readable call"),
-        (lambda record: record[0].update(call=json.loads("[" * 900 + "]" * 900)), "recursion limit|no readable call"),
         (lambda record: record.append("text"), "no record"),
     ],
 )
@@ -158,20 +157,6 @@ def test_repeated_surgery_is_remembered_whole(tmp_path):
     loaded = from_pretrained(family.model_class, tmp_path)
     assert raw_values(loaded) == raw_values(model)
     assert len(raw_values(loaded)) == 2
-
-
-def test_records_of_earlier_versions_are_read(tmp_path):
-    """They give the shape of each gate's one λ."""
-    family = BY_NAME["bert"]
-    model = operated(family)
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    for entry in config["lambda_gelu"]:
-        entry["raw_shape"] = [1]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    loaded = from_pretrained(family.model_class, tmp_path)
-    assert raw_values(loaded) == raw_values(model)
-    assert "raw_shape" not in str(loaded.config.lambda_gelu)
 
 
 def test_going_back_to_gates_of_one_form_forgets_the_record(tmp_path):

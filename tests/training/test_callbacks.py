@@ -100,7 +100,7 @@ def test_a_plain_trainer_without_a_group_for_s_is_told(tmp_path, caplog, grouped
 
 def test_callbacks_do_not_keep_a_model_alive(tmp_path):
     callback, model = HardeningCallback(HardeningConfig(switch_fraction=0.0)), tiny_model()
-    trainer = tiny_trainer(tmp_path, model, callbacks=[callback], train=rows(4))
+    trainer = tiny_trainer(tmp_path, model, plain=True, callbacks=[callback], train=rows(4))
     trainer.train()
     alive = weakref.ref(model)
     del trainer, model

@@ -5,7 +5,7 @@ from closed_forms import target
 from tiny_training import assert_same_state, hardness_values, rows, state_of, tiny_model, tiny_trainer
 from transformers import EarlyStoppingCallback, TrainerCallback
 
-from hf_lgelu import HardeningCallback, HardeningConfig
+from hf_lgelu import HardeningCallback
 
 TARGET = float(target())
 # T = 8, so e_s = 2 and λ(e) = λ(2) + (e − 2)/6·(159.577 − λ(2)): from epoch 5 on at least half the target.
@@ -62,9 +62,6 @@ def test_another_target_moves_the_first_epoch_that_counts(tmp_path):
     trainer, _ = train(tmp_path, target_hardness=3.0, switch_fraction=0.5, **options)
     # λ is near 1.05 before the switch; λ(5) = 1.05 + 1/4·1.95 ≥ 1.5.
     assert step_of(trainer) == 5 * 3
-    config = HardeningConfig(target_hardness=3.0, switch_fraction=0.75)
-    trainer, _ = train(tmp_path / "own", callbacks=[HardeningCallback(config)], **options)
-    assert step_of(trainer) == 7 * 3
 
 
 def test_checkpoints_are_kept_by_the_same_rule(tmp_path, caplog):

@@ -77,10 +77,3 @@ def test_greedy_is_refused_where_there_is_a_ratio_to_lose(tmp_path):
     with pytest.raises(ValueError, match="lr_scheduler_type 'greedy'"):
         tiny_trainer(tmp_path, **options)
     tiny_trainer(tmp_path, tiny_model("gelu"), require_lambda_gelu=False, **options).train()
-
-
-def test_plateau_with_a_floor_is_refused_and_without_is_not(tmp_path):
-    plateau = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": rows(4)}
-    with pytest.raises(ValueError, match=r"min_lr .*reduce_lr_on_plateau"):
-        tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 1e-4}, **plateau)
-    tiny_trainer(tmp_path, lr_scheduler_kwargs={"min_lr": 0, "factor": 0.5}, **plateau)
