@@ -76,8 +76,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             else:
                 checkpoint = read_checkpoint(arguments.model, **arguments.reading | {"progress": progress})
                 require_gates(checkpoint)
-                if checkpoint.sentences is not None:
-                    _require_one_key_says_it(arguments.keep)
                 inputs = None if data is None else read_rows(data, checkpoint)
                 second = None if evaluation is None or arguments.dry_run else read_rows(evaluation, checkpoint)
             checkpoint.network.to(state.device)
@@ -101,8 +99,8 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
             if error.report is not None:
                 tell(str(error.report))
             raise
-        changes = (f"{ONNX_FILE} has the gates",) if is_onnx(arguments.model) else report.config_changes
-        report = replace(report, model=checkpoint.kind, config_changes=changes)
+        if is_onnx(arguments.model):
+            report = replace(report, config_changes=(f"{ONNX_FILE} has the gates",))
         tell(str(report))
         if inputs is not None and not inputs.whole and arguments.max_samples is None:
             tell(f"Some rows of {inputs.description} were left out, for time: --max_samples takes more.")
@@ -127,15 +125,6 @@ def convert(arguments: ConvertArguments, data: Rows | None, evaluation: Rows | N
     return report
 
 
-def _require_one_key_says_it(keep: str) -> None:
-    """Raise ValueError for gates that no folder of sentence-transformers can hold."""
-    if keep != "0":
-        raise ValueError(
-            "--keep: sentence-transformers builds all gates by one key of the config and could not load the folder; "
-            "leave it out, or convert in Python (hf_lgelu.convert_to_relu)"
-        )
-
-
 def _write(
     folder: Path,
     arguments: ConvertArguments,
@@ -148,7 +137,7 @@ def _write(
     """Write the output folder, and load the model from it: it must be the converted one."""
     checkpoint.save(converted, folder)
     if isinstance(converted, OnnxNetwork):  # its `save` has compared the file with the network
-        facts = CheckpointFacts(checkpoint.kind)
+        facts = CheckpointFacts(type(converted).__name__)
     else:
         reloaded = read_checkpoint(str(folder), **arguments.reading | {"progress": False}).network
         reloaded.to(next(converted.parameters()).device)

@@ -62,14 +62,12 @@ def _export_plain(
     """Write a checkpoint without λ-gates, and its card with the table of both networks."""
     require_hardness(checkpoint)
     rows = None if evaluation is None else read_rows(evaluation, checkpoint)
-    sentences = checkpoint.sentences
-    place = folder if sentences is None else folder / sentences.encoder
-    place.mkdir(exist_ok=True)
+    if checkpoint.is_of_sentences:  # the files of the encoder are then written again
+        checkpoint.save(checkpoint.network, folder)
+    source = None if checkpoint.is_of_sentences else checkpoint.name
     save = partial(save_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else save_gelu
     inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
-    report = save(checkpoint.model, place, source=checkpoint.processors, inputs=inputs)
-    if sentences is not None:
-        sentences.copy_rest(folder)
+    report = save(checkpoint.model, folder, source=source, inputs=inputs)
     say(str(report))
     top = ""
     if rows is None:
@@ -90,7 +88,7 @@ def _export_onnx(
     rows = None if evaluation is None else read_rows(evaluation, checkpoint)
     inputs = _example_inputs(checkpoint) if rows is None else rows.first(_EXAMPLE_ROWS)
     opset = arguments.opset or OPSET
-    report = save_onnx(checkpoint.network, folder, source=checkpoint.processors, inputs=inputs, opset=opset)
+    report = save_onnx(checkpoint.network, folder, source=checkpoint.name, inputs=inputs, opset=opset)
     # The report names the final folder, not the hidden one that is written first.
     report = replace(report, path=Path(arguments.output_dir) / report.path.name)
     say(str(report))
@@ -112,7 +110,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
             arguments.output_dir,
             rows.batches("int8", progress=arguments.progress),
             original=original,
-            source=checkpoint.processors,
+            source=checkpoint.name,
             operations=arguments.operations,
             allow_worse=arguments.allow_worse,
             overwrite=arguments.overwrite,
@@ -130,8 +128,7 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
     with suppress(OSError, ValueError):
         is_picture = "pixel_values" in names and bool(AutoImageProcessor.from_pretrained(folder))
     if is_text:
-        prompt = "" if checkpoint.sentences is None else checkpoint.sentences.prompt
-        made = f'(["{prompt}a text"], padding=True, truncation=True, return_tensors="np")'
+        made = f'(["{checkpoint.prompt}a text"], padding=True, truncation=True, return_tensors="np")'
         say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
         arrays = f"{{name: tokens[name] for name in {names}}}"
     elif is_picture:
@@ -147,9 +144,9 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
 
 def _example_inputs(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Random inputs, with each input that the tokenizer, if there is one, gives the network."""
-    inputs = random_inputs(checkpoint.network)
+    inputs = random_inputs(checkpoint.model)
     with suppress(ValueError):
-        names = tokenizer_of(checkpoint.processors).model_input_names if "input_ids" in inputs else ()
-        taken = [name for name in names if name in inspect.signature(checkpoint.network.forward).parameters]
+        names = tokenizer_of(checkpoint).model_input_names if "input_ids" in inputs else ()
+        taken = [name for name in names if name in inspect.signature(checkpoint.model.forward).parameters]
         inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in taken if name not in inputs}
     return inputs

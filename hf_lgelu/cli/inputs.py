@@ -78,23 +78,27 @@ def read_rows(data: Rows, checkpoint: Checkpoint) -> InputSet:
 
 def _tokens(data: Rows, checkpoint: Checkpoint) -> TensorRows:
     rows, model, seed = data.rows, checkpoint.model, data.asked.seed
-    asked, sentences = data.asked.sequence_length, checkpoint.sentences
-    if asked is None and sentences is not None and sentences.longest is not None:
-        asked = min(sentences.longest, context_length(model, None))
+    asked = data.asked.sequence_length
     longest = context_length(model, asked)
     pair_column, is_of_tokens = data.asked.pair_column, data.asked.column in (None, "input_ids")
     if "input_ids" in rows.column_names and is_of_tokens and pair_column is None:
         return encoded_sequences(rows, model, longest, data.wanted, seed, _labels(data, checkpoint))
     texts = rows[_column(data, checkpoint, "text")]
-    tokenizer = tokenizer_of(checkpoint.processors, trust_remote_code=checkpoint.trust_remote_code)
+    tokenizer = tokenizer_of(checkpoint)
     longest = longest if asked else min(longest, tokenizer.model_max_length)
     if is_causal(model):
         wanted = data.wanted or max(FEWEST_SEQUENCES, TOKENS // longest)
         return text_blocks(texts, tokenizer, longest, wanted, seed)
-    prompt = "" if sentences is None else sentences.prompt
     seconds = None if pair_column is None else rows[pair_column]
     return text_sequences(
-        texts, tokenizer, longest, data.wanted, seed, _labels(data, checkpoint), seconds=seconds, prompt=prompt
+        texts,
+        tokenizer,
+        longest,
+        data.wanted,
+        seed,
+        _labels(data, checkpoint),
+        seconds=seconds,
+        prompt=checkpoint.prompt,
     )
 
 
@@ -106,7 +110,7 @@ def _pixels(data: Rows, checkpoint: Checkpoint) -> TensorRows | Subset:
         images = ProcessedImages(
             rows,
             _column(data, checkpoint, "image"),
-            checkpoint.processors,
+            checkpoint.name,
             mode=mode,
             labels=labels,
             trust_remote_code=checkpoint.trust_remote_code,

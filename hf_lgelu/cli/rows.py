@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import AutoImageProcessor, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import find_labels
 
+from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.models.checkpoint import processor_files
 from hf_lgelu.networks.masks import pad_tokens
 from hf_lgelu.networks.outputs import IGNORED_LABEL, is_causal
@@ -153,13 +154,15 @@ def context_length(model: PreTrainedModel, wanted: int | None) -> int:
     return wanted
 
 
-def tokenizer_of(model: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """The tokenizer beside a checkpoint. Raises ValueError if there is none."""
-    folder = Path(model)
+    if checkpoint.is_of_sentences:
+        return checkpoint.network.tokenizer
+    model = checkpoint.name
     try:
-        if folder.is_dir() and not processor_files(folder):
+        if Path(model).is_dir() and not processor_files(Path(model)):
             raise ValueError("the folder has no file of one")
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=checkpoint.trust_remote_code)
         # transformers may make one of only special tokens: every text is then unknown or empty.
         words = tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys() - set(tokenizer.all_special_tokens)
         if len(words) < 2:  # T5's keeps a space

@@ -22,7 +22,6 @@ from hf_lgelu.activation.hardness import swap_error_bound
 from hf_lgelu.comparing.distance import Distance, networks_table
 from hf_lgelu.environment import hardware, package_versions
 from hf_lgelu.export.checkpoint_facts import (
-    MODULES_FILE,
     CheckpointFacts,
     facts_of_folder,
     own_name,
@@ -77,8 +76,6 @@ def write_card(
     hardness = hardness_profile(model) if report is None else report.hardness
     learned, source = learned_hardness(model), str(model.name_or_path)
     is_moved = not all(math.isclose(learned[site], value, rel_tol=1e-4) for site, value in hardness.items())
-    if (Path(source).parent / MODULES_FILE).is_file():  # the encoder of a checkpoint of sentence-transformers
-        source = str(Path(source).parent)
     card = render_card(
         facts_of_folder(folder),
         hardness,

@@ -13,7 +13,6 @@ from transformers.modelcard import TASK_MAPPING
 
 from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models import mlp
-from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.record import RECORD_KEY
 
 _MLP_CLASS = mlp.MLPForClassification.__name__
@@ -25,7 +24,8 @@ ONNX_CLASS = "OnnxNetwork"
 MODULES_FILE = "modules.json"
 """What a checkpoint of sentence-transformers has: the list of its modules and their folders."""
 
-_SENTENCE_SETTINGS = "config_sentence_transformers.json"
+SENTENCE_SETTINGS = "config_sentence_transformers.json"
+"""Where a checkpoint of sentence-transformers has the name of its class."""
 
 _MLP = """\
 import torch
@@ -80,14 +80,13 @@ class CheckpointFacts:
     """The facts of a checkpoint that decide how it is loaded.
 
     `layers` are the hidden layers of an `MLPForClassification`; `needs_package` says that the config alone does not
-    build the network (`from_pretrained`); `gates` are the λ-gates that the config names. A checkpoint of
-    sentence-transformers is of one of SENTENCE_CLASSES, whatever its encoder.
+    build the network (`from_pretrained`). A checkpoint of sentence-transformers is of one of SENTENCE_CLASSES, whatever
+    its encoder.
     """
 
     model_class: str
     layers: int | None = None
     needs_package: bool = False
-    gates: tuple[str, ...] = ()
 
     @property
     def library(self) -> str:
@@ -108,35 +107,23 @@ class CheckpointFacts:
 
 def facts_of_folder(folder: str | os.PathLike) -> CheckpointFacts:
     """The facts of a saved model, from its config.json. Raises FileNotFoundError, or ValueError for no class in it."""
-    file, is_of_sentences = Path(folder) / CONFIG_NAME, (Path(folder) / MODULES_FILE).is_file()
-    # Their encoder may lie in a folder of its own, with its config.
-    text = "{}" if is_of_sentences and not file.is_file() else file.read_text(encoding="utf-8")
-    config = json.loads(text)
-    recorded = any("activation" not in entry for entry in config.get(RECORD_KEY) or [])
-    gates = tuple(sorted(gate_names(text))) or ("gates that surgery put in",) * recorded
-    name = sentence_class(folder) if is_of_sentences else str((config.get("architectures") or [""])[0])
+    config = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+    name = str((config.get("architectures") or [""])[0])
+    if (Path(folder) / MODULES_FILE).is_file():
+        name = sentence_class(Path(folder) / SENTENCE_SETTINGS)
     if not name.isidentifier():  # it becomes Python on the card
         raise ValueError(f"{folder} names no class of a model, but {name[:80]!r}; use save_pretrained")
     return CheckpointFacts(
         model_class=name,
         layers=config.get("num_hidden_layers") if name == _MLP_CLASS else None,
         needs_package=RECORD_KEY in config,
-        gates=gates,
     )
 
 
-def sentence_modules(folder: str | os.PathLike) -> list[dict[str, str]]:
-    """The entries of a folder's modules.json that have a path; an empty list without that file."""
-    file = Path(folder) / MODULES_FILE
-    modules = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return [module for module in modules if "path" in module] if isinstance(modules, list) else []
-
-
-def sentence_class(folder: str | os.PathLike) -> str:
-    """The class of a checkpoint of sentence-transformers: as in that package SentenceTransformer, if it says none."""
-    path = Path(folder) / _SENTENCE_SETTINGS
-    settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return str(settings.get("model_type", SENTENCE_CLASSES[0]))
+def sentence_class(settings: Path | None) -> str:
+    """The class that the settings of a checkpoint name: as in sentence-transformers SentenceTransformer by default."""
+    named = json.loads(settings.read_text(encoding="utf-8")) if settings is not None and settings.is_file() else {}
+    return str(named.get("model_type", SENTENCE_CLASSES[0]))
 
 
 def own_name(source: str) -> str:

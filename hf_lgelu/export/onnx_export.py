@@ -2,7 +2,6 @@
 
 import inspect
 import itertools
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx_run import OnnxModel, read_onnx, require_parity, silence_python, strip_metadata
@@ -204,16 +203,14 @@ def save_onnx(
 def save_beside_onnx(model: Any, folder: str | os.PathLike, source: str | os.PathLike | None) -> None:
     """Write the config of a model, and the tokenizer or image processor of the folder or Hub id `source`, if any.
 
-    The tokenizer gets the `max_seq_length` of a SentenceTransformer, which may cut texts before its tokenizer would.
+    Of a network of sentence-transformers it is the tokenizer that it holds, which cuts texts at its `max_seq_length`.
     """
     if isinstance(config := getattr(model, "config", None), PreTrainedConfig):
         config.save_pretrained(folder)
-    if source is not None:
+    if isinstance(tokenizer := getattr(model, "tokenizer", None), PreTrainedTokenizerBase):
+        tokenizer.save_pretrained(folder)
+    elif source is not None:
         copy_processor_files(source, folder)
-        longest, settings = getattr(model, "max_seq_length", None), Path(folder) / "tokenizer_config.json"
-        if isinstance(longest, int) and settings.is_file():
-            config = json.loads(settings.read_text(encoding="utf-8")) | {"model_max_length": longest}
-            settings.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def _named_inputs(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:

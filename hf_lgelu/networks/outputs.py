@@ -239,7 +239,7 @@ def _detections(found: Mapping[str, Tensor], box_channels: int) -> dict[str, Ten
 
 def _exclude_each_other(config: Any, name: str, found: Mapping[str, Tensor]) -> bool:
     """Whether a softmax reads the columns of an output. Where a sigmoid reads each column, a KL would miss changes."""
-    if config is None or name != "logits":
+    if config is None or name not in ("logits", "scores"):  # "scores" of a CrossEncoder
         return name in ("", *_CLASS_SCORES)
     labels = getattr(config, "num_labels", None)
     if {SCORES, BOXES} <= found.keys() and labels is not None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from types import SimpleNamespace
 
 import datasets
@@ -9,7 +10,6 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from hf_lgelu.cli.checkpoint import read_sentence_folder
 from hf_lgelu.cli.command import main
 from hf_lgelu.models.hardening import anneal_hardness
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
@@ -126,12 +126,10 @@ def sentence_folder(tmp_path_factory):
 def folder_of_old(sentence_folder, tmp_path):
     """The same as sentence-transformers wrote it before version 3, with modules.json next to 0_Transformer."""
     old = tmp_path / "old"
-    read_sentence_folder(str(sentence_folder[0])).copy_rest(old / "0_Transformer")
-    moved = {"1_Pooling", "2_Normalize", "modules.json", "config_sentence_transformers.json"}
-    for entry in [each for each in (old / "0_Transformer").iterdir() if each.name in moved]:
-        entry.rename(old / entry.name)  # an older version has no file for the norm
+    shutil.copytree(sentence_folder[0], old / "0_Transformer")
+    for name in ("1_Pooling", "2_Normalize", "modules.json"):
+        (old / "0_Transformer" / name).rename(old / name)
     modules = json.loads((old / "modules.json").read_text())
     modules[0]["path"] = "0_Transformer"
     (old / "modules.json").write_text(json.dumps(modules))
-    read_sentence_folder(str(sentence_folder[0])).network.encoder.save_pretrained(old / "0_Transformer")
     return old

