@@ -1,11 +1,14 @@
 """`hf-lgelu export`: a checkpoint as one that needs no hf_lgelu, as ONNX, or as a judged int8 file."""
 
 import inspect
+import os
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ from hf_lgelu.export.comparison import NetworkComparison
 from hf_lgelu.export.int8 import INT8_FILE, Int8RefusedError, export_int8
 from hf_lgelu.export.onnx_export import OPSET, OnnxReport, save_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
-from hf_lgelu.export.plain import CheckpointExport, save_gelu, save_relu
+from hf_lgelu.export.plain import CheckpointExport, export_gelu, export_relu
 from hf_lgelu.files import is_onnx, whole_folder
 from hf_lgelu.networks.random_inputs import random_inputs
 
@@ -62,12 +65,14 @@ def _export_plain(
     """Write a checkpoint without λ-gates, and its card with the table of both networks."""
     require_hardness(checkpoint)
     rows = None if evaluation is None else read_rows(evaluation, checkpoint)
-    if checkpoint.is_of_sentences:  # the files of the encoder are then written again
-        checkpoint.save(checkpoint.network, folder)
-    source = None if checkpoint.is_of_sentences else checkpoint.name
-    save = partial(save_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else save_gelu
     inputs = None if rows is None else rows.first(_EXAMPLE_ROWS)
-    report = save(checkpoint.model, folder, source=source, inputs=inputs)
+    save = partial(export_relu, allow_soft=arguments.allow_soft) if arguments.to == "relu" else export_gelu
+    source = None if checkpoint.is_of_sentences else checkpoint.name
+    with TemporaryDirectory(dir=folder) as part:
+        report = save(checkpoint.model, f"{part}/model", source=source, inputs=inputs)
+        if checkpoint.is_of_sentences:  # the files of the whole, and the new ones of its encoder
+            checkpoint.save(checkpoint.network, folder)
+        shutil.copytree(f"{part}/model", folder, copy_function=os.replace, dirs_exist_ok=True)
     say(str(report))
     top = ""
     if rows is None:

@@ -65,6 +65,7 @@ class CheckpointExport:
         return "\n".join(lines)
 
 
+@in_own_forward
 def export_relu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -109,59 +110,45 @@ def export_relu(
         >>> report.change.agreement, max(report.swap_error.values()) < 0.0011
         (1.0, True)
     """
-    model = require_exportable(model)
+    model = _exportable(model)
+    inputs = random_inputs(model) if inputs is None else inputs
+    # Entered before the work, which would be lost if the folder could not be written.
     with whole_folder(folder, overwrite=overwrite) as new:
-        report = save_relu(
-            model, new, source=source, inputs=inputs, max_swap_error=max_swap_error,
-            allow_soft=allow_soft,
-        )  # fmt: skip
+        # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
+        relu = independent_copy(model).eval()
+        surgery = put_relu(relu)
+        # 2. What that changes is measured, and refused if gates are soft.
+        gates, ran = {name: model.get_submodule(name) for name in surgery.hardness}, set[nn.Module]()
+        with forward_hooks(list(gates.values()), lambda module, given, output: ran.add(module)):
+            change = compare_models(model, relu, inputs)
+        soft = [name for name, error in surgery.swap_error.items() if not error <= max_swap_error]  # nor NaN
+        if soft and not allow_soft:
+            words = [f"{name}: λ = {surgery.hardness[name]:.4g}, κ/λ = {surgery.swap_error[name]:.3g}" for name in soft]
+            more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
+            raise ValueError(
+                f"{len(soft)} of {len(gates)} gates are too soft for ReLU: the swap changes a unit by up to "
+                f"{max(surgery.swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({'; '.join(words[:8])}"
+                f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu, or "
+                "give `allow_soft`"
+            )
+        report = CheckpointExport(
+            "relu",
+            surgery.hardness,
+            surgery.config_changes,
+            change,
+            runtime_warnings(relu),
+            surgery.swap_error,
+            tuple(find_smooth_calls(relu, inputs)),
+            tuple(name for name, gate in gates.items() if gate not in ran),
+        )
+        # 3. The folder is written, and loads as the copy.
+        _save(relu, new, inputs, source)
         write_card(model, new, report=report)
     return report
 
 
 @in_own_forward
-def save_relu(
-    model: PreTrainedModel,
-    folder: str | os.PathLike,
-    *,
-    source: str | os.PathLike | None = None,
-    inputs: Inputs | None = None,
-    max_swap_error: float = MAX_SWAP_ERROR,
-    allow_soft: bool = False,
-) -> CheckpointExport:
-    """The report of `export_relu`, for an existing folder, without a card."""
-    inputs = random_inputs(model) if inputs is None else inputs
-    # 1. A copy gets ReLU. The keys that say so are proved before the copy changes, by building the model from them.
-    relu = independent_copy(model).eval()
-    surgery = put_relu(relu)
-    # 2. What that changes is measured, and refused if gates are soft.
-    gates, ran = {name: model.get_submodule(name) for name in surgery.hardness}, set[nn.Module]()
-    with forward_hooks(list(gates.values()), lambda module, given, output: ran.add(module)):
-        change = compare_models(model, relu, inputs)
-    soft = [name for name, error in surgery.swap_error.items() if not error <= max_swap_error]  # nor NaN
-    if soft and not allow_soft:
-        words = [f"{name}: λ = {surgery.hardness[name]:.4g}, κ/λ = {surgery.swap_error[name]:.3g}" for name in soft]
-        more = f"; and {len(soft) - 8} more" if len(soft) > 8 else ""
-        raise ValueError(
-            f"{len(soft)} of {len(gates)} gates are too soft for ReLU: the swap changes a unit by up to "
-            f"{max(surgery.swap_error.values()):.3g}, and {max_swap_error:.3g} is allowed ({'; '.join(words[:8])}"
-            f"{more}). On the example inputs: {change}. Harden the model, keep its function with export_gelu, or give "
-            "`allow_soft`"
-        )
-    # 3. The folder is written, and loads as the copy.
-    _save(relu, folder, inputs, source)
-    return CheckpointExport(
-        "relu",
-        surgery.hardness,
-        surgery.config_changes,
-        change,
-        runtime_warnings(relu),
-        surgery.swap_error,
-        tuple(find_smooth_calls(relu, inputs)),
-        tuple(name for name, gate in gates.items() if gate not in ran),
-    )
-
-
+@torch.no_grad()
 def export_gelu(
     model: PreTrainedModel,
     folder: str | os.PathLike,
@@ -193,48 +180,37 @@ def export_gelu(
         >>> report.change.largest_change < 1e-5 * report.change.largest_output
         True
     """
-    model = require_exportable(model)
+    model = _exportable(model)
+    inputs = random_inputs(model) if inputs is None else inputs
     with whole_folder(folder, overwrite=overwrite) as new:
-        report = save_gelu(model, new, source=source, inputs=inputs)
+        plain = independent_copy(model).eval()
+        sites = find_sites(plain, LEARNED_KINDS)
+        for site, (before, after) in zip(sites, maps_around(plain, inputs), strict=True):
+            hardness = site.module.hardness.cpu().double()  # on the CPU: not every device has float64
+            for value, factor in ((before.weight, hardness), (before.bias, hardness), (after.weight, 1 / hardness)):
+                if value is not None:
+                    value.write(plain, value.read(plain).cpu().double() * factor)
+        modules = {GATES[site.kind].plain_module(): site.kind for site in sites}
+
+        def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
+            names: dict[str, set[str]] = {}
+            for name, module in planned.items():
+                names.setdefault(modules[module], set()).add(name)
+            steps = (plan_config_changes(root, places, GATES[kind].plain_names[0]) for kind, places in names.items())
+            return combined(root.config, *steps) + forget_sites(root.config)
+
+        surgery = exchange_activations(plain, sites, [*modules], plan)
+        change = compare_models(model, plain, inputs)
+        if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
+            raise RuntimeError(
+                f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept"
+            )
+        names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
+        warnings = runtime_warnings(plain)
+        report = CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings)
+        _save(plain, new, inputs, source)
         write_card(model, new, report=report)
     return report
-
-
-@in_own_forward
-@torch.no_grad()
-def save_gelu(
-    model: PreTrainedModel,
-    folder: str | os.PathLike,
-    *,
-    source: str | os.PathLike | None = None,
-    inputs: Inputs | None = None,
-) -> CheckpointExport:
-    """The report of `export_gelu`, for an existing folder, without a card."""
-    inputs = random_inputs(model) if inputs is None else inputs
-    plain = independent_copy(model).eval()
-    sites = find_sites(plain, LEARNED_KINDS)
-    for site, (before, after) in zip(sites, maps_around(plain, inputs), strict=True):
-        hardness = site.module.hardness.cpu().double()  # on the CPU: not every device has float64
-        for value, factor in ((before.weight, hardness), (before.bias, hardness), (after.weight, 1 / hardness)):
-            if value is not None:
-                value.write(plain, value.read(plain).cpu().double() * factor)
-    modules = {GATES[site.kind].plain_module(): site.kind for site in sites}
-
-    def plan(root: PreTrainedModel, planned: dict[str, nn.Module]) -> list[ConfigChange]:
-        names: dict[str, set[str]] = {}
-        for name, module in planned.items():
-            names.setdefault(modules[module], set()).add(name)
-        steps = (plan_config_changes(root, places, GATES[kind].plain_names[0]) for kind, places in names.items())
-        return combined(root.config, *steps) + forget_sites(root.config)
-
-    surgery = exchange_activations(plain, sites, [*modules], plan)
-    change = compare_models(model, plain, inputs)
-    if not change.largest_change <= _MOST.get(plain.dtype, 0.1) * change.largest_output:  # nor NaN
-        raise RuntimeError(f"the GELU model computes something else than the λ-GELU model: {change}; no file is kept")
-    _save(plain, folder, inputs, source)
-    names = "-".join(GATES[kind].plain_names[0] for kind in dict.fromkeys(modules.values()))
-    warnings = runtime_warnings(plain)
-    return CheckpointExport(names, hardness_profile(model), surgery.config_changes, change, warnings)
 
 
 _MOST = {torch.float64: 1e-9, torch.float32: 1e-3}  # of the largest output, by rounding; 0.1 in half precision
@@ -286,7 +262,7 @@ def _save(model: PreTrainedModel, folder: str | os.PathLike, inputs: Inputs, sou
     require_same_model(model, reloaded.to(model.device), inputs)
 
 
-def require_exportable(model: nn.Module) -> PreTrainedModel:
+def _exportable(model: nn.Module) -> PreTrainedModel:
     """The model to export, not compiled. Raises the errors of `export_relu` for a model that cannot be exported."""
     model = changeable_module(model)
     if not isinstance(model, PreTrainedModel):
