@@ -117,6 +117,8 @@ class Carrier:
     def moments(self, index: int) -> list[list[Moments]]:
         """The sums over the rows of a layer, one for each fold that the ridge holds out in turn; carries batches on.
 
+        A fold without a row is left out.
+
         Batches pass by the layers before, which may be refitted already. A depthwise layer has such sums for each of
         the KINKS of the gate before it, any other layer for kink 0 alone.
         """
@@ -139,6 +141,8 @@ class Carrier:
                         total.add(*rows)
             for total, parts in zip(totals, sums, strict=True):
                 of_fold = total.reduce_over_processes()
+                if not of_fold.count:  # no batch of the fold leads to the layer
+                    continue
                 if len(parts) > 1 and held_out_once(of_fold.gram.shape[-1], sum(part.count for part in parts)):
                     parts[-1] += of_fold
                 else:

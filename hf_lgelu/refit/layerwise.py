@@ -18,7 +18,7 @@ from hf_lgelu.refit.moments import Moments
 from hf_lgelu.refit.output_loss import fit_last_biases
 from hf_lgelu.refit.refusals import WHERE_NOT_FINITE, ConversionRefusedError
 from hf_lgelu.refit.report import ENOUGH_ROWS, LayerRefit
-from hf_lgelu.refit.ridge import STRENGTHS, WEAKER, NotFiniteError, RidgeFit, fit_ridge
+from hf_lgelu.refit.ridge import STRENGTHS, WEAKER, RidgeFit, fit_ridge
 from hf_lgelu.refit.task import Student, Task
 from hf_lgelu.refit.weights import add_constant, forget_quantizer, write_refit
 from hf_lgelu.refit.widen import WiderOriginal
@@ -76,7 +76,7 @@ class Refit:
                 # Moments: sums over the layer's inputs and the original's values, folds for each kink. Nothing else
                 # holds them, and they are gone before the next layer's.
                 folds, *with_kinks = carrier.moments(index)
-                if layer.fed is not None and with_kinks:
+                if layer.fed is not None and with_kinks and folds:
                     folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
                     add_constant(student, layer.fed.before, slice(None), -kinks / layer.fed.scale.to(kinks), None)
                 # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
@@ -109,17 +109,17 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
 
 
 def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
-    folds[:] = [fold for fold in folds if fold.count]  # few batches may lead to it
     if not folds:
         return None
-    try:
-        strengths = () if layer.is_tied else STRENGTHS if layer.sites else (*WEAKER, *STRENGTHS)
-        return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths)
-    except NotFiniteError as error:
+    if not all(fold.is_finite() for fold in folds):
         raise ConversionRefusedError(
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
-        ) from error
+        )
+    strengths = STRENGTHS if layer.sites else (*WEAKER, *STRENGTHS)
+    if layer.is_tied or (not layer.sites and len(folds) == 1):  # a single fold cannot show that a change helps
+        strengths = ()
+    return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths)
 
 
 def _described(layer: Layer, fit: RidgeFit | None, names: Sequence[str], *more: str | None) -> LayerRefit:

@@ -35,10 +35,6 @@ _NO_SPREAD = 1e-12  # variance relative to the mean square that is rounding, not
 Choice = Literal["kept", "bias only", "refit"]
 
 
-class NotFiniteError(ValueError):
-    """Raised for sums that are not finite."""
-
-
 @dataclass(frozen=True)
 class RidgeFit:
     """The chosen change of a linear map of g groups, with m outputs and d features each; tensors are float64.
@@ -141,12 +137,11 @@ def fit_ridge(folds: list[Moments], *, intercept: bool, strengths: Sequence[floa
     """The best candidate, fitted on all folds: no change, a change of only the bias, or a ridge of some strength.
 
     Each candidate is fitted on all folds but one and scored on the fold held out. Of equal scores the lesser change
-    wins. A single fold gets the weakest strength, without errors; with other strengths than STRENGTHS it gets no
-    change. The list is emptied, and its sums are used up: they take most of the memory.
+    wins. A single fold gets the weakest strength, without errors; without strengths it gets no change. The list is
+    emptied, and its sums are used up: they take most of the memory.
     """
-    _check(folds)
     total = reduce(operator.add, folds) if len(folds) > 1 else folds[0]
-    best: tuple[Choice, float | None] = ("refit", STRENGTHS[0]) if strengths == STRENGTHS else ("kept", None)
+    best: tuple[Choice, float | None] = ("refit", strengths[0]) if strengths else ("kept", None)
     before = after = None
     if len(folds) > 1:
         best, before, after = _choose(folds, total, intercept, strengths)
@@ -216,19 +211,11 @@ def _judged_outputs(parts: Sequence[_Deviations]) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def held_out_error(folds: Sequence[Moments], strength: float, *, intercept: bool) -> Tensor:
     """(g,) Σ‖r − Δx − δb‖² over all rows: each fold's rows by a ridge of one strength on the other folds."""
-    _check(folds)
     total, error = reduce(operator.add, folds), torch.zeros_like(folds[0].residual_square)
     for held_out in folds:
         fitted = _Deviations.of(total - held_out, intercept).solve(strength)
         error += _Deviations.of(held_out.copy(), intercept).squared_error(*fitted)
     return error.sum(1)
-
-
-def _check(folds: Sequence[Moments]) -> None:
-    if not all(fold.count for fold in folds):
-        raise ValueError(f"folds of {[fold.count for fold in folds]} rows; accepted: at least one row in each")
-    if not all(fold.is_finite() for fold in folds):
-        raise NotFiniteError("moments are not finite: features, residuals or targets hold nan, inf or overflow float32")
 
 
 def _scale(spread: Tensor, size: Tensor) -> Tensor:
