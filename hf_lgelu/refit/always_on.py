@@ -17,7 +17,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -81,27 +80,27 @@ def _root(second_moments: Tensor) -> Tensor:
     return vectors * (values.clamp(min=0) + least).sqrt()
 
 
-class LinearPart(NamedTuple):
-    """The linear part of a block, and the moments of its inputs."""
-
-    matrix: Tensor  # (outputs, inputs)
-    mean: Tensor  # of the inputs x
-    second_moments: Tensor  # mean xxᵀ; of a plain block around the mean, since the intercept supplies a constant
-
-    def best_gains(self) -> Tensor:
-        """The part of the outputs' mean square that each further unit supplies, in falling order."""
-        return torch.linalg.svdvals(self.matrix @ _root(self.second_moments)).square()
-
-
 @torch.no_grad()
-def linear_part(model: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int) -> LinearPart:
-    """The linear part of the first `width` units of a block, before slopes and kinks are written."""
+def best_gains(model: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int) -> Tensor:
+    """The part of the outputs' mean square that each further unit supplies, in falling order."""
+    matrix, _, second_moments = _linear_part(model, block, placement, inputs, width)
+    return torch.linalg.svdvals(matrix @ _root(second_moments)).square()
+
+
+def _linear_part(
+    model: nn.Module, block: Block, placement: Kinks, inputs: Moments, width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The linear part of the first `width` units of a block, before slopes and kinks are written.
+
+    It is (its matrix (outputs, inputs), the mean of the inputs x, the mean xxᵀ). In a plain block the mean xxᵀ is taken
+    around the mean, because the intercept supplies a constant.
+    """
     gated = block.fed.other is not None
     factor = placement.constant if gated else placement.line
     down = block.down.operation.weight_in(model)[:, :width].double().flatten(1)
     matrix = (down * factor[:width].to(down.device)) @ block.up.weight_in(model)[:width].double().flatten(1)
     mean, second = inputs.feature_sum[0] / inputs.count, inputs.gram[0] / inputs.count
-    return LinearPart(matrix, mean, second if gated else second - torch.outer(mean, mean))
+    return matrix, mean, second if gated else second - torch.outer(mean, mean)
 
 
 @torch.no_grad()
@@ -121,8 +120,8 @@ def write_always_on(
     function. A size near that of the other units keeps the range small that int8 spreads over all units.
     """
     fed, down, up = block.fed, block.down.operation, block.up
-    linear = linear_part(converted, block, placement, inputs, width)
-    down_columns, up_rows = low_rank(linear.matrix, linear.second_moments, count)
+    matrix, mean, second_moments = _linear_part(converted, block, placement, inputs, width)
+    down_columns, up_rows = low_rank(matrix, second_moments, count)
     down_columns, up_rows = down_columns / size, up_rows * size
     new = slice(width, width + len(up_rows))
     rows, columns = up.weight_in(converted), down.weight_in(converted)
@@ -131,7 +130,7 @@ def write_always_on(
     up.write_weight(converted, rows)
     down.write_weight(converted, columns)
     is_gated = fed.other is not None
-    offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ linear.mean
+    offsets = torch.ones_like(up_rows[:, 0]) if is_gated else ALWAYS_ON * size - up_rows @ mean
     add_constant(converted, fed.before, new, offsets, direction)
     if not is_gated and down.bias is not None:
         add_constant(converted, down, slice(None), -(down_columns @ offsets), None)

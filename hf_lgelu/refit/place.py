@@ -32,7 +32,7 @@ from hf_lgelu.networks.batches import Batch
 from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
 from hf_lgelu.networks.sites import ActivationSite
-from hf_lgelu.refit.always_on import ALWAYS_ON, find_directions, gather_inputs, linear_part, write_always_on
+from hf_lgelu.refit.always_on import ALWAYS_ON, best_gains, find_directions, gather_inputs, write_always_on
 from hf_lgelu.refit.folds import Folds, load_own
 from hf_lgelu.refit.kinks import (
     MOST_KINKS,
@@ -194,7 +194,7 @@ def _fit_block(
     columns = down.square().sum([axis for axis in range(down.ndim) if axis != 1]).to(sums.square.device)
     gains = columns[:0]
     if inputs is not None:
-        gains = linear_part(original, block, first_of(fits), inputs, width).best_gains()
+        gains = best_gains(original, block, first_of(fits), inputs, width)
     always_on, counts, copies = share_out(fits, sums.square * columns / sums.rows, gains, extra)
     # A unit that is always on, or its offset in a plain block, is as large as the largest unit: int8 has one range for
     # all units of a block.

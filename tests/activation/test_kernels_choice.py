@@ -73,7 +73,7 @@ forget()
 os.environ["LGELU_KERNEL"] = "eager"
 import hf_lgelu
 from hf_lgelu.activation.kernels import use_kernel
-from hf_lgelu.activation.report import kernel_report
+from hf_lgelu.activation.kernels import kernel_report
 print("named:", kernel_report().splitlines()[0])
 with use_kernel(None):
     print("automatic:", kernel_report().splitlines()[0])

@@ -166,6 +166,28 @@ def choose_kernel(x: Tensor, hardness: Tensor, name: str | None = None, gate: st
     return kernel
 
 
+def kernel_report() -> str:
+    """A short table to print: the λ-GELU kernels that can run here, and the kernel taken for each device and dtype.
+
+    It builds the C++ kernel if necessary. The answer is for one λ per layer and a dense input;
+    an input that a kernel refuses goes to the next.
+    """
+    choice = "automatic" if _chosen is None else f"{_chosen} (use_kernel or {KERNEL_VARIABLE})"
+    lines = [f"λ-GELU kernels, choice: {choice}"]
+    for name, kernel in KERNELS.items():
+        reason = kernel.unavailable()
+        lines.append(f"  {name:<8}{kernel.description}; {'ready' if reason is None else f'not here: {reason}'}")
+    lines.append("taken for")
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for dtype in DTYPES:
+            try:
+                taken = choose_kernel(torch.zeros(1, dtype=dtype, device=device), torch.ones(1, device=device)).name
+            except RuntimeError as error:
+                taken = f"an error: {error}"
+            lines.append(f"  {device} {str(dtype).removeprefix('torch.'):<10}{taken}")
+    return "\n".join(lines)
+
+
 def apply_gate(x: Tensor, hardness: Tensor, gate: str = DEFAULT_GATE, kernel: str | None = None) -> Tensor:
     """`lambda_gate` for a hardness whose values are known to be right; checks dtype, shape and device only."""
     check_dense(x)

@@ -3,8 +3,7 @@
 import torch
 
 import hf_lgelu
-from hf_lgelu.activation.kernels import KERNELS, use_kernel
-from hf_lgelu.activation.report import kernel_report
+from hf_lgelu.activation.kernels import KERNELS, kernel_report, use_kernel
 
 
 def test_the_report_names_what_runs(calls):
