@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hf_lgelu.comparing.distance import Distance
+from hf_lgelu.comparing.distance import Distance, deciding
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches
 from hf_lgelu.networks.masks import counted_rows
 from hf_lgelu.networks.outputs import (
@@ -53,7 +53,7 @@ def compare_outputs(
 
     Raises ValueError for labels that are none of the classes, and for outputs of another shape than the original's.
     """
-    causal, scores, compared = is_causal(reader.model), Counter[str](), {name: NetComparison() for name in others}
+    causal, sums, compared = is_causal(reader.model), Counter[str](), {name: NetComparison() for name in others}
     sizes, most = None, 1
     for batch in batches:
         of_batch = {name: value.shape[1:] for name, value in batch.tensors.items()}
@@ -61,15 +61,15 @@ def compare_outputs(
             sizes, most = of_batch, samples_at_once(reader, batch)
         for piece in cut_batches([batch], most):
             reference = reader(piece.inputs)
-            scores.update(scores_of(reference, piece, causal))
+            sums.update(label_sums_of(reference, piece, causal))
             for name, run in others.items():
                 compared[name].add(piece, reference, run(piece.inputs), causal)
-    (scores, compared), *elsewhere = each_has((scores, compared)) if over_processes else [(scores, compared)]
-    for their_scores, theirs in elsewhere:
-        scores.update(their_scores)
+    (sums, compared), *elsewhere = each_has((sums, compared)) if over_processes else [(sums, compared)]
+    for their_sums, theirs in elsewhere:
+        sums.update(their_sums)
         for name, comparison in compared.items():
             comparison.merge(theirs[name])
-    return metrics_of(scores), compared
+    return metrics_of(sums), compared
 
 
 def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distance:
@@ -92,22 +92,25 @@ def compare_models(model: nn.Module, other: nn.Module, inputs: Inputs) -> Distan
 
 
 class NetComparison:
-    """The distance of a network from the original in each output that counts, and its scores, added up over batches.
+    """The distance of a network from the original in each output that counts, and its sums of labels, over batches.
 
     A detector's distance is a sum over all places of a picture, divided by the sum of the original's certainties:
 
         Σ KL(scores) + 4 · Σ certainty · ‖box − original's box‖² / variance of the original's boxes
 
-    The variance is the sum of those of a box's four numbers, so 4 / variance makes each of them count alike. The sum of
-    certainties is at least 1. An empty place has nearly equal scores in both networks, so it adds little to the first
-    sum, and nothing to the second.
+    The variance is the sum of those of a box's columns: a box that is wrong by as much counts 4, 1 for each side. The
+    sum of certainties is at least 1. An empty place has nearly equal scores in both networks, so it adds little to the
+    first sum, and nothing to the second.
     """
 
     def __init__(self) -> None:
-        self.scores = Counter[str]()  # the sums of `scores_of`
+        self.label_sums = Counter[str]()  # the sums of `label_sums_of`
         self._outputs: dict[str, OutputComparison] = {}
-        self._certainty = 0.0  # the number of a detector's boxes, each counted with the original's certainty
-        self._places = {name: OutputComparison() for name in (SCORES, BOXES)}
+        # Of a detector: the number of its boxes, and the two sums over the places of each sample. All places are summed
+        # up, also those of padding: there the original is certain that nothing is.
+        self._certainty = 0.0
+        self._kls_of_places: list[float] = []
+        self._errors_of_boxes: list[float] = []
 
     def add(self, batch: Batch, reference: Outputs, other: Outputs, is_causal: bool = False) -> None:
         """Add the outputs of the original and the network for one batch.
@@ -126,35 +129,39 @@ class NetComparison:
         for number, (name, value) in enumerate(reference.tensors.items()):
             counted = batch.counted(value, name, channels_last=True)
             if number == 0 and counted is not None and not counted.any():
-                return
+                return  # a batch of nothing but padding
             parts = (reference.scores(name, value), reference.scores(name, other.tensors[name]), counted, certainty)
             wanted, converted, counted, sure = (
                 part[None] if batch.is_sample and part is not None else part for part in parts
             )
             if sure is not None and name in (SCORES, BOXES):
-                self._add_places(name, wanted, converted, sure, reference.has_classes(SCORES))
+                self._add_places(name, wanted, converted, sure, by_softmax=reference.has_classes(SCORES))
             self._outputs.setdefault(name, OutputComparison()).add(
                 wanted, converted, counted, kind=reference.kinds[name]
             )
-        self.scores.update(scores_of(other, batch, is_causal))
+        self.label_sums.update(label_sums_of(other, batch, is_causal))
 
-    def _add_places(self, name: str, value: Tensor, other: Tensor, certainty: Tensor, have_classes: bool) -> None:
-        if name == SCORES:
-            self._certainty += certainty.sum(dtype=torch.float64).item()
-            if not have_classes:
-                value, other = map(as_of_softmax, (value, other))
-        else:  # the square of a difference counts with the certainty, the variance of the boxes without it
-            other = value + certainty.sqrt()[..., None] * (other - value)
-        self._places[name].add(value, other, kind="scores" if name == SCORES else "values")
+    def _add_places(self, name: str, original: Tensor, changed: Tensor, certainty: Tensor, *, by_softmax: bool) -> None:
+        """Add a detector's scores, or its boxes, of each sample: all of (samples, places, columns)."""
+        if name == SCORES and not by_softmax:
+            original, changed = as_of_softmax(original), as_of_softmax(changed)
+        for sample in zip(original, changed, certainty, strict=True):  # scores of all places in float64 are large
+            wanted, found, sure = (part.to("cpu", torch.float64) for part in sample)
+            if name == SCORES:
+                self._certainty += sure.sum().item()
+                self._kls_of_places.append(kl_terms(wanted, found).sum().item())
+            else:
+                squares = difference(found, wanted).square().sum(-1)
+                self._errors_of_boxes.append((sure * squares).sum().item())
 
     def merge(self, other: "NetComparison") -> None:
         """Add the comparison of another process."""
-        self.scores.update(other.scores)
+        self.label_sums.update(other.label_sums)
         self._certainty += other._certainty
         for name, change in other._outputs.items():
             self._outputs.setdefault(name, OutputComparison()).merge(change)
-        for name, change in other._places.items():
-            self._places[name].merge(change)
+        self._kls_of_places += other._kls_of_places
+        self._errors_of_boxes += other._errors_of_boxes
 
     @property
     def rows(self) -> int:
@@ -169,24 +176,18 @@ class NetComparison:
 
     def _gaps_of_places(self) -> tuple[float, ...]:
         """Each sample's part of a detector's distance."""
-        scores, boxes = self._places.values()
-        number = max(1.0, self._certainty)
-        # A gap of `OutputComparison` is a part of the mean over rows: times the rows it is a part of the sum.
-        pairs = zip(scores.gaps, boxes.gaps, strict=True)
-        return tuple(
-            (of_scores * scores.rows + SIDES * boxes.rows * of_boxes) / number for of_scores, of_boxes in pairs
-        )
+        number, variance = max(1.0, self._certainty), self._outputs[BOXES].variance or 1.0
+        pairs = zip(self._kls_of_places, self._errors_of_boxes, strict=True)
+        return tuple((kl + SIDES * error / variance) / number for kl, error in pairs)
 
     @property
     def distance(self) -> Distance:
         """The numbers that are reported about the network, of the output that is farthest from the original."""
         distances = {name: comparison.distance(name) for name, comparison in self._outputs.items()}
-        decide = dict(distances)
-        if self._places[BOXES].rows:
-            decide = {name: distance for name, distance in distances.items() if name not in (SCORES, BOXES)}
-            decide[SCORES] = distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_places()))
-        farthest = max(decide.values(), key=lambda distance: distance.value)
-        return replace(farthest, metrics=metrics_of(self.scores), outputs=distances if len(distances) > 1 else {})
+        if self._errors_of_boxes:
+            distances[SCORES] = replace(distances[SCORES], detection=sum(self._gaps_of_places()))
+        farthest = max(deciding(distances), key=lambda distance: distance.value)
+        return replace(farthest, metrics=metrics_of(self.label_sums), outputs=distances if len(distances) > 1 else {})
 
 
 @torch.no_grad()
@@ -197,7 +198,7 @@ def samples_at_once(reader: OutputReader, batch: Batch) -> int:
     return max(1, _SCORES_AT_ONCE * len(few) // max(1, scores))
 
 
-def scores_of(network: Outputs, batch: Batch, is_causal: bool) -> Counter[str]:
+def label_sums_of(network: Outputs, batch: Batch, is_causal: bool) -> Counter[str]:
     """The sums that make a network's accuracy or perplexity on one batch by its labels; empty without labels.
 
     Labels are integers of any width; −100 does not count. The labels of a causal language model (`is_causal`) are the
@@ -226,7 +227,7 @@ def scores_of(network: Outputs, batch: Batch, is_causal: bool) -> Counter[str]:
 
 
 def metrics_of(sums: Mapping[str, float]) -> dict[str, float]:
-    """{"accuracy": …} or {"perplexity": …} of the sums of `scores_of`, empty without labels."""
+    """{"accuracy": …} or {"perplexity": …} of the sums of `label_sums_of`, empty without labels."""
     metrics = {}
     if sums.get("labelled"):
         metrics["accuracy"] = sums["correct"] / sums["labelled"]
@@ -378,6 +379,11 @@ class OutputComparison:
         if not self._scale:  # the original is 0 everywhere, or NaN
             return error if math.isnan(error) else float(error > 0)
         return error / self._scale
+
+    @property
+    def variance(self) -> float:
+        """The sum of the original's variances in each column; if it does not vary, its mean square."""
+        return self._scale / self.rows
 
     @property
     def _scale(self) -> float:

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, percent, score, significant
-
-_BOXES = "pred_boxes"  # of a detector
+from hf_lgelu.networks.outputs import BOXES
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,9 @@ class Distance:
 
     @property
     def by_output(self) -> list[float]:
-        """The distances of all outputs that count, the farthest first; a detector's boxes are in its `detection`."""
-        every = self.outputs or {self.output: self}
-        is_detector = any(distance.detection is not None for distance in every.values())
-        counted = [distance for name, distance in every.items() if not (is_detector and name == _BOXES)]
-        return sorted((distance.value for distance in counted), reverse=True)
+        """The distances of all outputs that decide, the farthest first."""
+        every = deciding(self.outputs or {self.output: self})
+        return sorted((distance.value for distance in every), reverse=True)
 
     @property
     def in_words(self) -> str:
@@ -106,6 +103,12 @@ class Distance:
         if self.agreement is None:
             return f"{text}, on {self.rows} rows"
         return f"{text}, {percent(self.agreement)} of {self.rows} predictions unchanged"
+
+
+def deciding(outputs: Mapping[str, Distance]) -> list[Distance]:
+    """The distances that decide, of all `outputs`: a detector's boxes are in the `detection` of its scores."""
+    is_detector = any(distance.detection is not None for distance in outputs.values())
+    return [distance for name, distance in outputs.items() if not (is_detector and name == BOXES)]
 
 
 def networks_table(

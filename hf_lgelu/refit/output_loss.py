@@ -72,7 +72,7 @@ def output_loss(
         else:
             varies = variances[name] > 0
             error = (shares @ (found - wanted).square())[varies] / variances[name][varies].to(found.dtype)
-            sides = SIDES if certainty is not None and name in (SCORES, BOXES) else 1
+            sides = SIDES if certainty is not None and name == BOXES else 1
             total = total + sides * error.sum() / rows / max(int(varies.sum()), 1)
     return weight * total
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_lgelu.comparing.comparison import NetComparison, compare_outputs, metrics_of, scores_of
+from hf_lgelu.comparing.comparison import NetComparison, compare_outputs, label_sums_of, metrics_of
 from hf_lgelu.comparing.distance import networks_table
 from hf_lgelu.models.mlp import MLPConfig, MLPForClassification
 from hf_lgelu.models.surgery import TemporaryRelu
@@ -23,7 +23,7 @@ def test_which_labels_count():
 
     def score(labels, mask, is_causal):
         inputs = {"input_ids": torch.zeros(1, 4)} | ({} if mask is None else {"attention_mask": torch.tensor([mask])})
-        return scores_of(Outputs({"logits": logits}, {"logits": "scores"}), Batch(inputs, labels), is_causal)
+        return label_sums_of(Outputs({"logits": logits}, {"logits": "scores"}), Batch(inputs, labels), is_causal)
 
     assert metrics_of(score(labels, None, False)) == {"accuracy": 2 / 3}
     padding = [True, False, True, True]
