@@ -69,7 +69,7 @@ class Layer:
 
     sites: tuple[int, ...]  # the gates; none: the maps read gated units (`_readers`), or are tied
     uses: tuple[tuple[LinearMap, ...], ...]
-    is_used_in_turn: bool  # whether one use reads the output of another
+    feeds_itself: bool  # whether one use reads the output of another
     fed: "FedGate | None"  # the gate of a depthwise map, where nothing else takes its output
     path: tuple[Node, ...]  # from that gate's call to the map's input
     is_tied: bool  # whether other modules hold the weight: only the bias is refitted
@@ -110,15 +110,15 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
     finder = AimFinder(recording, model)
     order = {node: position for position, node in enumerate(recording.operations)}
     refused = cast(Refused, defaultdict(set))
-    chosen = _rows_by_choice(recording)
+    routed = _routed_nodes(recording)
     reached, uncounted = _reached_maps(recording, sites, finder, refused)
     maps: list[list[LinearMap]] = []  # the uses of each in a forward pass, in their order
-    biases: list[LinearMap] = []  # the maps whose weights are tied
+    tied_maps: list[LinearMap] = []
     for node in sorted(reached, key=order.__getitem__):
         if any(node is use.operation.node for uses in maps for use in uses):
             continue
         operation = cast(AffineOperation, read_affine(node, recording))
-        reason, weight = _why_not(recording, finder, operation, chosen), operation.weight_name
+        reason, weight = _why_not(recording, finder, operation, routed), operation.weight_name
         uses = [] if reason else [finder.find(use) for use in _uses(recording, operation)]
         is_in_one_sum = len({use.aim for use in uses}) < len(uses)  # each use would correct the whole error
         if is_in_one_sum or not all(torch.equal(use.scale, uses[0].scale) for use in uses):
@@ -127,10 +127,10 @@ def find_layers(recording: Recording, model: nn.Module, sites: Sequence[Activati
             maps.append(uses)
             continue
         refused[weight, reason].update(reached[node])
-        if weight in recording.tied and not _is_decided(recording, finder, operation, chosen):
-            biases += [finder.find(operation)]
-    maps += [[reader] for reader in _readers(recording, finder, reached, chosen)]
-    for linear in biases:
+        if weight in recording.tied and not _is_decided(recording, finder, operation, routed):
+            tied_maps.append(finder.find(operation))
+    maps += [[reader] for reader in _readers(recording, finder, reached, routed)]
+    for linear in tied_maps:
         if linear.bias is not None and read_geometry(linear.operation) is not None:
             del reached[linear.operation.node]  # nothing makes up for the gates before: only the bias is refitted
             maps.append([linear])
@@ -207,7 +207,7 @@ def _layer_of(
     return Layer(
         sites=tuple(sorted(set().union(*(reached.get(use.operation.node, ()) for uses in group for use in uses)))),
         uses=(tuple(uses[0] for uses in group), *((use,) for use in further)),
-        is_used_in_turn=any(use.operation.data in written for use in further),
+        feeds_itself=any(use.operation.data in written for use in further),
         fed=fed,
         path=path,
         is_tied=first.operation.weight_name in recording.tied,
@@ -288,7 +288,7 @@ def _consumers(
 
 
 def _readers(
-    recording: Recording, finder: AimFinder, after: Collection[Node], chosen: Collection[Node]
+    recording: Recording, finder: AimFinder, after: Collection[Node], routed: Collection[Node]
 ) -> Iterator[LinearMap]:
     """The linear maps that read the outputs of gated units, and of no gate directly.
 
@@ -299,7 +299,7 @@ def _readers(
     products = [product for product in map(product_behind, calls) if product is not None]
     for node in recording.downstream(products):
         operation = read_affine(node, recording) if node not in after else None
-        if operation is None or not operation.mixes or _why_not(recording, finder, operation, chosen):
+        if operation is None or not operation.mixes or _why_not(recording, finder, operation, routed):
             continue
         is_alone = len(recording.parameter_users(operation.weight_name)) == 1
         if is_alone and finder.find(operation).geometry.kind == "linear":
@@ -320,11 +320,11 @@ def _holds_weights(recording: Recording, finder: AimFinder, node: Node) -> bool:
 
 
 def _why_not(
-    recording: Recording, finder: AimFinder, operation: AffineOperation, chosen: Collection[Node]
+    recording: Recording, finder: AimFinder, operation: AffineOperation, routed: Collection[Node]
 ) -> str | None:
     """The reason why a map cannot be refitted, or None."""
     weight, geometry, uses = operation.weight_name, read_geometry(operation), _uses(recording, operation)
-    if _is_decided(recording, finder, operation, chosen):
+    if _is_decided(recording, finder, operation, routed):
         return (
             f"values after a gate decide what {describe(operation.node)} is given (tokens that are routed to experts, "
             "lengths; in float16 a look for infinities, so convert model.float() and save its half()): the student may "
@@ -342,10 +342,10 @@ def _why_not(
     return None
 
 
-def _is_decided(recording: Recording, finder: AimFinder, operation: AffineOperation, chosen: Collection[Node]) -> bool:
+def _is_decided(recording: Recording, finder: AimFinder, operation: AffineOperation, routed: Collection[Node]) -> bool:
     """Whether values after a gate decide what a map is given."""
     aims = [finder.find(use).aim for use in _uses(recording, operation) if use.mixes]
-    return operation.node in chosen or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims)
+    return operation.node in routed or any(aim.meta.get("place", 0) > recording.decided_from for aim in aims)
 
 
 def _made_of(stored: StoredValue | None) -> Any:
@@ -353,20 +353,20 @@ def _made_of(stored: StoredValue | None) -> Any:
     return stored and (stored.name, [(node.target, node.args[1:], node.kwargs) for node in stored.path])
 
 
-def _rows_by_choice(recording: Recording) -> set[Node]:
+def _routed_nodes(recording: Recording) -> set[Node]:
     """The nodes whose rows are chosen by values after a gate: those of original and student are not the same rows."""
     after_gate = recording.downstream(filter(is_site, recording.operations))
-    chosen: set[Node] = set()
+    routed: set[Node] = set()
     for node in recording.operations:
         data, *others = node.all_input_nodes or [None]
         if operation_name(node) in _CHOICES:
-            is_chosen = not after_gate.isdisjoint(others)
+            is_routed = not after_gate.isdisjoint(others)
         else:  # as many rows as values say
-            is_chosen = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and data in after_gate
+            is_routed = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()) and data in after_gate
         kept_in_place = operation_name(node).startswith(_INTO_PLACES)
-        if is_chosen or any(operand in chosen for operand in ([data] if kept_in_place else node.all_input_nodes)):
-            chosen.add(node)
-    return chosen
+        if is_routed or any(operand in routed for operand in ([data] if kept_in_place else node.all_input_nodes)):
+            routed.add(node)
+    return routed
 
 
 @dataclass(frozen=True)

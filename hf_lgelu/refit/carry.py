@@ -83,8 +83,8 @@ class Carrier:
 
     1. Both networks are recorded on the first batch; `pair` has the layers. Batches of other shapes are recorded when
        they first come to a layer.
-    2. `moments(index)` is called for each layer in turn. For each batch, the converted network runs the maps of the
-       layer before again, with their refitted weights, up to that layer's aim. Then both networks run up to the new
+    2. `moments(index)` is called once for each layer, in order. For each batch, the converted network runs the maps of
+       the layer before again, with their refitted weights, up to that layer's aim. Then both networks run up to the new
        layer's aim. The layer's rows are read off and summed up, and the values that later layers use are kept.
     3. The caller writes refitted weights, and kinks, into the converted network. A Carrier writes nothing.
     4. `close` frees all values.
@@ -103,7 +103,6 @@ class Carrier:
         self._kept = KeptValues(MEMORY_LIMIT)
         self._pairs: dict[Recording, RecordedPair] = {}
         self._with_padding: set[int] = set()
-        self._next = 0  # the layer that batches come to next
         pairs = [self._pair(folds.first)]
         if pairs[0].recording.belongs_to_batch:  # others may run more: experts that no token of the first chose
             pairs += [self._pair(batch) for fold in self._batches for batch in fold]
@@ -119,14 +118,8 @@ class Carrier:
 
         A fold without a row is left out.
 
-        Batches pass by the layers before, which may be refitted already. A depthwise layer has such sums for each of
-        the KINKS of the gate before it, any other layer for kink 0 alone.
+        A depthwise layer has such sums for each of the KINKS of the gate before it, any other layer for kink 0 alone.
         """
-        for passed in range(self._next, index):
-            for fold in range(len(self._batches)):
-                for _ in self._arrivals(passed, fold):
-                    pass
-        self._next = index + 1
         layer = self.pair.layers.layers[index]
         groups = layer.maps[0].geometry.groups
         channels = len(layer.maps[0].scale) // groups
@@ -136,13 +129,14 @@ class Carrier:
             totals = [Moments.zeros(groups, layer.width, channels, self._device) for _ in kinks]
             for arrival in self._arrivals(index, fold):
                 for maps in arrival.layer.uses:
-                    at_use = _with_original(arrival, maps[0]) if layer.is_used_in_turn else arrival
+                    at_use = _without_drift_before(arrival, maps[0]) if layer.feeds_itself else arrival
                     for total, rows in zip(totals, self._rows(at_use, maps, kinks), strict=True):
                         total.add(*rows)
             for total, parts in zip(totals, sums, strict=True):
                 of_fold = total.reduce_over_processes()
                 if not of_fold.count:  # no batch of the fold leads to the layer
                     continue
+                # The rows so far are at most all rows, so the ridge will hold out only the first fold, too.
                 if len(parts) > 1 and held_out_once(of_fold.gram.shape[-1], sum(part.count for part in parts)):
                     parts[-1] += of_fold
                 else:
@@ -194,8 +188,9 @@ class Carrier:
             chosen = choose_positions([seed ^ arrival.number for seed in arrival.batch.seeds], available, wanted)
             positions = None if chosen is None else chosen.to(self._device)
         original, converted = (widened(each[first.aim]) for each in (arrival.original, arrival.converted))
-        hidden = (original < _HIDDEN) & (converted < _HIDDEN)  # by an added mask, as for classes that cannot occur
-        residuals, targets = (
+        # An added mask hides what both hold there, as for classes that cannot occur; its numbers differ by rounding.
+        hidden = (original < _HIDDEN) & (converted < _HIDDEN)
+        residuals, originals = (
             first.geometry.output_rows(first.in_output_layout(value.masked_fill(hidden, 0.0), sizes), positions)
             for value in (original - converted, original)
         )
@@ -203,7 +198,7 @@ class Carrier:
             consumer.geometry.feature_rows(arrival.converted[consumer.operation.data], positions) for consumer in maps
         ]
         counted = self._counted(arrival, first, positions, len(residuals))
-        rows = FitRows(torch.cat(inputs, dim=-1), residuals, targets, counted)
+        rows = FitRows(torch.cat(inputs, dim=-1), residuals, originals, counted)
         if layer.fed is None or len(kinks) == 1:
             return [rows]
         at_gate = layer.path[0].args[0]
@@ -238,18 +233,18 @@ class Carrier:
         if recording not in self._pairs:
             model, sites = self._recordings.model, self._recordings.sites
             layers, old_gates = find_layers(recording, model, sites), [site.module for site in sites]
-            # A gated unit is placed after the later of its two maps, and both maps are run again.
-            halves: dict[Node, Node] = {}
+            # Kinks of a gated unit are written once the later of its two maps is refitted: both maps run again then.
+            earlier_halves: dict[Node, Node] = {}
             for fed in layers.fed_gates:
                 if fed.other is not None:
                     earlier, later = sorted((fed.before.node, fed.other.node), key=recording.operations.index)
-                    halves[later] = earlier
+                    earlier_halves[later] = earlier
             stops: list[tuple[list[Node], list[Node]]] = []  # of each layer: what changes with its weights, its aims
             for layer in layers.layers:
                 nodes = [consumer.operation.node for use in layer.uses for consumer in use]
-                nodes += [halves[node] for node in nodes if node in halves]
+                nodes += [earlier_halves[node] for node in nodes if node in earlier_halves]
                 nodes += [] if layer.fed is None else [layer.fed.before.node]
-                if layer.is_used_in_turn:
+                if layer.feeds_itself:
                     nodes += [gate for use, *_ in layer.uses for gate in gates_before(recording, use)]
                 stops.append((nodes, [use[0].aim for use in layer.uses]))
             masks = [_mask_of(recording, layer) for layer in layers.layers]
@@ -271,7 +266,7 @@ def _is_of_sound(recording: Recording) -> bool:
     return any(is_of_sound(shapes[name], shapes) for name in MASKS if name in shapes)
 
 
-def _with_original(arrival: _Arrival, use: LinearMap) -> _Arrival:
+def _without_drift_before(arrival: _Arrival, use: LinearMap) -> _Arrival:
     """The original's values up to the gates before a map, and values with the new gates from there on.
 
     Where one use reads the output of another, a fit on the student's values would correct each use for the drift of the

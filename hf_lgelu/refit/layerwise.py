@@ -69,14 +69,15 @@ class Refit:
             writes = self.plan(recordings, recording, layers)
             for write in writes.get(None, ()):
                 write(student)
-            rows = [*_without_refit(layers, names)]
+            refits = [*_without_refit(layers, names)]
             begun = time.perf_counter()
             task.tell(f"{self.effort}: {counted(len(layers.layers), 'layer')}")
             for index, layer in enumerate(layers.layers):
-                # Moments: sums over the layer's inputs and the original's values, folds for each kink. Nothing else
-                # holds them, and they are gone before the next layer's.
+                # Both networks run up to the layer. Moments: sums over the rows of each fold, for each kink. Nothing
+                # else holds them, and they are gone before the next layer's.
                 folds, *with_kinks = carrier.moments(index)
-                if layer.fed is not None and with_kinks and folds:
+                _require_finite(layer, folds)
+                if layer.fed is not None and with_kinks and len(folds) > 1:
                     folds, kinks = nearest_kinks([folds, *with_kinks], intercept=layer.has_intercept)
                     add_constant(student, layer.fed.before, slice(None), -kinks / layer.fed.scale.to(kinks), None)
                 # Ridge, written into the student. The carrier then runs the layer's maps again, and carries on.
@@ -87,15 +88,15 @@ class Refit:
                         write(student)
                 is_left = any(original.extra.values()) and not any(map(original.extra.get, layer.sites))
                 note = "as many units as before" if is_left else None
-                rows.append(_described(layer, fit, names, carrier.note(index), note))
+                refits.append(_described(layer, fit, names, carrier.note(index), note))
                 del fit
-                task.tell_layer(rows[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
+                task.tell_layer(refits[-1], index + 1, len(layers.layers), time.perf_counter() - begun)
 
         has_sigmoids = task.few.certainty() is not None and not task.few.has_classes(SCORES)
         if has_sigmoids and (biases := last_biases(recording, layers.layers)):
             fit_last_biases(task.read, task.read.of(student), task.folds, biases)
         held_out, gaps = task.evaluate(student, load_own(task.folds.choosing))
-        return Student(student, tuple(rows), held_out, gaps, tuple(told), original.share)
+        return Student(student, tuple(refits), held_out, gaps, tuple(told), original.share)
 
 
 def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]:
@@ -108,17 +109,20 @@ def _without_refit(layers: Layers, names: Sequence[str]) -> Iterator[LayerRefit]
         yield LayerRefit((gate,), (gate,), "kept", note=note, is_uncounted=True)
 
 
-def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
-    if not folds:
-        return None
+def _require_finite(layer: Layer, folds: Sequence[Moments]) -> None:
     if not all(fold.is_finite() for fold in folds):
         raise ConversionRefusedError(
             f"what reaches {layer.name} is not finite, in the original or after the layers already refitted; "
             f"{WHERE_NOT_FINITE}"
         )
-    strengths = STRENGTHS if layer.sites else (*WEAKER, *STRENGTHS)
+
+
+def _solved(layer: Layer, folds: list[Moments]) -> RidgeFit | None:
+    if not folds:
+        return None
+    strengths = list(STRENGTHS) if layer.sites else [*WEAKER, *STRENGTHS]
     if layer.is_tied or (not layer.sites and len(folds) == 1):  # a single fold cannot show that a change helps
-        strengths = ()
+        strengths.clear()
     return fit_ridge(folds, intercept=layer.has_intercept, strengths=strengths)
 
 

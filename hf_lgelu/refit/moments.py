@@ -17,16 +17,16 @@ _ROWS = 8192  # of one GEMM in the features' dtype; between GEMMs the sums are f
 
 @dataclass(eq=False)
 class Moments:
-    """Sums over rows of features x, residuals r and targets t, for each of g groups; all float64."""
+    """Sums over rows of features x, residuals r and the original's values t, for each of g groups; all float64."""
 
     count: int  # rows
     feature_sum: Tensor  # Σx, (g, d)
     residual_sum: Tensor  # Σr, (g, m)
-    target_sum: Tensor  # Σt, (g, m)
+    original_sum: Tensor  # Σt, (g, m)
     gram: Tensor  # Σxxᵀ, (g, d, d)
     cross: Tensor  # Σxrᵀ, (g, d, m)
     residual_square: Tensor  # Σr², (g, m)
-    target_square: Tensor  # Σt², (g, m)
+    original_square: Tensor  # Σt², (g, m)
 
     @classmethod
     def zeros(cls, groups: int, features: int, outputs: int, device: torch.device | str = "cpu") -> "Moments":
@@ -37,28 +37,28 @@ class Moments:
         return cls(0, *(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     @torch.no_grad()
-    def add(self, features: Tensor, residuals: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
-        """Add rows: features (n, g, d), residuals and targets (n, g, m), without rows whose `weights` (n,) are False.
+    def add(self, features: Tensor, residuals: Tensor, originals: Tensor, counted: Tensor | None = None) -> None:
+        """Add rows: features (n, g, d), residuals and originals (n, g, m); only those that are `counted` (n,), or all.
 
         Products are taken in the features' dtype, half precision as float32, and never with TF32 or under autocast.
         """
-        if weights is not None:
-            features, residuals, targets = (rows[weights] for rows in (features, residuals, targets))
+        if counted is not None:
+            features, residuals, originals = (rows[counted] for rows in (features, residuals, originals))
         if not len(features):
             return
         with _full_precision(features.device):
-            for rows in zip(*(rows.split(_ROWS) for rows in (features, residuals, targets)), strict=True):
+            for rows in zip(*(rows.split(_ROWS) for rows in (features, residuals, originals)), strict=True):
                 self._add(*map(widened, rows))
 
-    def _add(self, features: Tensor, residuals: Tensor, targets: Tensor) -> None:
+    def _add(self, features: Tensor, residuals: Tensor, originals: Tensor) -> None:
         # Centred before the product: in float32 a mean much larger than the spread would drown the spread.
         # Around a shift c = x̄ - δ, Σxrᵀ = Σ(x - c)(r - c')ᵀ + n(x̄r̄ᵀ - δδ'ᵀ).
         n, device = len(features), self.gram.device
         self.residual_square += _square(residuals.to(device))
-        self.target_square += _square(targets.to(device))
+        self.original_square += _square(originals.to(device))
         features, of_features = self._centred(features)
         residuals, of_residuals = self._centred(residuals)
-        _, of_targets = self._centred(targets)
+        _, of_originals = self._centred(originals)
         transposed, residuals = features.permute(1, 2, 0), residuals.to(features.dtype).transpose(0, 1)
         _add_gram(self.gram, features.transpose(0, 1))
         self.cross += (transposed @ residuals).to(device)
@@ -68,7 +68,7 @@ class Moments:
         self.count += n
         self.feature_sum += n * of_features[:, 0]
         self.residual_sum += n * of_residuals[:, 0]
-        self.target_sum += n * of_targets[:, 0]
+        self.original_sum += n * of_originals[:, 0]
 
     def _centred(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(rows minus almost their mean, (g, 2, d) float64: the mean, and the part of it that is still in the rows)."""
@@ -156,6 +156,6 @@ class FitRows(NamedTuple):
     """The rows of a layer on one batch, and a mask of the rows that count; None means that all rows count."""
 
     features: Tensor  # (n, g, d)
-    residuals: Tensor  # (n, g, m), targets minus the converted network's values
-    targets: Tensor  # (n, g, m), the original's values at the layer's aim
+    residuals: Tensor  # (n, g, m), originals minus the converted network's values: what the ridge fits
+    originals: Tensor  # (n, g, m), the original's values at the layer's aim
     counted: Tensor | None

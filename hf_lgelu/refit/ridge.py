@@ -1,4 +1,4 @@
-"""The change of a linear map's weights that brings its outputs to the targets: ridge towards the present weights."""
+"""The change of a linear map's weights that brings its outputs to the original's: ridge towards the present weights."""
 
 import math
 import operator
@@ -40,7 +40,7 @@ class RidgeFit:
     """The chosen change of a linear map of g groups, with m outputs and d features each; tensors are float64.
 
     The errors are ‖ŷ − y‖² / ‖y − ȳ‖² over the rows held out, with the weights kept and with the choice. They are
-    estimates where there are many outputs, and None without cross-validation, or where the targets do not vary.
+    estimates where there are many outputs, and None without cross-validation, or where the original does not vary.
     """
 
     choice: Choice
@@ -157,7 +157,7 @@ def _choose(
 ) -> tuple[tuple[Choice, float | None], float | None, float | None]:
     """(the candidate of the least error on the folds held out, the error without a change, the candidate's error)."""
     wide = held_out_once(total.gram.shape[-1], total.count)
-    targets = folds[0] if wide else total
+    scored = folds[0] if wide else total
     rests = [reduce(operator.add, folds[1:])] if wide else [total - fold for fold in folds]  # before folds are used up
     whole = [
         (_Deviations.of(rest, intercept), _Deviations.of(fold, intercept))
@@ -165,10 +165,10 @@ def _choose(
     ]
     outputs, stand_for = _judged_outputs([fitted for fitted, _ in whole])
     parts = [(fitted.of_outputs(outputs), unseen.of_outputs(outputs)) for fitted, unseen in whole]
-    square = targets.target_square[:, outputs]
-    around_mean = square - targets.target_sum[:, outputs].square() / targets.count
+    square = scored.original_square[:, outputs]
+    around_mean = square - scored.original_sum[:, outputs].square() / scored.count
     square, spread = (float((sums * stand_for).sum()) for sums in (square, around_mean))
-    del rests, whole, targets
+    del rests, whole, scored
     folds.clear()
 
     @cache

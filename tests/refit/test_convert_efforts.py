@@ -1,4 +1,4 @@
-"""The rungs above the refit, the ladder that they are, other targets and kept gates."""
+"""The rungs above the refit, the ladder that they are, and kept gates."""
 
 import copy
 

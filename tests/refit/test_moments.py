@@ -17,13 +17,13 @@ def drawn(rows, seed=0, dtype=torch.float64, offset=0.0):
     return tuple(values.to(dtype) for values in (x, r, 3 * t))
 
 
-def sums(features, residuals, targets):
+def sums(features, residuals, originals):
     """What the fields mean, over all rows at once."""
-    x, r, t = (values.double() for values in (features, residuals, targets))
+    x, r, t = (values.double() for values in (features, residuals, originals))
     return {
-        "feature_sum": x.sum(0), "residual_sum": r.sum(0), "target_sum": t.sum(0),
+        "feature_sum": x.sum(0), "residual_sum": r.sum(0), "original_sum": t.sum(0),
         "gram": torch.einsum("ngi,ngj->gij", x, x), "cross": torch.einsum("ngi,ngj->gij", x, r),
-        "residual_square": r.square().sum(0), "target_square": t.square().sum(0),
+        "residual_square": r.square().sum(0), "original_square": t.square().sum(0),
     }  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_float32_rows_are_summed_around_their_mean(offset, tolerance):
     around_mean = moments.cross - mean[:, :, None] * moments.residual_sum[:, None, :]
     torch.testing.assert_close(around_mean, cross, rtol=0, atol=tolerance * float(gram.max()))
     torch.testing.assert_close(moments.feature_sum, x.sum(0), rtol=1e-11, atol=1e-4)
-    squares = {"residual_square": r.square().sum(0), "target_square": rows[2].double().square().sum(0)}
+    squares = {"residual_square": r.square().sum(0), "original_square": rows[2].double().square().sum(0)}
     assert_equal(moments, squares)
 
 
