@@ -185,7 +185,7 @@ def test_the_wheel_carries_the_package_and_runs_the_readmes_first_command_alone(
     command, *words = re.search(r"^hf-lgelu \S+", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)[0].split()
     alone = {**os.environ, "PYTHONPATH": ""}
     subprocess.run([tmp_path / "empty" / "bin" / command, *words], cwd=tmp_path, env=alone, check=True, timeout=600)
-    assert (tmp_path / "hf-lgelu-demo" / "README.md").is_file()
+    assert (tmp_path / "hf-lgelu-demo" / "relu" / "README.md").is_file()
 
 
 def test_gates_are_registered_after_each_import_of_a_table(tmp_path, monkeypatch):

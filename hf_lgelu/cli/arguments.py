@@ -325,13 +325,12 @@ class ProfileArguments(CheckpointArguments):
 
 @dataclass(kw_only=True)
 class DemoArguments(Arguments):
-    """Show a conversion in half a minute: train on small pictures of digits, convert, save, reload, measure."""
+    """Show a conversion in half a minute: train on small pictures of digits, convert, measure on other pictures."""
 
     command = "demo"
     examples = ("hf-lgelu demo", "hf-lgelu demo --output_dir out/digits")
 
     output_dir: str = _output("Folder to write. Default: hf-lgelu-demo.", "hf-lgelu-demo")
-    overwrite: bool = _output("Replace an output folder that holds a model. Default: refused.", False)
 
 
 def _require(arguments: Any, name: str, is_right: bool, what: str) -> None:

@@ -1,7 +1,6 @@
 """hf-lgelu demo: the conversion half of the quickstart, on digits that the package carries."""
 
 import csv
-import re
 import shlex
 from pathlib import Path
 
@@ -13,24 +12,18 @@ from hf_lgelu.cli.command import parser_of
 from hf_lgelu.models.checkpoint import load_checkpoint
 
 
-def scores(said):
-    rows = (re.fullmatch(r"(\S.*?)\s+(\d\.\d+)", line) for line in said.splitlines())
-    return {row[1]: float(row[2]) for row in rows if row}
+def accuracies(said):
+    """{network: accuracy on test.csv} of the report."""
+    rows = [line.split() for line in said.partition("test.csv")[2].splitlines()]
+    return {row[0]: float(row[-1]) for row in rows if row[:1] in (["original"], ["plain"], ["converted"])}
 
 
 def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_EPOCHS", 2)
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None)  # the extra onnx is missing
     folder = tmp_path / "digits"
     status, said, errors = call("demo", "--output_dir", folder)
-    assert (status, errors) == (0, "")
-    found = scores(said)
-    assert len(found) == 4
-    assert "float32.onnx" not in said
-    assert re.search(r"^That took \d+ s\. Converting", said, re.MULTILINE)  # the training before it
-    assert "on 171 pictures of rows.csv that the conversion held out: KL" in said
-    assert found["the same, saved and reloaded by plain torch"] == found["converted to ReLU"]
-    assert load_checkpoint(folder).config.hidden_act == "relu"
+    assert status == 0, errors
+    assert load_checkpoint(folder / "relu").config.hidden_act == "relu"
     sizes = {}
     for name in ("rows", "test"):
         with (folder / f"{name}.csv").open(newline="") as file:
@@ -50,9 +43,7 @@ def test_the_demo_writes_networks_and_rows_for_the_calls_that_it_names(call, tmp
 @pytest.mark.slow
 def test_the_swap_costs_much_and_the_conversion_little(call, tmp_path):
     _, said, _ = call("demo", "--output_dir", tmp_path / "digits")
-    original, swapped, converted, reloaded, int8 = scores(said).values()
-    assert "float32.onnx and int8.onnx" in said
-    assert original > 0.9
-    assert swapped < original - 0.1
-    assert min(converted, int8) > original - 0.02
-    assert reloaded == converted
+    found = accuracies(said)
+    assert found["original"] > 0.9
+    assert found["plain"] < found["original"] - 0.1
+    assert found["converted"] > found["original"] - 0.02
