@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor
 
 from hf_lgelu.cli.arguments import ExportArguments
 from hf_lgelu.cli.checkpoint import Checkpoint, push, read_checkpoint, require_hardness
@@ -126,23 +125,8 @@ def _export_int8(arguments: ExportArguments, data: Rows) -> NetworkComparison:
         raise RuntimeError(error.advice) from error  # the verdict is on stdout
     folder = Path(arguments.output_dir)
     say(f"Saved in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
-    say("Run it in Python:")
-    names = OnnxModel(folder / INT8_FILE).input_names
-    arrays = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
-    is_text, is_picture = "input_ids" in names and any(folder.glob("tokenizer*")), False
-    with suppress(OSError, ValueError):
-        is_picture = "pixel_values" in names and bool(AutoImageProcessor.from_pretrained(folder))
-    if is_text:
-        made = f'(["{checkpoint.prompt}a text"], padding=True, truncation=True, return_tensors="np")'
-        say(f'  tokens = transformers.AutoTokenizer.from_pretrained("{folder}"){made}')
-        arrays = f"{{name: tokens[name] for name in {names}}}"
-    elif is_picture:
-        made = '(images, return_tensors="np")["pixel_values"]'
-        say(f'  pixel_values = transformers.AutoImageProcessor.from_pretrained("{folder}"){made}')
-    else:
-        shapes = ", ".join(f"{name} ({', '.join(['n', *map(str, x.shape[1:])])})" for name, x in rows.first(1).items())
-        say(f"  # numpy arrays {shapes}, prepared as for the original network")
-    say(f'  outputs = onnxruntime.InferenceSession("{folder / INT8_FILE}").run(None, {arrays})')
+    file = folder / INT8_FILE
+    say(f'Run it in Python: onnxruntime.InferenceSession("{file}"). It takes {", ".join(OnnxModel(file).input_names)}.')
     say(str(report))
     return report
 

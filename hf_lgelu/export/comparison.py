@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from timeit import Timer
@@ -22,7 +22,7 @@ from hf_lgelu.comparing.distance import Distance
 from hf_lgelu.environment import require
 from hf_lgelu.export.onnx_export import export_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
-from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, operators_by_precision, quantize_onnx
+from hf_lgelu.export.quantize import MAX_RELATIVE_ERROR, quantize_onnx
 from hf_lgelu.formats import DETECTION, NONE, RELATIVE_ERROR, quoted, score, significant, text_table
 from hf_lgelu.models.copies import independent_copy
 from hf_lgelu.networks.batches import TRIED, Batch, cut_batches, nothing_given, read_batches, sample_keys
@@ -50,9 +50,8 @@ class ComparedNetwork:
     `metrics` has the accuracy, or the perplexity of a causal language model; it is empty without labels. `distance` is
     that from the original in float32, None for the original itself. `milliseconds` are the quartiles of the processor
     time of a call on one thread. `megabytes` (10⁶ bytes) is the size of the ONNX file, or without int8 of the weights.
-    In int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), `operators` are {"int8"
-    and "float32": {operation: how many}} of the file, and `from_float32` is the distance from the same network in
-    float32.
+    In int8, `operations` says what computes in integers ("all" or "layers", `quantize_onnx`), and `from_float32` is the
+    distance from the same network in float32.
     """
 
     network: str
@@ -62,7 +61,6 @@ class ComparedNetwork:
     milliseconds: tuple[float, float, float]
     megabytes: float
     operations: str | None = None
-    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     from_float32: Distance | None = None
 
     @property
@@ -179,8 +177,6 @@ class NetworkComparison:
             f"int8: {self.calibration_samples} other inputs gave the ranges; operations: {' and '.join(told)}{layers}; "
             f"lost in int8: {measure}."
         )
-        for precision, operators in self.rows[-1].operators.items():
-            yield f"Operators in {precision}: {', '.join(map('{0[0]} {0[1]}'.format, operators.items())) or 'none'}"
         if self.samples < _ENOUGH:
             yield f"Only {self.samples} inputs judged int8; give {_ENOUGH * 4 // 3} or more."
         distances = [rows[-1].distance.value for rows in self.by_network if rows[-1].distance is not None]
@@ -294,7 +290,6 @@ def compare_networks(
             milliseconds,
             form.bytes / 1e6,
             form.operations,
-            form.operators,
             from_float32.get(name),
         )
         rows.append(row)
@@ -335,7 +330,6 @@ class _Form:
     bytes: int
     output_names: tuple[str, ...] = ()
     operations: str | None = None
-    operators: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def run(self, inputs: Tensor | dict[str, Any] | tuple[Any, ...]) -> Any:
         """The output of the form; nothing else here costs time."""
@@ -369,10 +363,9 @@ def _onnx_forms(
     elif not isinstance(output, Mapping):
         names = tuple(given.removeprefix("output_") for given in names)
     sizes = {precision: file.stat().st_size for precision, file in files.items()}
-    computed = report.operations, operators_by_precision(files[INT8])
     return [
         _Form(name, FLOAT32, runners[FLOAT32], sizes[FLOAT32], names),
-        _Form(name, INT8, runners[INT8], sizes[INT8], names, *computed),
+        _Form(name, INT8, runners[INT8], sizes[INT8], names, report.operations),
     ]
 
 

@@ -95,8 +95,8 @@ def export_int8(
         >>> model, rows = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), torch.randn(80, 4)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     report = hf_lgelu.export_int8(model, f"{folder}/int8", rows)
-        >>> report.is_good, report.rows[-1].operators["int8"]["Gemm"]
-        (True, 1)
+        >>> report.is_good
+        True
     """
     first, second = (model, None) if original is None else (original, model)
     with whole_folder(folder, overwrite=overwrite) as new:

@@ -14,9 +14,7 @@ operations on these numbers, up to and with the next softmax, stay in float.
 """
 
 import functools
-import itertools
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,31 +220,6 @@ def _compare(model: OnnxModel, other: OnnxModel, batches: list[dict[str, np.ndar
     if not distances:
         raise ValueError("the graph gives no floating-point output on the calibration rows")
     return max(distances, key=lambda distance: distance.value)
-
-
-def operators_by_precision(path: str | os.PathLike) -> dict[str, dict[str, int]]:
-    """{"int8" and "float32": {operation: how many}} of an int8 file, the most frequent first.
-
-    An operation is in int8 if its numbers come from dequantizations and onnxruntime has it for integers, unlike GELU.
-    Constants, quantizations, dequantizations and operations on shapes are left out.
-    """
-    onnx, registry = require("onnx", "onnx"), require("onnxruntime.quantization.registry", "onnx")
-    graph = onnx.shape_inference.infer_shapes(read_onnx(path)).graph
-    values = itertools.chain(graph.input, graph.output, graph.value_info)
-    kinds = {value.name: value.type.tensor_type.elem_type for value in values}
-    kinds |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    # A value of unknown kind counts as a number, so that no operation is wrongly called int8.
-    others = {name for name, kind in kinds.items() if kind not in (0, onnx.TensorProto.FLOAT)}
-    constants = {tensor.name for tensor in graph.initializer}
-    dequantized = {name for node in graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    found: dict[str, Counter[str]] = {"int8": Counter(), "float32": Counter()}
-    for node in graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear", "Constant") or others.issuperset(node.output):
-            continue
-        numbers = {name for name in node.input if name} - others - constants
-        is_int8 = numbers and numbers <= dequantized and node.op_type in registry.QLinearOpsRegistry
-        found["int8" if is_int8 else "float32"][node.op_type] += 1
-    return {precision: dict(counted.most_common()) for precision, counted in found.items()}
 
 
 @functools.cache

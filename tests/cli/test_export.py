@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import transformers
 from huggingface_hub import ModelCard
 from PIL import Image
 from torch import nn
@@ -86,15 +85,6 @@ def test_a_network_goes_to_onnx_as_it_is(activation, place, test_rows, tmp_path,
     torch.testing.assert_close(found, model.eval()(test_rows[0]).logits, rtol=1e-4, atol=1e-5)
 
 
-def ran(said, **names):
-    """The outputs of the Python that the command prints."""
-    names |= {"onnxruntime": pytest.importorskip("onnxruntime"), "transformers": transformers}
-    for line in said.partition("Run it in Python:\n")[2].splitlines():
-        if line.startswith("  ") and not line.startswith("   "):
-            exec(line.strip(), names)
-    return names["outputs"]
-
-
 @pytest.mark.parametrize("outliers", [False, True])
 def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_rows, tmp_path, call):
     """The outliers change nothing in float32: half of the units are 3,000 times as large, and read by as much less."""
@@ -112,7 +102,6 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     assert status == outliers
     last = said.splitlines()[-1]
     assert last.startswith(f"int8: {'worse' if outliers else 'good'}; share of predictions that differ ")
-    assert "Operators in int8: Gemm 3" in said
     if outliers:
         assert errors.splitlines()[-1].startswith("hf-lgelu export: Nothing is kept. Give data with more inputs")
         assert "--operations layers" in errors
@@ -124,7 +113,7 @@ def test_int8_is_judged_and_what_is_worse_is_not_there(outliers, place, test_row
     }  # fmt: skip
     assert f"Saved in {tmp_path / 'int8'}: config.json, int8.json, model-int8.onnx, model.onnx\n" in said
     features, labels = test_rows
-    assert ran(said, features=features.numpy())[0].shape == (100, 2)
+    assert f'onnxruntime.InferenceSession("{tmp_path / "int8" / "model-int8.onnx"}"). It takes features.' in said
     judged = json.loads((tmp_path / "int8" / "int8.json").read_text())
     order = torch.from_numpy(np.random.RandomState(0).permutation(100))
     rows = order[[number for number in range(100) if number % 4]]
@@ -235,7 +224,6 @@ def test_a_sentence_transformers_folder_goes_to_int8_whole(sentence_folder, tmp_
     assert "original   int8" in said
     assert AutoTokenizer.from_pretrained(tmp_path / "int8").model_max_length == 5
     assert set(OnnxModel(tmp_path / "int8" / "model.onnx").input_names) == set(names)
-    assert ran(said)[0].shape == (1, 16)
 
 
 def test_an_encoder_in_a_folder_of_its_own_is_found(folder_of_old, tmp_path, call):
@@ -274,4 +262,3 @@ def test_a_network_of_timm_in_its_wrapper_is_judged_on_a_folder_of_images(tmp_pa
         (given,) = onnx.load(tmp_path / to / "model.onnx").graph.input
         assert [size.dim_value for size in given.type.tensor_type.shape.dim[1:]] == [3, 32, 32]
     assert said.splitlines()[-1].startswith("int8: worse; relative error ")  # of random weights
-    assert "Operators in int8: Conv 13" in said  # the stem's, two in each of four blocks, and one beside each block

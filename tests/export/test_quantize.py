@@ -13,7 +13,7 @@ from torch import nn
 
 from hf_lgelu import export_onnx, quantize_onnx
 from hf_lgelu.export.onnx_run import OnnxModel
-from hf_lgelu.export.quantize import operators_by_precision, products_saturate
+from hf_lgelu.export.quantize import products_saturate
 
 GENERATOR = np.random.default_rng(0)
 WEIGHTS = [GENERATOR.normal(size=(6, 8)), GENERATOR.normal(size=(8, 4))]
@@ -128,7 +128,6 @@ def test_relu_vanishes_into_integers_and_gelu_does_not(files, tmp_path):
     assert counted(files["Relu"][1], tmp_path) == {"DequantizeLinear": 1, "QGemm": 2, "QuantizeLinear": 1}
     assert counted(files["Gelu"][1], tmp_path) == {"DequantizeLinear": 2, "Gelu": 1, "QGemm": 2, "QuantizeLinear": 2}
     path, out, gelu = files["Gelu"]
-    assert operators_by_precision(out) == {"int8": {"Gemm": 2}, "float32": {"Gelu": 1}}
     assert gelu.calibration_rows == 64
     assert str(gelu).splitlines() == [
         f"{out}: int8, {out.stat().st_size:,} bytes (float32: {path.stat().st_size:,}), calibrated on 64 rows, "
@@ -219,10 +218,6 @@ def test_masks_and_the_softmax_behind_them_stay_in_float(tmp_path, mask, left):
     assert report.change.relative_error < 0.01
     operations = counted(tmp_path / "int8.onnx", tmp_path)
     assert operations["Softmax"] == (1 if left else 0)
-    found = operators_by_precision(tmp_path / "int8.onnx")
-    assert found["int8"]["MatMul"] == operations["QLinearMatMul"] + operations["MatMulIntegerToFloat"]
-    assert ("Softmax" in found["float32"]) == bool(left)
-    assert sum(found["float32"].values()) == {"product": 4, "where": 3, "given": 2, "none": 0}[mask]
     assert operations["QLinearMatMul"] + operations["MatMulIntegerToFloat"] == 3
 
 
