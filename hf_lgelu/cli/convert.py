@@ -30,7 +30,7 @@ from hf_lgelu.formats import finite_or_none, text_table
 from hf_lgelu.graph.layers import find_layers
 from hf_lgelu.models.checkpoint import require_same_model
 from hf_lgelu.models.config_keys import runtime_warnings
-from hf_lgelu.networks.network import Network
+from hf_lgelu.networks.calls import Network
 from hf_lgelu.networks.outputs import Outputs
 from hf_lgelu.networks.random_inputs import random_inputs
 from hf_lgelu.networks.run import Inputs

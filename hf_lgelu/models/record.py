@@ -40,7 +40,7 @@ from hf_lgelu.models.config_keys import (
 )
 from hf_lgelu.networks.calls import recorded_calls
 from hf_lgelu.networks.elementwise import form_at
-from hf_lgelu.networks.rewrite import CALLED, Call, put_gates, way_of
+from hf_lgelu.networks.rewrite import CALLED, Call, chain_of, put_gates
 from hf_lgelu.networks.sites import find_sites, is_activation, place, uncompiled_name
 
 RECORD_KEY = "lambda_gelu"
@@ -313,7 +313,7 @@ def restore_calls(
         names = [each.rpartition(f"{CALLED}.")[0].removesuffix(".") for each in names_of(name)]
         owners = [modules[each] for each in dict.fromkeys(names) if each in modules]
         if owners:  # else the call was in a head that this model lacks
-            owner = next((each for each in owners if way_of(type(each), call)), owners[0])
+            owner = next((each for each in owners if chain_of(type(each), call)), owners[0])
             found[owner][number] = call
     for owner, calls in found.items():
         put_gates(owner, [calls[place] for place in sorted(calls)], [nn.ReLU() for _ in calls])

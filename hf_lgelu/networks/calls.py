@@ -1,5 +1,7 @@
 """Activations that a forward calls as functions, `F.gelu(self.fc1(x))`, as gates: child modules of the calling module.
 
+`Network` is a block in which all gates of a model are modules.
+
 One forward pass finds the calls. Each becomes a module `called.K` of the object whose method has the call, or calls a
 function with it, and the method then calls the module (`rewrite`). Code that exchanges, traces or refits gates then
 sees only modules.
@@ -12,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import RLock
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -23,13 +26,49 @@ from transformers import PreTrainedModel
 
 from hf_lgelu.activation.module import LambdaGate
 from hf_lgelu.networks.elementwise import CONVERTED_KINDS, FunctionModule, codes_in, form_at, functions_in, values_at
-from hf_lgelu.networks.outputs import agree, outputs_of
+from hf_lgelu.networks.outputs import OutputReader, agree, outputs_of
 from hf_lgelu.networks.rewrite import CALLED, Call, call_at, called_by, calls_of, digest_of, method_in, put_gates
-from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed
+from hf_lgelu.networks.run import NOT_TAKEN, Inputs, evaluation_mode, placed, plain_evaluation
+from hf_lgelu.networks.sites import SMOOTH_KINDS, functions_as_modules
 
 CALLED_KINDS = tuple(kind for kind in CONVERTED_KINDS if kind not in ("softplus", "other"))
 """The kinds of calls that are gates by default. Softplus is none: it makes a scale or a step positive where it is
 called. "other" is none: clamp(x, min=0.01) would be one, too."""
+
+
+class Network:
+    """A model in eval mode whose gates are modules, without the caller's contexts: inside a block, and not after it.
+
+    Threads take turns: inside the block a model has other gates.
+    """
+
+    _one_at_a_time = RLock()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kinds: Collection[str] | None = None,
+        outputs: Sequence[str] | None = None,
+        box_channels: int | None = None,
+    ) -> None:
+        """`kinds` are the rows of `hf_lgelu.networks.sites.KINDS` that count as gates; the rest is for `read`."""
+        self.model, self._kinds, self._block = model, kinds, ExitStack()
+        self.read = OutputReader(model, outputs, box_channels)
+
+    def __enter__(self) -> "Network":
+        with ExitStack() as block:
+            block.enter_context(self._one_at_a_time)
+            block.enter_context(plain_evaluation(self.model))
+            block.enter_context(functions_as_modules(self.model, self._kinds or SMOOTH_KINDS))
+            self._block = block.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._block.__exit__(*error)
+
+    def take_calls(self, inputs: Inputs) -> None:
+        """Turn the activations that a forward on `inputs` calls into modules, too (`gates_as_modules`)."""
+        self._block.enter_context(gates_as_modules(self.model, inputs, self._kinds or CALLED_KINDS))
 
 
 @contextmanager
@@ -38,7 +77,7 @@ def gates_as_modules(model: nn.Module, inputs: Inputs, kinds: Collection[str] = 
 
     A copy made inside keeps these modules for good; `model` has them no more after the block. Functions in attributes
     must be modules already. A formula is found if it is a function, `def swish(x)`. The search finds only calls of
-    `_Search.run`. Raises ValueError where a call stands in no method or function whose text is known. Raises it also
+    `_Search.run`. Raises ValueError where a call stands in no method or function whose source is known. Raises it also
     where the model with these modules computes other values, or still calls activations.
     """
     search = _Search(model, kinds)
@@ -124,9 +163,9 @@ class _Search(TorchFunctionMode):
         """Note where a call of torch stands, if it is a gate or inside of one.
 
         `frames` are those of the call, the innermost first. For `torch.exp` in `swish`, which `mix` calls, which
-        `forward` calls: the method is `forward`. From there the way goes down, a call at a time: `numbers` are the
-        place of `mix(…)` in the text of `forward` and of `swish(…)` in that of `mix`. It ends at the first call that
-        computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
+        `forward` calls: the method is `forward`. From there the call chain goes down, a call at a time: `numbers` are
+        the place of `mix(…)` in the source of `forward` and of `swish(…)` in that of `mix`. The chain ends at the first
+        call that computes a gate as a whole, here `swish(…)`, and else at the call of torch itself.
         """
         is_theirs = [not str(frame.f_globals.get("__name__")).startswith(LIBRARIES) for frame in frames]
         user_frame = next(itertools.compress(itertools.count(), is_theirs), len(frames) - 1)
@@ -143,24 +182,24 @@ class _Search(TorchFunctionMode):
             self.refused += [where] * (torch_gate is not None)
             return
         number, owner, name, method = place
-        # 3. Down from the text of the method, frame by frame, to the text that calls an activation.
-        way, numbers, gate = [method], list[int](), None
+        # 3. Down from the source of the method, frame by frame, to the source that calls an activation.
+        chain, numbers, gate = [method], list[int](), None
         try:
             while gate is None:
                 frame, calls_function = frames[number], any(is_theirs[:number])
                 if not calls_function and torch_gate is None:
                     return  # a call of torch that is no gate, and no part of one
-                call_number, node = call_at(way[-1], frame)
+                call_number, node = call_at(chain[-1], frame)
                 numbers.append(call_number)
                 if calls_function:
-                    held = called_by(way[-1], node, type(owner))
+                    held = called_by(chain[-1], node, type(owner))
                     number, function = _running(held, frames[:number])
                     x, function_gate = _call_in_progress(held, frames[number])
                     gate = function_gate if self._takes(x, function_gate) else None
-                    way += [] if gate else [function]
+                    chain += [] if gate else [function]
                 else:
                     gate = torch_gate
-            call = Call(name, tuple(numbers), digest_of(way, numbers), line_of(frame), gate._get_name())
+            call = Call(name, tuple(numbers), digest_of(chain, numbers), line_of(frame), gate._get_name())
         except ValueError as error:
             self.refused += [f"{where}: {error}"] * (torch_gate is not None or gate is not None)
             return
@@ -213,7 +252,7 @@ def _running(held: FunctionType | None, frames: Sequence[FrameType]) -> tuple[in
         for place, frame in enumerate(frames):
             if frame.f_code in codes_in(function.__code__):
                 return place, function
-    raise ValueError("the text does not say which function runs")
+    raise ValueError("the source does not say which function runs")
 
 
 _CALL = nn.Module._call_impl.__code__

@@ -3,10 +3,7 @@
 The channels of a linear layer's output lie on the last axis, the channels of a convolution's or batch norm's on axis 1.
 """
 
-import copy
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +12,6 @@ from torch.nn.modules.conv import _ConvNd
 from transformers.pytorch_utils import Conv1D
 
 from hf_lgelu.networks.run import forward_hooks
-from hf_lgelu.networks.sites import ActivationSite, exchanged
 
 _CHANNELS_FIRST = (_ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 _CHANNELS_LAST = (nn.Linear, Conv1D, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
@@ -63,18 +59,3 @@ class ChannelAxes:
             axis = output.dim() - len(module.kernel_size) - 1  # 0 for one picture without a batch axis
         self._in_memory[StorageWeakRef(output.untyped_storage())] = output.stride(), axis
         self._last[output.dim()] = tuple(output.shape), axis
-
-
-@contextmanager
-def one_module_per_site(model: nn.Module, sites: Sequence[ActivationSite]) -> Iterator[dict[int, str]]:
-    """{id(module): site name}; sites whose module sits at several places, or is a function, have a copy of it.
-
-    Inside the block a hook on the module at a site (`site.parent.<attribute>`) sees only that site's calls.
-    """
-    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
-    modules = [
-        copy.deepcopy(site.module) if places[id(site.module)] > 1 or site.function is not None else site.module
-        for site in sites
-    ]
-    with exchanged(sites, modules):
-        yield {id(module): site.name for site, module in zip(sites, modules, strict=True)}

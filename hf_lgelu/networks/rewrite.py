@@ -1,4 +1,4 @@
-"""Methods that call modules in the place of functions, made from the source text of a class's methods.
+"""Methods that call modules in the place of functions, made from the source of a class's methods.
 
     class Block:                               class Block(Block):
         def forward(self, x):                      def forward(self, x):
@@ -8,20 +8,21 @@
     def mix(h, name):                              def _hf_lgelu_calls_forward_2(_owner, h, name):
         return ACT2FN[name](h) * 2                     return _owner.called[1](h) * 2
 
-`called` is a list of modules. A function that calls an activation is copied: this one is called by call 2 in the text
-of `forward`. Lines keep their numbers. The object gets the class at the right; the user's class stays as it is.
+`called` is a list of modules. A function that calls an activation is copied: this one is called by call 2 in the
+source of `forward`. Lines keep their numbers. The object gets the class at the right; the user's class stays as it is.
 
 Everything that runs or traces an object with these methods sees the modules: `forward` itself, torch.fx, torch.jit and
-torch.export. So the text is changed, and not what a call does while it runs.
+torch.export. So the source is changed, and not what a call does while it runs.
 
-1. While the model runs, `calls` finds a call: `method_in` names the method that runs, `call_at` the call in its text,
-   and `called_by` the function that a call names, where that function calls the activation.
+1. While the model runs, `calls` finds a call: `method_in` names the method that runs, `call_at` the call in its source,
+   and `called_by` the function that a call names. This gives the call chain: the method, and the functions from there
+   to the call of the activation. Here the chain of the second gate is `forward`, `mix`.
 2. `put_gates` gives the object its modules and another class, `_class_with_gates`.
-3. `_add_copy` adds each method with these calls to this class. It edits the text of the whole file, compiles it, and
-   takes the code of the method. A function on the way to an activation becomes a method in the same way.
+3. `_add_copy` adds each method with these calls to this class. It edits the source of the whole file, compiles it, and
+   takes the code of the method. A function of a call chain becomes a method in the same way.
 4. `_with_code` puts this code in the place of the old code, below the method's decorators.
 5. Copies of the object have the same class (`_new`). A conversion then puts ReLU at `called.K`, as at any other gate.
-6. A saved `Call` is found again by `way_of`, which tells by the digest whether the text has changed.
+6. A saved `Call` is found again by `chain_of`, which tells by the digest whether the source has changed.
 """
 
 import abc
@@ -50,12 +51,12 @@ _CALLS = "_hf_lgelu_calls"
 
 
 class Call(NamedTuple):
-    """A call in the text of a method, or in the text of a function that the method calls.
+    """A call in the source of a method, or of a function that the method calls.
 
-    `numbers` has a number for each text on the way, first the method's: it counts the calls of this text in the order
-    in which they end. `digest` is the digest of the numbers and of the texts, without comments and blanks but with
-    their lines and blocks. `where`, "net.py:12 (Net.forward)", and `function`, the name of the called function, are for
-    a reader.
+    `numbers` has a number for each function of the call chain, first the method: it counts the calls in the function's
+    source in the order in which they end. `digest` is the digest of the numbers and of the sources, without comments
+    and blanks but with their lines and blocks. `where`, "net.py:12 (Net.forward)", and `function`, the name of the
+    called function, are for a reader.
     """
 
     method: str
@@ -65,8 +66,8 @@ class Call(NamedTuple):
     function: str
 
 
-class _Text(NamedTuple):
-    """The text of the file with a method, and the method's definition and calls in it."""
+class _Source(NamedTuple):
+    """The source of the file with a method, and the method's definition and calls in it; `bare` goes into digests."""
 
     file: bytes
     definition: ast.FunctionDef
@@ -88,23 +89,24 @@ def method_in(module: nn.Module, frame: FrameType) -> tuple[str, FunctionType] |
 def call_at(function: FunctionType, frame: FrameType) -> tuple[int, ast.Call]:
     """(number, node) of the call at which a frame stands: the frame of a function, or of a function inside it.
 
-    Raises ValueError where the function's text, or the call's place in it, is not known.
+    Raises ValueError where the function's source, or the call's place in it, is not known.
     """
+    # An instruction has two bytes, and `co_positions` an entry for each instruction.
     _, line, _, column = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    for number, call in enumerate(_text(function).calls):
+    for number, call in enumerate(_source(function).calls):
         if (call.end_lineno, call.end_col_offset) == (line, column):
             return number, call
     raise ValueError(f"no call is known at line {line} of {function.__code__.co_qualname}")
 
 
-def digest_of(way: Sequence[FunctionType], numbers: Sequence[int]) -> str:
-    """The digest of a call: a record whose number names another call of the same text has another digest."""
-    texts = (f"{number} {_text(function).bare}" for number, function in zip(numbers, way, strict=True))
-    return hashlib.sha256(" ".join(texts).encode()).hexdigest()[:16]
+def digest_of(chain: Sequence[FunctionType], numbers: Sequence[int]) -> str:
+    """The digest of a call: a record whose number names another call of the same source has another digest."""
+    sources = (f"{number} {_source(function).bare}" for number, function in zip(numbers, chain, strict=True))
+    return hashlib.sha256(" ".join(sources).encode()).hexdigest()[:16]
 
 
 def called_by(function: FunctionType, call: ast.Call, cls: type) -> FunctionType | None:
-    """The function that a call in the text of `function` names, with its decorators; None where the text does not say.
+    """The function that a call in the source of `function` names, with its decorators; None where it does not say.
 
     It is a function of a file, a static method, or a method of a parent class of `cls` (`super().forward(x)`).
     """
@@ -137,7 +139,7 @@ def put_gates(owner: nn.Module, calls: Sequence[Call], gates: Sequence[nn.Module
         why = "are gates already; convert all kinds at once" if calls_of(owner) else f"need its attribute {CALLED!r}"
         raise ValueError(f"calls of {type(owner).__name__} {why}")
     cls: Any = type(owner)
-    # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old text.
+    # A method in an attribute (`self.run = self.fast`, or by accelerate's hooks) is still bound to the old code.
     own: Any = {function: name for name, function in inspect.getmembers_static(cls, inspect.isfunction)}
     bound = {
         name: held
@@ -169,15 +171,15 @@ def own_class(module: nn.Module) -> Any:
 
 
 @functools.lru_cache(512)
-def _text(method: FunctionType) -> _Text:
+def _source(method: FunctionType) -> _Source:
     code = method.__code__  # equal codes may come from several files
     linecache.checkcache(code.co_filename)
     file = "".join(linecache.getlines(code.co_filename))
     tree, codes = _parsed(file, code.co_filename)
     if code not in codes:
         raise ValueError(
-            f"the text of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or it "
-            "has changed since it was imported"
+            f"the source of {code.co_qualname} is not that of the code that runs: {code.co_filename} is not there, or "
+            "it has changed since it was imported"
         )
     definitions = (
         node
@@ -195,13 +197,13 @@ def _text(method: FunctionType) -> _Text:
     bare = "".join(marks.get(word.type, "".join(word.string.split())) for word in words)
     calls = [node for node in ast.walk(definition) if isinstance(node, ast.Call)]
     calls.sort(key=lambda call: (call.end_lineno, call.end_col_offset))
-    return _Text(file.encode(), definition, calls, bare)
+    return _Source(file.encode(), definition, calls, bare)
 
 
 @functools.lru_cache(8)
-def _parsed(text: str, name: str) -> tuple[ast.Module, frozenset[CodeType]]:
-    """The tree of a file's text, and all codes in it: modeling files have dozens of methods and thousands of lines."""
-    tree = ast.parse(text)
+def _parsed(file: str, name: str) -> tuple[ast.Module, frozenset[CodeType]]:
+    """The tree of a file's source, and all codes in it: modeling files have dozens of methods and many lines."""
+    tree = ast.parse(file)
     return tree, frozenset(codes_in(compile(tree, name, "exec", dont_inherit=True)))
 
 
@@ -214,35 +216,36 @@ def _argument(call: ast.Call) -> ast.expr:
     return given[0]
 
 
-def way_of(cls: type, call: Call) -> list[FunctionType] | None:
-    """The method of a class that has a call, and the functions on the way; None where texts or numbers have changed."""
+def chain_of(cls: type, call: Call) -> list[FunctionType] | None:
+    """The call chain of a call, from a method of the class on; None where sources or numbers have changed."""
 
-    def ways(function: FunctionType, numbers: Sequence[int]) -> Iterator[list[FunctionType]]:
-        with contextlib.suppress(ValueError, IndexError):  # a decorator's text may not be known
-            call, rest = _text(function).calls[numbers[0]], numbers[1:]
-            inner = functions_in(called_by(function, call, cls)) if rest else ()
-            yield from [[function, *way] for each in inner for way in ways(each, rest)] if rest else [[function]]
+    def chains(held: Any, numbers: Sequence[int]) -> Iterator[list[FunctionType]]:
+        for function in functions_in(held):
+            # A decorator's source may not be known, and a saved record may be damaged.
+            with contextlib.suppress(ValueError, IndexError, TypeError):
+                node, rest = _source(function).calls[numbers[0]], numbers[1:]
+                below = chains(called_by(function, node, cls), rest) if rest else [[]]
+                yield from ([function, *chain] for chain in below)
 
-    methods = functions_in(inspect.getattr_static(cls, call.method, None))
-    found = (way for method in methods for way in ways(method, call.numbers))
-    return next((way for way in found if digest_of(way, call.numbers) == call.digest), None)
+    found = chains(inspect.getattr_static(cls, call.method, None), call.numbers)
+    return next((chain for chain in found if digest_of(chain, call.numbers) == call.digest), None)
 
 
 @functools.lru_cache(512)
 def _class_with_gates(cls: type, calls: tuple[Call, ...]) -> type:
     body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    gates: dict[str, dict[tuple[int, ...], Any]] = {}
+    places: dict[str, dict[tuple[int, ...], Any]] = {}
     for place, call in enumerate(calls):
-        way = way_of(cls, call)
-        if way is None:
+        chain = chain_of(cls, call)
+        if chain is None:
             raise ValueError(
-                f"{cls.__name__}.{call.method} has another text than it had when its call of {call.function} at "
-                f"{call.where} became a gate, or the record of this call is damaged. Restore that text, or convert the "
-                "model again; code that calls ReLU itself loads by its own from_pretrained"
+                f"{cls.__name__}.{call.method} has another source than it had when its call of {call.function} at "
+                f"{call.where} became a gate, or the record of this call is damaged. Restore that source, or convert "
+                "the model again; code that calls ReLU itself loads by its own from_pretrained"
             )
-        gates.setdefault(call.method, {})[call.numbers] = place, way
-    for name in gates:
-        _add_copy(body, cls, name, inspect.getattr_static(cls, name), gates[name])
+        places.setdefault(call.method, {})[call.numbers] = place, chain
+    for name in places:
+        _add_copy(body, cls, name, inspect.getattr_static(cls, name), places[name])
 
     def reduced(self: Any, protocol: SupportsIndex) -> Any:
         _, _, *state = cast(Any, super)(made, self).__reduce_ex__(protocol)
@@ -280,47 +283,47 @@ def _with_code(function: FunctionType, method: FunctionType, code: CodeType) -> 
         made.__kwdefaults__ = copy.copy(function.__kwdefaults__)
         for name, held in inside.items():
             cells[name].cell_contents = copied(held)
-        vars(made).pop("__wrapped__")  # set by update_wrapper
-        # `inspect`, torch.jit and torch.compile look for the text in attributes, as in `__wrapped__`.
+        # `inspect`, torch.jit and torch.compile look for the source in attributes that hold the decorated function.
+        # update_wrapper has set `__wrapped__` to the function itself, whose source is the old one.
+        vars(made).pop("__wrapped__")
         vars(made).update({name: copied(held) for name, held in vars(function).items() if method in functions_in(held)})
         return made
 
     return copied(function)
 
 
-def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, gates: Any, is_method: bool = True) -> None:
+def _add_copy(body: dict[str, Any], cls: type, name: str, held: Any, places: Any, is_method: bool = True) -> None:
     """Add the method `name`, a copy of `held` that calls gates `self.called[place]`, to the body of a class.
 
-    `gates` is {numbers of a call: (place of its gate, the functions on the way to it)}, from `held` on. A function on
-    the way becomes a method as well, with the object as a further argument. Each line stays where it was. The changed
-    text is in `linecache`, where `inspect` and torch.jit read it.
+    `places` is {numbers of a call: (place of its gate, its call chain)}, both from `held` on. A function of the chain
+    becomes a method as well, with the object as a further argument. Each line stays where it was. The changed source is
+    in `linecache`, where `inspect` and torch.jit read it.
     """
-    function = next(iter(gates.values()))[1][0]
-    text, code = _text(function), function.__code__
-    starts = [0, *itertools.accumulate(map(len, text.file.splitlines(keepends=True)))]
-    arguments = text.definition.args
+    function = next(iter(places.values()))[1][0]
+    source, code = _source(function), function.__code__
+    starts = [0, *itertools.accumulate(map(len, source.file.splitlines(keepends=True)))]
+    arguments = source.definition.args
     owner = [*arguments.posonlyargs, *arguments.args][0].arg if is_method else "_owner"
 
     def span(node: Any) -> tuple[int, int]:
         return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
 
-    opening = text.file.index(b"(", span(text.definition)[0]) + 1
-    edits = [] if is_method else [(opening, opening, f"{owner}, ")]
-    for number in {numbers[0]: None for numbers in gates}:
-        call = text.calls[number]
-        inner = {numbers[1:]: (place, way[1:]) for numbers, (place, way) in gates.items() if numbers[0] == number}
-        if () in inner:
+    opening = source.file.index(b"(", span(source.definition)[0]) + 1
+    edits = [] if is_method else [(opening, opening, f"{owner}, ", "")]  # first, last, new text before and after lines
+    for number in dict.fromkeys(numbers[0] for numbers in places):
+        call = source.calls[number]
+        below = {numbers[1:]: (place, chain[1:]) for numbers, (place, chain) in places.items() if numbers[0] == number}
+        if () in below:  # the chain ends here: this call is that of the activation
             (begin, end), (x_begin, x_end) = span(call), span(_argument(call))
-            edits += [(begin, x_begin, f"{owner}.{CALLED}[{inner[()][0]}]("), (x_end, end, ")")]
-        else:
+            edits += [(begin, x_begin, f"{owner}.{CALLED}[{below[()][0]}](", ""), (x_end, end, "", ")")]
+        else:  # this call leads to the activation, by the function that it calls
             copied, is_parents = f"{_CALLS}_{name}_{number}", ast.unparse(call.func).startswith("super(")
-            edits.append((*span(call.func), f"{owner}.{copied}"))
-            _add_copy(body, cls, copied, called_by(function, call, cls), inner, is_parents)
-    file = text.file
-    for first, last, new in sorted(edits, reverse=True):
+            edits.append((*span(call.func), f"{owner}.{copied}", ""))
+            _add_copy(body, cls, copied, called_by(function, call, cls), below, is_parents)
+    file = source.file
+    for first, last, before, after in sorted(edits, reverse=True):
         lines = b"\n" * file.count(b"\n", first, last)
-        parts = [lines, new.encode()] if new == ")" else [new.encode(), lines]
-        file = b"".join([file[:first], *parts, file[last:]])
+        file = b"".join([file[:first], before.encode(), lines, after.encode(), file[last:]])
     changed = file.decode()
     path = f"<{CALLED} {hashlib.sha256(file).hexdigest()[:16]}>/{code.co_filename}"
     linecache.cache[path] = (len(changed), None, io.StringIO(changed).readlines(), path)

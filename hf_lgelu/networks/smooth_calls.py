@@ -6,7 +6,7 @@ tanh are no modules. So the operations themselves are watched here.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -19,7 +19,7 @@ from hf_lgelu.networks.calls import LIBRARIES, frames_inside, line_of
 from hf_lgelu.networks.elementwise import FunctionModule, is_piecewise_linear, values_at
 from hf_lgelu.networks.outputs import task_outputs
 from hf_lgelu.networks.run import Inputs, call_alike, evaluation_mode, forward_hooks, run_example
-from hf_lgelu.networks.sites import SMOOTH_KINDS, is_activation, kind_of, uncompiled
+from hf_lgelu.networks.sites import is_activation, uncompiled
 
 # erf, tanh and sigmoid catch written-out formulas; hardswish is quadratic between its corners.
 _SMOOTH_OPERATIONS = frozenset(
@@ -34,37 +34,26 @@ _USE_GELU = 7
 
 _OWN_FORMULA = "a formula of its own"
 
-_ROLES = {
-    "gate": "activation module",
-    "activation": "activation module of a kind that stays",
-    "function": "called as a function",
-    "call": "called as a function, and a gate runs in its place",
-}
-
 
 @dataclass(frozen=True)
 class SmoothCall:
     """A smooth elementwise operation that ran.
 
     `module` is the dotted name of the innermost module that runs it: "" is the model itself, None a module that is not
-    registered in the model. `module_class` is the class of this module. `role` is the module's role in surgery. "gate"
-    is an activation module of a kind that surgery exchanges, "activation" a module of another kind, such as `nn.Tanh`.
-    "function" is a module with the operation in its own code, or a module that each call builds anew. "call" is the
-    same where `gates_as_modules` runs a module in the place of the call. For "function" and "call", `line` is the place
-    of the call.
+    registered in the model. `module_class` is the class of this module. `line` is None for an activation module. It is
+    the place of the call for a module with the operation in its own code, or a module that each call builds anew.
     """
 
     module: str | None
     module_class: str
     operation: str
-    role: str
     count: int
-    line: str | None = field(default=None, compare=False)
+    line: str | None = None
 
     def __str__(self) -> str:
         place = "a module built during the forward" if self.module is None else self.module or "the model itself"
-        at = "" if self.line is None else f" at {self.line}"
-        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {_ROLES[self.role]}{at}"
+        how = "activation module" if self.line is None else f"called as a function at {self.line}"
+        return f"{place} ({self.module_class}): {self.operation} × {self.count}, {how}"
 
 
 def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
@@ -84,7 +73,7 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
     >>> for call in hf_lgelu.find_smooth_calls(nn.Sequential(nn.GELU(), nn.ReLU(), nn.Tanh()), torch.zeros(1, 4)):
     ...     print(call)
     0 (GELU): gelu × 1, activation module
-    2 (Tanh): tanh × 1, activation module of a kind that stays
+    2 (Tanh): tanh × 1, activation module
     """
     model = uncompiled(model)  # a compiled model would run eagerly here as well
     names = {id(module): name for name, module in model.named_modules()}
@@ -103,16 +92,12 @@ def find_smooth_calls(model: nn.Module, inputs: Inputs) -> list[SmoothCall]:
             run_example(model, inputs)
     finally:
         handle.remove()
-    named = {module_id for module_id, operation, _, _ in watch.counts if operation != _OWN_FORMULA}
-    calls = []
-    for (module_id, operation, is_called, line), count in watch.counts.items():
-        if operation == _OWN_FORMULA and module_id in named:
-            continue
-        module, name = watch.modules[module_id], names.get(module_id)
-        role = "gate" if kind_of(module) in SMOOTH_KINDS else "activation" if is_activation(module) else "function"
-        role = "call" if is_called else "function" if name is None else role
-        calls.append(SmoothCall(name, type(module).__name__, operation, role, count, line))
-    return calls
+    named = {module_id for module_id, operation, _ in watch.counts if operation != _OWN_FORMULA}
+    return [
+        SmoothCall(names.get(module_id), type(watch.modules[module_id]).__name__, operation, count, line)
+        for (module_id, operation, line), count in watch.counts.items()
+        if operation != _OWN_FORMULA or module_id not in named
+    ]
 
 
 def unused_modules(
@@ -144,19 +129,19 @@ def unused_modules(
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the smooth operations that run, by module, operation, whether they replace a call, and line."""
+    """Counts the smooth operations that run, by module, operation and line."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.registered = {id(module) for module in model.modules() if not isinstance(module, FunctionModule)}
         self.modules: dict[int, nn.Module] = {}  # keeps modules built during the forward alive, so ids stay theirs
-        self.counts: Counter[tuple[int, str, bool, str | None]] = Counter()
+        self.counts: Counter[tuple[int, str, str | None]] = Counter()
 
-    def note(self, module: nn.Module, operation: str, is_called: bool = False, line: str | None = None) -> None:
+    def note(self, module: nn.Module, operation: str, line: str | None = None) -> None:
         """Count one more call."""
         self.modules[id(module)] = module
-        self.counts[id(module), operation, is_called, line] += 1
+        self.counts[id(module), operation, line] += 1
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -166,12 +151,12 @@ class _Watch(TorchDispatchMode):
             (inner, _), (known, frames) = frames_inside(), frames_inside(self.registered)
             # λ-GELU's softplus makes λ from s; it is no activation.
             if not (operation == "softplus" and isinstance(inner, LambdaGate)):
-                is_called = isinstance(inner, FunctionModule)
-                module = known or self.model if is_called or inner is None else inner
+                # A FunctionModule runs in the place of a call: the module that calls counts.
+                module = known or self.model if isinstance(inner, FunctionModule) or inner is None else inner
                 is_gate = id(module) in self.registered and is_activation(module)
                 # Frames of torch and of activations count where they are the module's own code.
                 own = {cls.__module__ for cls in type(known).__mro__} - {nn.Module.__module__}
                 names = ((str(frame.f_globals.get("__name__")), frame) for frame in frames)
                 theirs = (frame for name, frame in names if name in own or not name.startswith(LIBRARIES))
-                self.note(module, operation, is_called, None if is_gate else line_of(next(theirs, frames[-1])))
+                self.note(module, operation, None if is_gate else line_of(next(theirs, frames[-1])))
         return func(*args, **(kwargs or {}))

@@ -18,8 +18,7 @@ from hf_lgelu.models.copies import changeable_module, with_values_in_memory
 from hf_lgelu.models.graph_gates import with_gate_modules
 from hf_lgelu.models.weight_norms import ComputedWeight, compute_again, with_plain_weights
 from hf_lgelu.networks.batches import read_batches
-from hf_lgelu.networks.calls import CALLED_KINDS
-from hf_lgelu.networks.network import Network
+from hf_lgelu.networks.calls import CALLED_KINDS, Network
 from hf_lgelu.networks.smooth_calls import find_smooth_calls, unused_modules
 from hf_lgelu.processes import known_processes
 from hf_lgelu.refit.config import ConversionConfig
@@ -168,7 +167,7 @@ def still_smooth(model: nn.Module, folds: Folds, outputs: Sequence[str] | None) 
     few = folds.samples.few.inputs
     loads = itertools.chain([few], (batch.load().inputs for batch in folds.held_out))
     calls = {
-        (call.module, call.operation, call.role): call for inputs in loads for call in find_smooth_calls(model, inputs)
+        (call.module, call.operation, call.line): call for inputs in loads for call in find_smooth_calls(model, inputs)
     }
     unused = unused_modules(model, few, [call.module for call in calls.values() if call.module], outputs)
     return tuple(str(call) for call in calls.values() if call.module not in unused)

@@ -29,9 +29,8 @@ from hf_lgelu.graph.layers import FedGate, Layer, Layers, find_layers
 from hf_lgelu.graph.recording import Recording, Recordings
 from hf_lgelu.models.config_keys import UnsupportedConfigError
 from hf_lgelu.networks.batches import Batch
-from hf_lgelu.networks.channels import one_module_per_site
 from hf_lgelu.networks.run import NOT_TAKEN, calls_seen, forward_hooks, run_example
-from hf_lgelu.networks.sites import ActivationSite
+from hf_lgelu.networks.sites import ActivationSite, one_module_per_site
 from hf_lgelu.refit.always_on import ALWAYS_ON, best_gains, find_directions, gather_inputs, write_always_on
 from hf_lgelu.refit.folds import Folds, load_own
 from hf_lgelu.refit.kinks import (

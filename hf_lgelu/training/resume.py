@@ -14,11 +14,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, sort_checkpoints
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
-from hf_lgelu.activation.gates import GATES
 from hf_lgelu.models.config_keys import gate_names
 from hf_lgelu.models.loading import from_pretrained
 from hf_lgelu.models.record import RECORD_KEY
-from hf_lgelu.networks.sites import lambda_gelu_modules, uncompiled_name
 
 logger = logging.get_logger(__name__)
 
@@ -61,31 +59,12 @@ def whole_checkpoint(folder: str | bool, output_dir: str) -> str | bool:
     raise ValueError(f"Can't find a valid checkpoint at {last}: {why}")  # as transformers says it
 
 
-def check_checkpoint_activations(folder: str, model: nn.Module) -> None:
-    """Raise ValueError for a checkpoint with other activations, which transformers would load without an error."""
-    keys = {uncompiled_name(name) for name in _checkpoint_keys(folder)}
-    if not keys:  # a folder of FSDP, or adapters only
+def require_same_gates(folder: str, model: nn.Module) -> None:
+    """Raise ValueError for a checkpoint whose config says other gates: their tensors have the same names."""
+    config = Path(folder, CONFIG_NAME)
+    if not isinstance(model, PreTrainedModel) or not config.is_file():
         return
-    saved = {name for name in keys if name.endswith("raw_hardness")}
-    present = {uncompiled_name(f"{name}.raw_hardness".removeprefix(".")) for name, _ in lambda_gelu_modules(model)}
-    # Sites with other names are compared when the tensors are loaded.
-    is_renamed = not keys <= {uncompiled_name(name) for name in model.state_dict()}
-    if len(saved) != len(present) or (saved != present and not is_renamed):
-        way = ""
-        if not saved and isinstance(model, PreTrainedModel):
-            options = [f"{key}={gate!r}" for key, gate in model.config.to_dict().items() if gate in [*GATES]]
-            call = f"from_pretrained({', '.join([repr(folder), *options[:1]])})"
-            way = f", or begin a new run with gates from its weights: {call}"
-            way += "" if options else ", then hf_lgelu.replace_activations"
-        raise ValueError(
-            f"the checkpoint {folder} has λ of {len(saved)} gates and the model has {len(present)}: they are different "
-            f"networks. Resume with the model of that run{way}"
-        )
-    config = os.path.join(folder, CONFIG_NAME)
-    if not isinstance(model, PreTrainedModel) or not os.path.isfile(config):
-        return
-    with open(config, encoding="utf-8") as file:
-        saved_config, own_config = file.read(), model.config.to_json_string()
+    saved_config, own_config = config.read_text(encoding="utf-8"), model.config.to_json_string()
     written, built = gate_names(saved_config), gate_names(own_config)
     differing = sorted(written ^ built) if written and built else []
     told, there = _records(json.loads(saved_config)), _records(json.loads(own_config))
@@ -111,41 +90,36 @@ def load_renamed(folder: str, model: nn.Module) -> bool:
     transformers 5 saves many families (ViT, DeiT, every mixture of experts) under the Hub's names, some tensors cut or
     joined. Only `from_pretrained` reads them. Trainer loads by the model's own names, and only warns, so a run would go
     on from random weights, and the best epoch would not be restored.
+
+    Raises ValueError for a checkpoint that does not hold all tensors of the model, or holds others.
     """
     keys, state = _checkpoint_keys(folder), model.state_dict()
     if not keys:  # a folder of FSDP, or adapters only
         return False
+    own = extract_model_from_parallel(model, keep_torch_compile=False)
     if keys <= state.keys():
         held = {state[name].data_ptr() for name in keys}
         ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
-        missing = [name for name in state if state[name].data_ptr() not in held and name not in ignored]
-        if missing:
-            raise ValueError(_of_other_tensors(folder, missing))
-        return False
-    own = extract_model_from_parallel(model, keep_torch_compile=False)
-    if not isinstance(own, PreTrainedModel):
-        raise ValueError(_of_other_tensors(folder, sorted(keys - state.keys())))
-    # The widest dtype of the model is exact; each tensor is copied from it into its own dtype.
-    dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in state.values()) else torch.float32
-    try:
+        lost = [name for name in state if state[name].data_ptr() not in held and name not in ignored]
+    elif not isinstance(own, PreTrainedModel):
+        lost = sorted(keys - state.keys())
+    else:
+        # The widest dtype of the model is exact; each tensor is copied from it into its own dtype.
+        dtype = torch.float64 if any(tensor.dtype == torch.float64 for tensor in state.values()) else torch.float32
         loaded, found = from_pretrained(type(own), folder, dtype=dtype, output_loading_info=True)
-        if lost := sorted([*found["missing_keys"], *found["unexpected_keys"]]):
-            raise ValueError(_of_other_tensors(folder, lost))
-        own.load_state_dict(loaded.state_dict())
-    except (RuntimeError, TypeError) as error:  # the model was changed after it was built, or is of the user's class
+        lost = sorted(
+            {*found["missing_keys"], *found["unexpected_keys"], *(loaded.state_dict().keys() ^ own.state_dict().keys())}
+        )
+        if not lost:
+            own.load_state_dict(loaded.state_dict())
+            return True
+    if lost:
         raise ValueError(
-            f"the checkpoint {folder} has other names than the model, and from_pretrained builds another network from "
-            f"it: {error}. Begin a new run from from_pretrained({folder!r})"
-        ) from error
-    return True
-
-
-def _of_other_tensors(folder: str, lost: list[str]) -> str:
-    return (
-        f"the checkpoint {folder} and the model do not hold the same tensors ({len(lost)} differ: "
-        f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and missing tensors would be random. Resume with "
-        f"the model of that run, or begin a new run from from_pretrained({folder!r})"
-    )
+            f"the checkpoint {folder} and the model do not hold the same tensors ({len(lost)} differ: "
+            f"{', '.join(lost[:4])}{', ...' if len(lost) > 4 else ''}), and missing tensors would be random. Resume "
+            f"with the model of that run, or begin a new run from from_pretrained({folder!r})"
+        )
+    return False
 
 
 def _checkpoint_keys(folder: str) -> set[str]:

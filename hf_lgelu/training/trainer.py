@@ -24,7 +24,7 @@ from hf_lgelu.networks.sites import LEARNED_KINDS, SMOOTH_KINDS, find_sites, lam
 from hf_lgelu.training.arguments import LambdaGELUTrainingArguments
 from hf_lgelu.training.callbacks import HardeningCallback, HardnessLogCallback
 from hf_lgelu.training.refusals import refuse_with_gates, warn_not_learning, warn_ungrouped
-from hf_lgelu.training.resume import check_checkpoint_activations, load_renamed, whole_checkpoint
+from hf_lgelu.training.resume import load_renamed, require_same_gates, whole_checkpoint
 
 logger = logging.get_logger(__name__)
 
@@ -259,7 +259,7 @@ class LambdaGELUTrainer(Trainer):
         # Another library's trainer may have its own form of checkpoints.
         by_other = super()._load_from_checkpoint.__func__ is not Trainer._load_from_checkpoint
         if not by_other:
-            check_checkpoint_activations(resume_from_checkpoint, own)
+            require_same_gates(resume_from_checkpoint, own)
         if by_other or self.is_fsdp_enabled or not load_renamed(resume_from_checkpoint, own):
             super()._load_from_checkpoint(resume_from_checkpoint, *(() if model is None else (model,)))
         if self.is_fsdp_enabled and not self.args.harden:  # otherwise create_scheduler warns

@@ -151,9 +151,9 @@ def test_surgery_writes_the_key_that_the_family_reads(family, tmp_path):
 def test_what_stays_smooth(family):
     model = with_lambda_gelu(family)
     substitute_relu(model, rewrite_config=False)
+    assert find_sites(model) == []
     calls = Counter()
     for call in find_smooth_calls(model, family.inputs()):
-        assert call.role != "gate"
         calls[f"{call.module_class} {call.operation}"] += call.count
     assert calls == family.smooth
 

@@ -216,7 +216,7 @@ def test_the_lines_are_those_where_the_calls_stand(x):
     (first, _) = NETWORKS["twice on one line"]
     (call,) = find_smooth_calls(first, x[:2])
     line = OnOneLine.forward.__code__.co_firstlineno + 1
-    assert (call.role, call.count, call.line) == ("function", 3, f"test_calls.py:{line} (OnOneLine.forward)")
+    assert (call.count, call.line) == (3, f"test_calls.py:{line} (OnOneLine.forward)")
     report = hf_lgelu.convert_to_relu(first, x).report
     assert set(report.gates) == {"called.0", "called.1", "called.2"}
     assert call.line in str(report)
@@ -399,7 +399,7 @@ def test_a_kept_call_is_found_again_where_its_line_moved_and_refused_where_its_c
     # The calls of forward in the order in which they end: a, gelu, b, gelu, out, softmax, out, softmax.
     told, code = json.loads(config.read_text(encoding="utf-8")), module_of(OF_THE_HUB, tmp_path, "of_the_hub").Own
     assert next(entry for entry in told["lambda_gelu"] if "call" in entry)["call"]["numbers"] == [1]
-    for numbers, match in (([0], "damaged"), ([7], "damaged"), ([-1], "damaged"), (["1"], "no readable call"),
+    for numbers, match in (([0], "damaged"), ([7], "damaged"), ([-1], "damaged"), (["1"], "damaged"),
                            (1, "no readable call"), ([1, 0], "damaged"), ([], "damaged")):  # fmt: skip
         next(entry for entry in told["lambda_gelu"] if "call" in entry)["call"]["numbers"] = numbers
         config.write_text(json.dumps(told), encoding="utf-8")
@@ -414,7 +414,7 @@ def test_a_statement_that_moves_into_a_loop_is_another_text(x, tmp_path):
     converted = hf_lgelu.convert_to_relu(own.Own(own.OwnConfig()), {"x": x}).model
     converted.save_pretrained(tmp_path / "saved")
     moved = text.replace("        x = x * 2", "            x = x * 2")  # white space alone
-    with pytest.raises(ValueError, match="has another text"):
+    with pytest.raises(ValueError, match="has another source"):
         hf_lgelu.from_pretrained(module_of(moved, tmp_path, "of_the_hub").Own, tmp_path / "saved")
 
 
@@ -588,7 +588,7 @@ exec("class NoText(Code):\n    def forward(self, x):\n        return self.out(F.
         (OneOfTwo, r"gives other outputs where .*test_calls.py:\d+ \(OneOfTwo.forward\)"),
         (InALambda, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
         (OfAnObject, r"calls activations where .*test_calls.py:\d+ \(in_a_function\)"),
-        (NO_TEXT["NoText"], "the text of NoText.forward is not that of the code that runs: <string> is not there"),
+        (NO_TEXT["NoText"], "the source of NoText.forward is not that of the code that runs: <string> is not there"),
         (BoundInAList, r"or goes on calling them .*test_calls.py:\d+ \(BoundInAList.hidden\)"),
     ],
 )

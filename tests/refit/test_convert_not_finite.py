@@ -13,7 +13,7 @@ from hf_lgelu import ConversionRefusedError, convert_to_relu
 from hf_lgelu.export.card import Provenance, render_conversion_card
 from hf_lgelu.export.checkpoint_facts import CheckpointFacts
 from hf_lgelu.networks.batches import read_batches
-from hf_lgelu.networks.network import Network
+from hf_lgelu.networks.calls import Network
 from hf_lgelu.networks.sites import SMOOTH_KINDS
 from hf_lgelu.refit.folds import deal_folds
 from hf_lgelu.refit.samples import read_samples

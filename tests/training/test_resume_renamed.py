@@ -113,10 +113,10 @@ def test_a_checkpoint_of_another_network_is_refused_in_several_files_too(tmp_pat
     (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
     index = {"metadata": {}, "weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"2 gates .* 3"):
+    with pytest.raises(ValueError, match=r"encoder.layer.2|layers.2"):
         trainer_for(tmp_path / "r", vit(1, layers=3), images()).train(resume_from_checkpoint=str(folder))
     baseline = trainer_for(tmp_path / "r", vit(1, "gelu"), images(), require_lambda_gelu=False)
-    with pytest.raises(ValueError, match=r"2 gates .* 0"):
+    with pytest.raises(ValueError, match="raw_hardness"):
         baseline.train(resume_from_checkpoint=str(folder))
 
 
