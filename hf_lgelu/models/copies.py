@@ -69,17 +69,6 @@ def require_unflattened(owners: Iterable[tuple[str, LambdaGate]]) -> None:
         raise RuntimeError(why)
 
 
-_MERGE = """
-for name, layer in list(model.named_modules()):
-    if hasattr(layer, "unload_and_optionally_merge_module"):
-        model.set_submodule(name, layer.unload_and_optionally_merge_module(True, False, None))
-    elif hasattr(layer, "get_base_layer"):
-        layer.merge()
-        model.set_submodule(name, layer.get_base_layer())
-if getattr(model, "_hf_peft_config_loaded", False):  # put in by model.add_adapter
-    model.delete_adapter(list(model.peft_config))"""
-
-
 def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Module:
     """The module to change; RuntimeError with the reason if it cannot be changed, TypeError if it is no module."""
     model = uncompiled(model)  # the compiled wrapper guards on the modules inside and compiles again
@@ -93,10 +82,9 @@ def changeable_module(model: nn.Module, *, temporarily: bool = False) -> nn.Modu
                 "before wrapping, or on the unwrapped model (accelerator.unwrap_model(model))"
             )
         elif type(module).__module__.startswith("peft.") and not temporarily:
-            way = " model = model.merge_and_unload()" if hasattr(module, "merge_and_unload") else _MERGE
             why = (
                 f"{type(module).__name__} of PEFT, whose saved adapter says nothing of activations. Replace these "
-                f"before the adapter is put in, and substitute after merging:{way}"
+                "before the adapter is put in, and substitute after merging: model = model.merge_and_unload()"
             )
         elif isinstance(module, torch.jit.ScriptModule):
             why = "a TorchScript module. Operate before scripting"

@@ -109,11 +109,6 @@ def initialize_hardness(
     >>> hf_lgelu.initialize_hardness(model, "increasing", init_hardness=1.0067, high_hardness=2.0)
     {'layers.0.activation': 1.0067, 'layers.1.activation': 2.0}
     """
-    if init_mode == "uniform" and high_hardness != DEFAULT_HIGH_HARDNESS:
-        raise ValueError(
-            f"high_hardness={high_hardness} is the high end of 'increasing' and 'decreasing', and 'uniform' sets every "
-            f"λ to init_hardness, {init_hardness}. Name the mode, or leave high_hardness out"
-        )
     require_known("init mode", init_mode, INIT_MODES)
     low, high = check_init_hardness(init_hardness), check_init_hardness(high_hardness)
     if init_mode == "uniform":

@@ -191,27 +191,15 @@ def content_of(cell: types.CellType) -> Any:
     return None if cell == types.CellType() else cell.cell_contents  # a cell is empty until its variable has a value
 
 
-def _apart(held: Any, known: dict[int, Any] | None = None) -> Any:
-    """A copy of everything that tried code may write into: containers, and the variables of a function."""
-    known = {} if known is None else known  # {id: copy}
-    if id(held) in known:
-        return known[id(held)]
+def _apart(held: Any) -> Any:
+    """A copy of the tensors and containers that tried code may write into."""
     if isinstance(held, Tensor):
         return held.detach().clone()
     if type(held) in (list, tuple, set):
-        return type(held)(_apart(each, known) for each in held)
-    if isinstance(held, types.FunctionType):
-        cells = tuple(types.CellType() for _ in held.__closure__ or ())
-        function = types.FunctionType(held.__code__, held.__globals__, held.__name__, held.__defaults__, cells)
-        known[id(held)], function.__kwdefaults__ = function, held.__kwdefaults__
-        for cell, own in zip(cells, held.__closure__ or (), strict=True):
-            if own != types.CellType():  # it has a value already
-                cell.cell_contents = _apart(own.cell_contents, known)
-        return function
+        return type(held)(map(_apart, held))
     made = held if isinstance(held, nn.Module | types.MethodType) else copy.copy(held)
     if isinstance(made, dict):
-        known[id(held)] = made
-        made.update({key: _apart(value, known) for key, value in held.items()})
+        made.update({key: _apart(value) for key, value in held.items()})
     return made
 
 

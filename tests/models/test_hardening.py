@@ -79,7 +79,6 @@ ERRORS = [
     ({"init_hardness": 1.0}, "1.0"),
     ({"init_mode": "increasing", "init_hardness": 3.0, "high_hardness": 2.0}, "init_hardness"),
     ({"temperature": -1.0}, "temperature"),
-    ({"high_hardness": 9.0}, "high_hardness=9.0.*'increasing' and 'decreasing'"),
 ]
 
 

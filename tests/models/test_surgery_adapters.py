@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import small_networks as networks
 import torch
-from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model, inject_adapter_in_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from small_networks import put_gates_of_two_forms
 from torch import nn
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
@@ -112,27 +112,6 @@ def test_surgery_on_an_adapter_names_the_merge(adapted, operate):
     with pytest.raises(RuntimeError, match=r"'inner'.*PEFT"):
         operate(inner)
     assert len(lambda_gelu_modules(adapted)) == 2
-
-
-def by_transformers(config, model):
-    model.add_adapter(config)
-
-
-@pytest.mark.parametrize("put_in", [inject_adapter_in_model, by_transformers])
-def test_an_adapter_without_a_peft_model_is_merged_as_the_refusal_says(put_in, monkeypatch, tmp_path):
-    monkeypatch.setattr("transformers.integrations.peft.check_peft_version", lambda min_version: None)
-    model = gpt2()
-    put_in(LoraConfig(**LORA, modules_to_save=hardness_modules_to_save(model)), model)
-    expected = logits(trained(model.eval()))
-    assert (expected - logits(gpt2())).abs().max() > 0.1
-    with pytest.raises(RuntimeError, match="after merging:\n") as told:
-        substitute_relu(model)
-    exec(str(told.value).partition("after merging:")[2], {"model": model})
-    torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
-    assert hardness_profile(model) == pytest.approx(dict(zip(SITES, (11.5, 14.5), strict=True)))
-    substitute_relu(model)
-    model.save_pretrained(tmp_path)
-    torch.testing.assert_close(logits(GPT2LMHeadModel.from_pretrained(tmp_path).eval()), logits(model))
 
 
 def test_an_s_that_peft_has_frozen_is_told():
